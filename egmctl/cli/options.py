@@ -200,9 +200,9 @@ def read_machine(name: str | None, sections: Iterable[str], *, quiet: bool, cuda
 
 def _list_machines(output: OutputOptions) -> ExitCode:
     """Show the shipped machines (``--machine list``)."""
-    from egmctl.facts.replay import load, names
+    from egmctl.facts.replay import load, names, sick
     from egmctl.report.views.lists import machine_list
 
     outputs = output.checked(MACHINES.formats)
-    outputs.show(machine_list([load(name) for name in names()]), answers=False)
+    outputs.show(machine_list([load(name) for name in (*names(), *sick())]), answers=False)
     return ExitCode.OK

@@ -206,7 +206,7 @@ def emit(content: Text | str, file: Path | None = None, *, force: bool = False, 
         raise EgmctlError(f"cannot write the result to standard output: {error.strerror}") from error
 
 
-_IN_ASCII = str.maketrans("╭╮╰╯╔╗╚╝├┤┬┴╥╩─═│║▕╳█▉▊▋▌▍▎▏·", "++++++++++++++-=|H|X########.")  # noqa: RUF001
+_IN_ASCII = str.maketrans("╭╮╰╯╔╗╚╝├┤┬┴╥╩─═│║▕╳█▉▊▋▌▍▎▏·■▲✕□", "++++++++++++++-=|H|X########.#^Xo")  # noqa: RUF001
 
 
 def _encodable(text: str, encoding: str) -> str:

@@ -53,6 +53,9 @@ def load(name_or_path: str) -> Machine:
     """
     path, source = _find(name_or_path)
     document = parse_object(read_content(path, source), source, "machine")
+    if name_or_path in sick():
+        healthy, name = _find(document.pop("like"))
+        document = _changed(parse_object(read_content(healthy, name), name, "machine"), document)
     check_schema(document, (MACHINE_SCHEMA,), source, "machine")
     return recorded(decode(document, source), path)
 
@@ -125,22 +128,42 @@ def names() -> list[str]:
     return sorted(path.stem for path in data.machines_dir().glob("*.json"))
 
 
+def sick() -> list[str]:
+    """Return the sorted names of the shipped machines with a fault. Their files have the changes to a healthy one."""
+    return sorted(path.stem for path in (data.machines_dir() / "sick").glob("*.json"))
+
+
+def _changed(value: Any, change: Any) -> Any:
+    """Return a JSON value with a change, which for objects is one of RFC 7386, except that null stays a value; a list
+    is changed by an object with its indices, or ``*`` for each item, and null removes an item."""
+    if isinstance(change, dict) and isinstance(value, list):
+        changes = [change.get(str(number), change.get("*", {})) for number in range(len(value))]
+        return [_changed(item, part) for item, part in zip(value, changes, strict=True) if part is not None]
+    if isinstance(change, dict) and isinstance(value, dict):
+        return value | {key: _changed(value.get(key), part) for key, part in change.items()}
+    return change
+
+
 def _find(name_or_path: str) -> tuple[Path, str]:
     """Return the path of a machine's file and its name in messages."""
-    if name_or_path in names():
-        return data.machines_dir() / f"{name_or_path}.json", f"machine {name_or_path}"
+    if name_or_path in (*names(), *sick()):
+        folder = data.machines_dir() / ("" if name_or_path in names() else "sick")
+        return folder / f"{name_or_path}.json", f"machine {name_or_path}"
     if os.path.exists(name_or_path):
         return Path(name_or_path), f"machine file {name_or_path}"
     if "/" in name_or_path or name_or_path.endswith(".json"):
         raise UsageError(f"machine file {short(name_or_path)} does not exist; {_valid()}")
-    begun = [name for name in names() if name_or_path and name.startswith(name_or_path.lower())]
-    alike = begun or get_close_matches(name_or_path[:100].lower(), names())
+    known = [*names(), *sick()]
+    begun = [name for name in known if name_or_path and name.startswith(name_or_path.lower())]
+    alike = begun or get_close_matches(name_or_path[:100].lower(), known)
     hint = f"did you mean {listed(alike, 'or')}? --machine list shows all" if alike else _valid()
     raise UsageError(f"there is no machine {short(name_or_path)!r}; {hint}")
 
 
 def _valid() -> str:
-    return f"valid are a file that 'egmctl snapshot' wrote and {', '.join(names()) or 'no name: none ships'}"
+    return (
+        f"valid are a file that 'egmctl snapshot' wrote and {', '.join([*names(), *sick()]) or 'no name: none ships'}"
+    )
 
 
 def _drop_newer_sections(document: dict[str, Any]) -> dict[str, SectionStatus]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pkgutil import resolve_name
 from statistics import mode
@@ -13,11 +13,13 @@ from egmctl.documents import FILE_LIMIT, check_schema, parse_object, short
 from egmctl.errors import ERROR_SCHEMA, ExitCode, UsageError
 from egmctl.fleet.folder import Folder
 from egmctl.model.bringup import Bringup
-from egmctl.model.finding import TOLD, Status, on_gpus, root_causes
-from egmctl.model.fleet import Asked, NodeAnswer, Reach, Readiness, Unready, UnreadyGpus
+from egmctl.model.finding import TOLD, UNEXPLAINED, Diagnosis, Status, root_causes
+from egmctl.model.fleet import Asked, FleetGpu, NodeAnswer, Reach, Readiness, Unready, UnreadyGpus
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import MACHINE_SCHEMA, Machine
+from egmctl.model.measurement import BROKEN, RunReport
 from egmctl.model.record import Command
+from egmctl.model.verdict import BAD_GRADES, Grade
 from egmctl.report.kinds import KINDS
 from egmctl.saved import Saved
 from egmctl.topology.platform import in_rack, multi_node
@@ -215,8 +217,10 @@ Identity = tuple[str | None, int | None]
 UNKNOWN: Identity = (None, None)
 
 
-def readiness(asked: Asked, answers: Sequence[NodeAnswer], loaded: Mapping[str, Saved]) -> Readiness | None:
-    """Return which GPUs of the nodes are ready as parts of their NVLink domain.
+def judged_gpus(
+    asked: Asked, answers: Sequence[NodeAnswer], loaded: Mapping[str, Saved]
+) -> tuple[list[NodeAnswer], Readiness | None]:
+    """Return the answers with the state of each GPU, and which GPUs are ready as parts of their NVLink domain.
 
     Nodes deviate if most GPUs of their cluster are in another clique, or if they are alone in theirs and others are
     not; with ``--expect domain-gpus=N``, if they are not in the largest clique. A silent node is assumed to have as
@@ -227,57 +231,113 @@ def readiness(asked: Asked, answers: Sequence[NodeAnswer], loaded: Mapping[str, 
     loaded
         The results of the nodes that answered.
     """
+    if asked.command not in (Command.DOCTOR, Command.BRINGUP, Command.BENCH):
+        return list(answers), None
     machines = {node: machine for node, saved in loaded.items() for machine in saved.machines}
-    if asked.domain_gpus is None:
-        # HGX boards beside a rack are no part of the answer.
-        boards = {node for node, m in machines.items() if m.gpus and not any(in_rack(m, gpu) for gpu in m.gpus)}
-        machines = {node: machine for node, machine in machines.items() if node not in boards}
-        answers = [answer for answer in answers if answer.node not in boards]
     domains = {node: {gpu.bus_id: _identity(m, gpu) for gpu in m.gpus or ()} for node, m in machines.items()}
+    # HGX boards beside a rack are no part of the answer, unless a number of GPUs is expected.
+    boards = {node for node, m in machines.items() if m.gpus and not any(in_rack(m, gpu) for gpu in m.gpus)}
+    boards = boards if asked.domain_gpus is None else set()
+    racks = {node: of_node for node, of_node in domains.items() if node not in boards}
     # The node of each GPU of a domain.
-    members = grouped((own, node) for node, of_node in domains.items() for own in of_node.values() if own[0])
+    members = grouped((own, node) for node, of_node in racks.items() for own in of_node.values() if own[0])
     expected = asked.domain_gpus if loaded else None
-    if asked.command not in (Command.DOCTOR, Command.BRINGUP) or not (members or expected):
-        return None
     ordered = sorted(members, key=lambda own: -len(members[own]))
     largest = {own[0]: len(members[own]) for own in reversed(ordered)}
     homes = [own for own in ordered if len(members[own]) == largest[own[0]] and len({*members[own]}) > 1] or ordered
     homes = homes[:1] if expected else homes
-    usual = mode(map(len, domains.values())) if domains else 0
-    lost: list[tuple[UnreadyGpus, str]] = []
+    alike = racks or domains
+    usual = mode(map(len, alike.values())) if alike else 0
+    judged: list[NodeAnswer] = []
     for answer in answers:
         node, own = answer.node, domains.get(answer.node, {})
-        left = {gpu.bus_id: gpu for gpu in (machines[node].gpus if own else None) or ()}
-        for bus_ids, reason in _reasons(answer, loaded[node].result, own, homes) if own else ():
-            gpus = [left.pop(bus_id) for bus_id in bus_ids if bus_id in left]
-            label = on_gpus(gpus).label if len(gpus) < len(own) and gpus else ""
-            lost += [(replace(reason, label=label), node)] * len(gpus)
+        states: dict[str, FleetGpu] = {}
+        expects = homes if (members or expected) and node not in boards else None
+        for bus_ids, state in _states(answer, loaded[node].result, own, expects) if own else ():
+            states = dict.fromkeys(bus_ids, state) | states
+        read = (machines[node].gpus if own else None) or ()
+        gpus = [replace(states.get(gpu.bus_id, FleetGpu()), index=gpu.index) for gpu in read]
         kind = Unready.MISSING if node in domains else Unready.UNKNOWN
-        lost += [(UnreadyGpus(kind=kind, reason=answer.reach.value), node)] * (usual - len(own))
+        lacking = 0 if node in boards and racks else usual - len(own)
+        gpus += [FleetGpu(kind=kind, reason=answer.reach.value)] * lacking
+        home = next((f"cluster {own[0]}, clique {own[1]}" for own in own.values() if own in homes), "")
+        judged.append(replace(answer, gpus=tuple(gpus), domain=home))
+    if asked.command is Command.BENCH or not (members or expected):
+        return judged, None
+    counted = [answer for answer in judged if answer.node not in boards]
+    lost = [
+        (UnreadyGpus(kind=state.kind, label=label, reason=state.reason, clique_id=state.clique_id), answer.node)
+        for answer in counted
+        for label, number, state in answer.by_state
+        if state.kind is not None
+        for _ in range(number)
+    ]
     unready = [
         replace(part, nodes=tuple(dict.fromkeys(nodes)), folded=fold(nodes), gpus=len(nodes))
         for part, nodes in sorted(grouped(lost).items(), key=lambda item: list(Unready).index(item[0].kind))
     ]
-    known = sum(max(usual, len(domains.get(answer.node, ()))) for answer in answers)
-    return Readiness(gpus=known, ready=known - len(lost), expected=expected, domains=len(homes), unready=tuple(unready))
+    known = sum(len(answer.gpus) for answer in counted)
+    ready = Readiness(
+        gpus=known, ready=known - len(lost), expected=expected, domains=len(homes), unready=tuple(unready)
+    )
+    return judged, ready
 
 
-def _reasons(
-    answer: NodeAnswer, result: object, domains: Mapping[str, Identity], homes: Sequence[Identity]
-) -> Iterator[tuple[Iterable[str], UnreadyGpus]]:
-    """Yield GPUs of a node that are not ready, by bus id, with the reason: the domain, a finding, the node's answer."""
+def _states(
+    answer: NodeAnswer, result: object, domains: Mapping[str, Identity], homes: Sequence[Identity] | None
+) -> Iterator[tuple[Iterable[str], FleetGpu]]:
+    """Yield GPUs of a node by bus id with their state, the gravest first: the domain, findings, paths, warnings."""
     for own, members in grouped((own, bus_id) for bus_id, own in domains.items()).items():
-        if own not in (UNKNOWN, *homes):
-            yield members, UnreadyGpus(kind=Unready.OUTSIDE, clique_id=own[1])
-    causes = result.causes if isinstance(result, Bringup) else root_causes(getattr(result, "findings", ()))
+        if homes is not None and own not in (UNKNOWN, *homes):
+            yield members, FleetGpu(kind=Unready.OUTSIDE, clique_id=own[1])
+    run = result.run if isinstance(result, Bringup) else result if isinstance(result, RunReport) else None
+    causes = root_causes(result.findings) if isinstance(result, Diagnosis) else getattr(result, "causes", ())
     faults = TOLD if getattr(result, "strict", False) else (Status.FAIL,)
-    failed = [cause.finding for cause in causes if cause.status in faults]
-    for finding in failed:
-        gpus = finding.place.gpus
-        yield domains if gpus is None else gpus, UnreadyGpus(kind=Unready.FAULT, reason=finding.summary)
+    paths = [] if run is None else sorted(_slow_paths(run), key=lambda path: path[:2])
+    failed = False
+    for cause in causes:
+        gpus = cause.finding.place.gpus
+        # The paths of the run say whose paths no cause explains.
+        if cause.status in faults and not (cause.finding.check == UNEXPLAINED and paths):
+            failed = True
+            yield domains if gpus is None else gpus, FleetGpu(kind=Unready.FAULT, reason=cause.finding.summary)
+    for grade, _, gpus, reason in paths:
+        if grade is Grade.FAIL:
+            failed = True
+            yield gpus, FleetGpu(kind=Unready.FAULT, reason=reason)
     unclear = bool(answer.exit_code) and not failed
-    rest = [bus_id for bus_id, own in domains.items() if unclear or own == UNKNOWN]
-    yield rest, UnreadyGpus(kind=Unready.UNKNOWN, reason=answer.reach.value)
+    rest = [bus_id for bus_id, own in domains.items() if unclear or (homes is not None and own == UNKNOWN)]
+    yield rest, FleetGpu(kind=Unready.UNKNOWN, reason=answer.reach.value)
+    for cause in causes:
+        if cause.status is Status.WARN and cause.finding.place.gpus:
+            yield cause.finding.place.gpus, FleetGpu(reason=cause.finding.summary)
+    for _, _, gpus, reason in paths:
+        yield gpus, FleetGpu(reason=reason)
+
+
+def _slow_paths(run: RunReport) -> Iterator[tuple[Grade, float, Collection[str], str]]:
+    """Yield the grade, the speed as a share of what is expected, the GPUs and the reason of each path that fails or
+    warns.
+
+    The GPUs are those of its cause, else those that are outliers among their peers, else all on the path.
+    """
+    outliers = {gpu for culprit in (run.verdict.culprits if run.verdict else ()) for gpu in culprit.gpus}
+    causes = [(cause.explains, cause.finding.place.gpus or frozenset()) for cause in run.causes]
+    bad = [
+        (number, Grade.FAIL, 0.0, m.reason or m.status)
+        for number, m in enumerate(run.measurements)
+        if m.status in BROKEN
+    ]
+    for entry in run.verdict.judged if run.verdict else ():
+        worst = min(entry.judgements, key=lambda judgement: list(Grade).index(judgement.grade))
+        share = worst.value / worst.expected if worst.expected else 1.0
+        if worst.grade in BAD_GRADES:
+            bad.append((entry.measurement, worst.grade, min(share, 1 / share), worst.reason))
+    for number, grade, share, reason in bad:
+        flows = run.measurements[number].flows
+        ends = {end for flow in flows for end in (flow.source.bus_id, flow.destination.bus_id, flow.initiator) if end}
+        known = {gpu for explains, gpus in causes if number in explains for gpu in gpus}
+        yield grade, share, ends & known or ends & outliers or ends, reason
 
 
 def _identity(machine: Machine, gpu: Gpu) -> Identity:

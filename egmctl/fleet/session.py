@@ -13,7 +13,7 @@ from egmctl.comparison import compare
 from egmctl.comparison.paths import spread_of
 from egmctl.errors import EgmctlError, ExitCode, UsageError
 from egmctl.fleet.folder import REPORT, Folder, document_of, groups, lines_of, new_folder, old_folder
-from egmctl.fleet.judge import readiness
+from egmctl.fleet.judge import judged_gpus
 from egmctl.fleet.nodes import check_names
 from egmctl.fleet.run import Launch, Progress, run
 from egmctl.model.fleet import Asked, FleetReport, Launcher, NodeAnswer, Reach, counts, worst_exit_code
@@ -142,7 +142,7 @@ def _folded(report: FleetReport, folder: Folder, warn: Callable[[str], None]) ->
     lines = {node: lines_of(saved) for node, saved in loaded.items()}
     results = list(loaded.values())
     comparison = compare(results, spread=spread_of(results, warn)) if len(results) > 1 else None
-    ready = readiness(report.asked, answers, loaded)
+    answers, ready = judged_gpus(report.asked, answers, loaded)
     for number, answer in enumerate(answers):
         if ready and answer.node in ready.outside:
             answers[number] = dataclasses.replace(answer, exit_code=worst_exit_code((answer.exit_code, 1)))

@@ -10,7 +10,7 @@ from egmctl.errors import ExitCode
 from egmctl.model.finding import Diagnosis, RunCause, Status
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport
-from egmctl.model.record import Plain
+from egmctl.model.record import Plain, Shown
 
 
 class Answer(StrEnum):
@@ -57,7 +57,7 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bringup:
+class Bringup(Shown):
     """The key ``result`` of the document of ``egmctl bringup``."""
 
     SCHEMA: ClassVar[str] = "egmctl.bringup/1"

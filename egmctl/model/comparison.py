@@ -12,7 +12,7 @@ from typing import ClassVar
 from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
 from egmctl.model.finding import Finding
-from egmctl.model.record import Command, Plain
+from egmctl.model.record import Command, Plain, Shown
 from egmctl.model.task import USUAL, Point, named
 
 
@@ -137,7 +137,7 @@ class ComparisonCause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Comparison(Shown):
     """A comparison of two or more results of one kind."""
 
     SCHEMA: ClassVar[str] = "egmctl.comparison/2"

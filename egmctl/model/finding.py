@@ -10,7 +10,7 @@ from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine
-from egmctl.model.record import BusId, Plain
+from egmctl.model.record import BusId, Plain, Shown
 from egmctl.units import format_kernel_list
 
 
@@ -302,7 +302,7 @@ class Waiver:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
+class Diagnosis(Shown):
     """The results of all checks on a machine: the key ``result`` of the document."""
 
     SCHEMA: ClassVar[str] = "egmctl.doctor/1"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
 from egmctl.model.bringup import ANSWER_CODES, Answer
 from egmctl.model.comparison import Comparison, Outcome
-from egmctl.model.record import Command, Plain
+from egmctl.model.record import Command, Plain, Shown
+from egmctl.units import format_kernel_list, grouped
 
 
 class Reach(StrEnum):
@@ -76,6 +77,34 @@ class Asked:
     """The number of GPUs that the domain must have, of ``--expect domain-gpus=N``."""
 
 
+class Unready(StrEnum):
+    """The kinds of reasons why GPUs of a fleet are not ready."""
+
+    OUTSIDE = "outside"
+    """They are in no NVLink domain, or in another one than those of other nodes."""
+    FAULT = "fault"
+    """A finding failed."""
+    MISSING = "missing"
+    """The node has fewer GPUs than most nodes."""
+    UNKNOWN = "unknown"
+    """The node did not answer, or answered that its state or domain is unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetGpu:
+    """The state of one GPU of a node: whether it is ready, and what is wrong with it."""
+
+    index: int | None = None
+    """The number in ``GPU2``; ``None`` for a GPU that was expected and not read."""
+    kind: Unready | None = None
+    """Why it is not ready; ``None`` if it is."""
+    reason: str = ""
+    """The finding, or the slowest path that no other GPU explains; a warning if it is ready; the node's
+    :class:`Reach` if it is unknown."""
+    clique_id: int | None = None
+    """Its clique, if it is outside the domain."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeAnswer:
     """The outcome on one node."""
@@ -92,6 +121,10 @@ class NodeAnswer:
     duration_s: float | None = None
     file: str = ""
     """The node's document, relative to the folder. If the command was stopped, it contains the result until then."""
+    gpus: tuple[FleetGpu, ...] = ()
+    """The GPUs of the node, those of a silent node as assumed; empty unless doctor, bringup or bench was run."""
+    domain: Plain = ""
+    """The NVLink domain of its GPUs, by cluster and clique; empty if they are in none that is expected."""
 
     @property
     def state(self) -> NodeState:
@@ -100,6 +133,14 @@ class NodeAnswer:
             return NodeState.UNREACHABLE
         known = {int(ExitCode.OK): NodeState.HEALTHY, int(ExitCode.NOTHING): NodeState.NOT_DETERMINED}
         return known.get(self.exit_code, NodeState.FAILED)
+
+    @property
+    def by_state(self) -> Iterator[tuple[str, int, FleetGpu]]:
+        """The label of the GPUs in each state, empty if they are all of the node; their number; the state."""
+        for state, gpus in grouped((replace(gpu, index=None), gpu) for gpu in self.gpus).items():
+            numbers = [gpu.index for gpu in gpus if gpu.index is not None]
+            is_part = numbers and len(gpus) < len(self.gpus)
+            yield f"GPU{format_kernel_list(numbers)}" if is_part else "", len(gpus), state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,19 +164,6 @@ class NodeGroup:
     folded: str
     """The nodes in short form: ``node[01-17]``."""
     lines: tuple[GroupLine, ...]
-
-
-class Unready(StrEnum):
-    """The kinds of reasons why GPUs of a fleet are not ready."""
-
-    OUTSIDE = "outside"
-    """They are in no NVLink domain, or in another one than those of other nodes."""
-    FAULT = "fault"
-    """A finding failed."""
-    MISSING = "missing"
-    """The node has fewer GPUs than most nodes."""
-    UNKNOWN = "unknown"
-    """The node did not answer, or answered that its state or domain is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +211,7 @@ class Readiness:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetReport:
+class FleetReport(Shown):
     """One run of ``egmctl fleet``."""
 
     SCHEMA: ClassVar[str] = "egmctl.fleet/2"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pkgutil import resolve_name
 from typing import Any, ClassVar
 
 from egmctl.compat import StrEnum
@@ -12,7 +13,7 @@ from egmctl.model.finding import RunCause, Waiver, WaiverKind
 from egmctl.model.finding import Status as Found
 from egmctl.model.kernel_log import KernelMessages
 from egmctl.model.machine import Machine
-from egmctl.model.record import BusId, Plain, Uuid
+from egmctl.model.record import BusId, Plain, Shown, Uuid
 from egmctl.model.route import LinkKind, Rank, UcxPath
 from egmctl.model.task import Quantity, Task
 from egmctl.model.verdict import MemoryOwner, RunVerdict
@@ -440,7 +441,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunReport:
+class RunReport(Shown):
     """One run of the bench."""
 
     SCHEMA: ClassVar[str] = "egmctl.bench/2"
@@ -473,6 +474,21 @@ class RunReport:
     """The time of each phase; ``None`` for a run that did not end."""
     machines: tuple[Machine, ...] = ()
     """The nodes that were measured, with the facts for the plan and with pseudonyms for private data."""
+
+    def to_pandas(self, *, samples: bool = False) -> Any:
+        """Return the rows of the CSV as a pandas DataFrame.
+
+        Parameters
+        ----------
+        samples
+            Whether each sample is a row of its own.
+
+        Raises
+        ------
+        UsageError
+            If pandas is not installed.
+        """
+        return resolve_name("egmctl.report.exports.csv:bench_frame")(self, samples=samples)
 
     @property
     def fault(self) -> str | None:

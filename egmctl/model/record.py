@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pkgutil import resolve_name
 from typing import Annotated
 
 from egmctl.compat import StrEnum
 from egmctl.units import parse_kernel_list
+
+
+class Shown:
+    """A result that a notebook shows by itself. The model imports no view, so the functions are found by name."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        """Return the answer of the result's page with its picture (IPython's rich display)."""
+        html: str = resolve_name("egmctl.report.kinds:answer_html")(self)
+        return html
 
 
 class Share(StrEnum):

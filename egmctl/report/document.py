@@ -296,7 +296,8 @@ class Diagram(_Leveled):
     """A picture, which text shows as characters or omits: other blocks contain the same facts."""
 
     draw: Callable[[], Element]
-    """The function that returns the picture as SVG with a width and a height, called only if the picture is shown."""
+    """The function that returns the picture as SVG with a width and a height, or as HTML where there is no SVG of the
+    document; called only if the picture is shown."""
     narrow: Callable[[], Element] | None = None
     """The function that returns the picture for a phone; ``None`` if there is only one."""
     note: str = ""
@@ -313,6 +314,8 @@ class Section(_Leveled):
     body: Body
     folded: bool = False
     """Whether pages and tickets show only the heading until the reader opens it."""
+    anchor: str = ""
+    """The id of its heading within a page, if a link leads to it."""
 
 
 Body = tuple["Block", ...] | Callable[[], Iterable["Block"]]

@@ -145,7 +145,7 @@ def render(
     Parameters
     ----------
     verbose, brief
-        The level of detail of text and pictures of text.
+        The level of detail of text and pictures of text; with ``verbose``, the CSV of a bench has a row per sample.
     width
         The width of text in characters; ``None`` for the default.
 
@@ -160,11 +160,19 @@ def render(
     if format not in kind.formats:
         raise ValueError(f"a {type(result).__name__} has no format {format}")
     if export := kind.export(format):
-        content: Text | str = resolve_name(export)(result)
+        more = {"samples": True} if kind is BENCH and format is Format.CSV and verbose else {}
+        content: Text | str = resolve_name(export)(result, **more)
     else:
         document = resolve_name(kind.view)(result)
         content = rendered(document, format, verbose=verbose, brief=brief, width=width, drawn=kind.drawn)
     return _without_control_characters(content)
+
+
+def answer_html(result: object) -> str:
+    """Return the first part of a result's page, for a notebook."""
+    from egmctl.report.render.html import fragment
+
+    return str(_without_control_characters(fragment(resolve_name(kind_of(result).view)(result))))
 
 
 def rendered(

@@ -12,7 +12,7 @@ from egmctl.errors import ExitCode
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Nic
 from egmctl.model.machine import Machine
-from egmctl.model.record import BusId
+from egmctl.model.record import BusId, Shown
 from egmctl.topology.access import Block, obstacle
 from egmctl.topology.links import Link, P2pMatrix, cpu_node_ids, device_link, matrices
 from egmctl.topology.notes import Missing, Note, missing, notes
@@ -38,7 +38,7 @@ class GpuState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Topology:
+class Topology(Shown):
     """The topology of a machine, for a selection of its GPUs and CPU NUMA nodes."""
 
     SCHEMA: ClassVar[str] = "egmctl.topo/2"

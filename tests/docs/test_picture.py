@@ -36,7 +36,6 @@ SCENE = "h200-v2-cgroup-all-asked-for"
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("topo", "topo --machine hgx-h200x4 -q"),
         ("topo-egm", "topo --machine gb200-tray -q"),
         ("bench", "show idle.json"),
         ("doctor", f"doctor --machine {SCENE}.json {' '.join(RECORDED[SCENE].options)} -q"),

@@ -91,10 +91,14 @@ def test_a_cause_that_groups_share_is_told_once_with_all_their_nodes() -> None:
     assert text.count("FAIL  nvlink.links GPU2: 2 of 18 NVLinks down\n      on  a[1-2],b (3 nodes)\n") == 1
 
 
-def test_a_page_shows_the_nodes_by_check_those_with_faults_first() -> None:
-    page = str(render(replace(REPORT, comparison=COMPARED), Format.HTML))
+def test_a_page_shows_the_share_of_each_node_that_differs_by_class_of_paths_first() -> None:
+    path = PathDifference(
+        node="node03", case="c", path="p", link="w", size_bytes=1, unit="GB/s", outcome=Outcome.WORSE, change=-0.25
+    )
+    page = str(render(replace(REPORT, comparison=replace(COMPARED, paths=(path,))), Format.HTML))
     assert page.index('<th scope="row">node03</th>') < page.index('<th scope="row">2 others</th>')
     assert '<th scope="row">node01</th>' not in page
+    assert 'class="heat-warn-1">75<span' in page
 
 
 COMPARED = Comparison(

@@ -12,6 +12,7 @@ from egmctl.doctor.check import Scope
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.report.kinds import Format, render
 from egmctl.topology.topology import topology
+from tests.conftest import ROOT
 from tests.doctor.machines import shipped
 from tests.report import comparisons
 from tests.report.browser import Tab, chromium, find
@@ -33,6 +34,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "compare.html": lambda: str(render(comparisons.two_runs(), Format.HTML)),
     "compare-nodes.html": lambda: str(render(comparisons.nodes(), Format.HTML)),
     "compare-hostile.html": lambda: str(render(comparisons.hostile(), Format.HTML)),
+    "fleet.html": lambda: (ROOT / "docs/gallery/fleet.html").read_text(),
 }
 SETTLE_S = 0.4
 """What a page does it does within this time after it was loaded."""
@@ -179,3 +181,18 @@ def test_it_prints_dark_on_white_and_without_the_contents(tab: Tab, folder: Path
     assert tab.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(255, 255, 255)"
     assert tab.evaluate("getComputedStyle(document.querySelector('nav')).display") == "none"
     assert tab.printed().startswith(b"%PDF-")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["bench.html", "doctor.html"])
+def test_a_run_prints_on_four_pages_with_those_folded_parts_that_were_opened(tab: Tab, folder: Path, name: str) -> None:
+    tab.open(folder / name)
+    tab.call("Emulation.setEmulatedMedia", media="print")
+    folded = "[...document.querySelectorAll('details')].map(node => node.getBoundingClientRect().height > 0)"
+    note = "getComputedStyle(document.querySelector('footer'), '::after').content"
+    assert not any(tab.evaluate(folded))
+    assert len(re.findall(rb"/Type /Page\b", tab.printed())) <= 4
+    assert "Folded parts are not printed" in tab.evaluate(note)
+    tab.evaluate("document.querySelectorAll('details').forEach(node => node.open = true)")
+    assert all(tab.evaluate(folded))
+    assert tab.evaluate(note) == "none"

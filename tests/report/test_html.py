@@ -15,7 +15,9 @@ import pytest
 
 from egmctl.doctor.check import Scope
 from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.facts.redact import redact
 from egmctl.model.gpu import FAKE
+from egmctl.model.machine import OriginKind
 from egmctl.model.measurement import Status
 from egmctl.report.document import Better, Cell, Matrix, Series
 from egmctl.report.kinds import Format, render
@@ -23,7 +25,7 @@ from egmctl.report.render.html import matrix_html
 from egmctl.report.render.page import style
 from egmctl.topology.topology import topology
 from tests.conftest import RunEgmctl
-from tests.doctor.machines import shipped
+from tests.doctor.machines import patched, shipped
 from tests.fleet.test_lines import no_go, rack
 from tests.report import comparisons
 from tests.report.pages import elements, parse, words
@@ -254,6 +256,16 @@ def test_what_is_not_live_says_so_before_anything_else(made: object, banner: str
 def test_a_recorded_machine_says_when_it_was_recorded_in_the_heading() -> None:
     (heading,) = elements(parse(str(render(topology(shipped("hgx-h200x4")), Format.HTML))), "h1")
     assert words(heading).startswith("hgx-h200x4, recorded 2026-")
+
+
+def test_the_title_is_the_nodes_name_unless_the_result_has_pseudonyms() -> None:
+    node = patched(patched(shipped("hgx-h200x4"), "host", hostname="rack7-n12"), "origin", name="", redacted=False)
+    live = patched(node, "origin", kind=OriginKind.LIVE)
+    titles = [
+        words(next(elements(parse(str(render(diagnose(machine, Scope(), CHECKS), Format.HTML))), "h1")))
+        for machine in (live, redact(live))
+    ]
+    assert titles == ["rack7-n12", "this node"]
 
 
 @pytest.mark.long

@@ -17,6 +17,7 @@ from enum import Enum
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
+from egmctl.errors import UsageError
 from egmctl.model.codec import field_types
 from egmctl.units import printable
 
@@ -29,12 +30,32 @@ if TYPE_CHECKING:
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?", re.ASCII)
 
 
-def bench_csv(report: RunReport) -> str:
+def bench_frame(report: RunReport, *, samples: bool = False) -> Any:
+    """Return the table of :func:`bench_csv` as a pandas DataFrame.
+
+    Raises
+    ------
+    UsageError
+        If pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise UsageError("to_pandas needs pandas: pip install pandas") from error
+    return pandas.read_csv(io.StringIO(bench_csv(report, samples=samples)))
+
+
+def bench_csv(report: RunReport, *, samples: bool = False) -> str:
     """Return one row per flow of each measurement, or per flow and stage of the life cycle of a handle.
 
     Each row contains the results and grades of the whole measurement; ``flow_gb_s_...`` are those of the flow.
+
+    Parameters
+    ----------
+    samples
+        Whether there is a row per flow and sample, with the sample in ``sample_...``.
     """
-    from egmctl.model.measurement import Measurement, Stage, Summary
+    from egmctl.model.measurement import Measurement, Sample, Stage, Summary
     from egmctl.model.task import Flow
     from egmctl.model.verdict import Yardstick
 
@@ -58,6 +79,7 @@ def bench_csv(report: RunReport) -> str:
         "expected",
         "ceiling",
         "ceiling_limit",
+        *(("sample", *_columns(Sample, "sample_")) if samples else ()),
     )
 
     def rows() -> Iterator[dict[str, object]]:
@@ -75,10 +97,10 @@ def bench_csv(report: RunReport) -> str:
                     row |= {"flow_initiator_uuid": gpu.uuid, "flow_initiator_name": gpu.name}
                 if measurement.flows_gb_s:
                     row |= _cells(measurement.flows_gb_s[index], "flow_gb_s_")
-                for stage in measurement.stages:
-                    yield row | _cells(stage, "stage_")
-                if not measurement.stages:
-                    yield row
+                parts = [_cells(stage, "stage_") for stage in measurement.stages]
+                if samples and measurement.samples:
+                    parts = [{"sample": n} | _cells(s, "sample_") for n, s in enumerate(measurement.samples)]
+                yield from (row | part for part in parts or [{}])
 
     return csv_text(columns, rows())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
-from xml.etree.ElementTree import Element
+from xml.etree.ElementTree import Element, tostring
 
 from egmctl.compat import assert_never
 from egmctl.report import document as doc
@@ -22,7 +22,7 @@ _SHADES = (
     "Red with a cross fails, amber warns, grey is neither or not judged itself; stronger below 95, 85 and 67 % of the "
     "best over the same links."
 )
-_SCROLLED = {"tabindex": "0", "role": "region", "aria_label": "table"}
+_SCROLLED = {"tabindex": "0", "role": "region"}
 """The attributes of an element that can be scrolled with the keyboard."""
 
 
@@ -45,6 +45,7 @@ def matrix_html(matrix: doc.Matrix) -> Element:
         table,
         [element("p", line, class_="after") for line in matrix.after],
         class_="scroll",
+        aria_label=(matrix.caption or f"table by {matrix.corner or 'row'}") if wide else None,
         **_SCROLLED if wide else {},
     )
     return element("figure", scrolled, class_="wide" if wide else None)
@@ -110,6 +111,18 @@ def html(document: doc.Document) -> str:
     """Return a document as an HTML page."""
     body = list(doc.shown(document.body, Level.PAGE))
     return page.page(document.command, document.subject, document.subtitle, document.banners, list(_sections(body)))
+
+
+def fragment(document: doc.Document) -> str:
+    """Return the first section of the page of a document, whose style applies to nothing around it (CSS nesting:
+    https://www.w3.org/TR/css-nesting-1/)."""
+    first = next(_sections(list(doc.shown(document.body, Level.PAGE))))
+    sheet = page.style("colors", "figure", "page").replace(":root", "&")
+    title = f"{document.command}: {document.subject}"
+    banners = [element("p", text, class_="banner") for text in document.banners]
+    parts = element("section", banners, element("p", title, class_="kicker"), first.body)
+    root = element("div", page.raw("style", f".egmctl {{\n{sheet}}}\n"), parts, class_="egmctl")
+    return tostring(root, encoding="unicode", method="html")
 
 
 def _sections(blocks: Sequence[doc.Block]) -> Iterator[page.PageSection]:
@@ -243,7 +256,7 @@ def _block(block: doc.Block) -> Child:
         case doc.Section() if block.folded:
             return element("details", element("summary", block.title), list(_blocks(doc.body_of(block))))
         case doc.Section():
-            return [element("h3", block.title), list(_blocks(doc.body_of(block)))]
+            return [element("h3", block.title, id=block.anchor or None), list(_blocks(doc.body_of(block)))]
         case _:
             assert_never(block)
 

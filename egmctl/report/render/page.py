@@ -17,7 +17,7 @@ from egmctl.units import printable
 Child = Element | str | Iterable["Child"] | None
 Value = str | float | bool | None
 
-_INLINE = frozenset({"a", "abbr", "b", "code", "span", "strong", "td", "th", "tspan"})
+_INLINE = frozenset({"a", "abbr", "b", "code", "i", "span", "strong", "td", "th", "tspan"})
 """The elements without a line break after them. All others have one, which makes the source readable."""
 
 

@@ -39,7 +39,7 @@ def bringup_document(bringup: Bringup) -> doc.Document:
     sections = (doc.Section(name, partial(_part, make), level=Level.VERBOSE) for name, make in parts.items())
     return doc.Document(
         command="egmctl bringup",
-        subject=subject(machine.origin),
+        subject=subject(machine),
         banners=tuple(dict.fromkeys((*banners(machine.origin), *measured))),
         body=(*summary(bringup), *sections, machine_section(machine)),
     )

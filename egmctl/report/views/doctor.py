@@ -31,7 +31,7 @@ def doctor_document(diagnosis: Diagnosis) -> doc.Document:
     machine = diagnosis.machine
     return doc.Document(
         command="egmctl doctor",
-        subject=subject(machine.origin),
+        subject=subject(machine),
         subtitle=diagnosis.platform,
         banners=banners(machine.origin),
         body=tuple(_body(diagnosis)),

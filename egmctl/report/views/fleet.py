@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from statistics import median
+from textwrap import wrap
+from xml.etree.ElementTree import Element
 
 from egmctl.model.bringup import Answer
 from egmctl.model.comparison import Comparison, Outcome
-from egmctl.model.fleet import FleetReport, GroupLine, NodeGroup, NodeState, Reach, Readiness, Unready, UnreadyGpus
+from egmctl.model.fleet import (
+    FleetGpu,
+    FleetReport,
+    GroupLine,
+    NodeAnswer,
+    NodeGroup,
+    NodeState,
+    Reach,
+    Readiness,
+    Unready,
+    UnreadyGpus,
+)
 from egmctl.model.record import Command
 from egmctl.report import document as doc
 from egmctl.report.document import Better, Level, Tone
+from egmctl.report.render.page import Child, element
 from egmctl.report.views.compare import FILES, FINDINGS, banners, compare_document, heading
-from egmctl.units import grouped, natural, several, shortened
+from egmctl.units import grouped, natural, printable, several, shortened
 
 CAUSES_SHOWN = 12
 """The number of causes shown without ``-v``; one missing GPU fails dozens of measurements."""
+TRAYS_SHOWN = 24
+"""The number of nodes with a GPU that is not ready that text shows."""
+NODES_WITH_WORDS = 72
+"""The number of nodes up to which a page has words beside each."""
 REASONS_SHOWN = 6
 """The number of reasons why GPUs are not ready in the first lines. The causes below have all findings."""
 _TONES = {"fail": Tone.BAD, "warn": Tone.WARN} | {reach.value: Tone.BAD for reach in Reach}
@@ -43,16 +62,19 @@ def fleet_document(report: FleetReport) -> doc.Document:
 
 def _body(report: FleetReport) -> Iterator[doc.Block]:
     yield from answer(report)
+    if any(answer.gpus for answer in report.answers):
+        answers = sorted(report.answers, key=lambda answer: natural(answer.node))
+        yield doc.Diagram(partial(_trays, report, answers), lines=partial(_tray_lines, answers))
     asked = report.asked
     words = " ".join(("egmctl", asked.command.value, *asked.arguments))
     how = f"{several(len(asked.nodes), 'node')} {report.folded} by {report.launcher}: {words}; results: {report.folder}"
     yield doc.Paragraph(how, tone=Tone.DIM)
     yield doc.Section("Causes", tuple(doc.limited(_causes(report), CAUSES_SHOWN)))
     if report.comparison is not None:
-        yield doc.Section("Nodes", partial(_heat_maps, report, report.comparison), level=Level.PAGE)
+        yield doc.Section("Nodes", partial(_shares, report, report.comparison), level=Level.PAGE)
         title = f"Compared: {heading(report.comparison)}"
         yield doc.Section(title, tuple(_own(compare_document(report.comparison))))
-    groups = partial(map, _group, report.groups)
+    groups = partial(map, _group, report.groups, count())
     yield doc.Section("Nodes that are alike", groups, level=Level.VERBOSE)
 
 
@@ -119,6 +141,89 @@ def _unready(part: UnreadyGpus) -> str:
     return f"{where} {state} ({several(part.gpus, 'GPU')} assumed)"
 
 
+_MARKS = {
+    "ready": ("\N{BLACK SQUARE}", Tone.PLAIN),
+    "warning": ("\N{BLACK UP-POINTING TRIANGLE}", Tone.WARN),
+    Unready.FAULT: ("\N{MULTIPLICATION X}", Tone.BAD),
+    Unready.OUTSIDE: ("\N{WHITE SQUARE}", Tone.BAD),
+    Unready.MISSING: ("\N{MIDDLE DOT}", Tone.BAD),
+    Unready.UNKNOWN: ("?", Tone.UNKNOWN),
+}
+"""The mark of a GPU and its tone, by the word for its state. Each state has its own mark, so colour only adds."""
+
+
+def _state(gpu: FleetGpu) -> str:
+    return gpu.kind or ("warning" if gpu.reason else "ready")
+
+
+def _tray_words(answer: NodeAnswer) -> str:
+    """Return what is wrong with the GPUs of a node; empty if all are ready."""
+    reasons = {Reach.ANSWERED.value: "not determined", Reach.UNREACHABLE.value: "cannot be reached"}
+    words = []
+    for label, number, state in answer.by_state:
+        text = state.reason
+        if state.kind is Unready.OUTSIDE:
+            text = f"outside the NVLink domain (clique {state.clique_id})"
+        elif state.kind is Unready.MISSING:
+            text = f"{several(number, 'GPU')} fewer than on most nodes"
+        elif state.kind is Unready.UNKNOWN:
+            text = reasons.get(text, f"no answer ({text})")
+        words += [": ".join(filter(None, (label, text)))] if text else []
+    return "; ".join(words)
+
+
+def _key(answers: Iterable[NodeAnswer]) -> str:
+    states = {_state(gpu) for answer in answers for gpu in answer.gpus}
+    return ", ".join(f"{mark} {state}" for state, (mark, _) in _MARKS.items() if state in states)
+
+
+def _tray_lines(answers: Sequence[NodeAnswer], width: int) -> Iterator[doc.Words]:
+    """Yield a line for each node with a GPU that is not ready or warns, and one for all others."""
+    bad = [(answer, words) for answer in answers if (words := _tray_words(answer))]
+    name = max((len(printable(answer.node)) for answer, _ in bad), default=0)
+    size = max((len(answer.gpus) for answer, _ in bad), default=0)
+    for answer, words in bad[:TRAYS_SHOWN]:
+        squares = [doc.Span(*_MARKS[_state(gpu)]) for gpu in answer.gpus]
+        first, *rest = wrap(words, max(width - name - size - 4, 20))
+        yield (f"{answer.node.ljust(name)}  ", *squares, " " * (size - len(squares) + 2), first)
+        yield from (" " * (name + size + 4) + line for line in rest)
+    if more := len(bad[TRAYS_SHOWN:]):
+        yield f"and {several(more, 'more node')}: the page (-o fleet.html) shows all"
+    if bad:
+        ready = sum(len(answer.gpus) for answer in answers) - sum(len(answer.gpus) for answer, _ in bad)
+        yield f"{several(len(answers) - len(bad), 'other node')}: {several(ready, 'GPU')} ready"
+        yield doc.Span(f"GPUs: {_key(answer for answer, _ in bad)}", Tone.DIM)
+
+
+def _trays(report: FleetReport, answers: Sequence[NodeAnswer]) -> Element:
+    """Return the nodes in the order of their names by NVLink domain, each with its GPUs as squares.
+
+    Each is a link to its group. In a fleet larger than a few racks, the words on a node are only in its tooltip.
+    """
+    places = {node: place for place, group in enumerate(report.groups) for node in group.nodes}
+    several_domains = len({answer.domain for answer in answers} - {""}) > 1
+    domains = grouped((answer.domain * several_domains, answer) for answer in answers)
+    large = len(answers) > NODES_WITH_WORDS
+    lists: list[Child] = []
+    for domain, members in domains.items():
+        lists.append(element("h3", domain or "In no known NVLink domain") if several_domains else None)
+        items = []
+        for answer in members:
+            words = _tray_words(answer)
+            states = map(_state, answer.gpus)
+            squares = [element("i", _MARKS[s][0], class_=s) if s != "ready" else element("i") for s in states]
+            link = element(
+                "a",
+                answer.node,
+                element("span", squares, aria_hidden="true"),
+                href=f"#group-{places.get(answer.node, 0)}",
+                title=words or f"{several(len(answer.gpus), 'GPU')} ready",
+            )
+            items.append(element("li", link, words if not large else None))
+        lists.append(element("ul", items, class_="trays large" if large else "trays"))
+    return element("div", lists, element("p", f"Each square is a GPU: {_key(answers)}.", class_="key"))
+
+
 def _name(report: FleetReport, state: NodeState) -> str:
     """Return the name of a state; for ``bringup`` it is the answer."""
     answers = {NodeState.HEALTHY: "GO", NodeState.FAILED: "NO-GO", NodeState.NOT_DETERMINED: "INCOMPLETE"}
@@ -156,38 +261,29 @@ def _entry(line: GroupLine) -> doc.Entry:
     return doc.Entry(line.status.upper(), _TONES.get(line.status, Tone.PLAIN), _words(line))
 
 
-def _group(group: NodeGroup) -> doc.Section:
+def _group(group: NodeGroup, place: int) -> doc.Section:
     title = group.folded if len(group.nodes) == 1 else f"{group.folded}  {several(len(group.nodes), 'node')}"
-    return doc.Section(title, tuple(map(_entry, group.lines)), level=Level.VERBOSE)
+    return doc.Section(title, tuple(map(_entry, group.lines)), anchor=f"group-{place}", level=Level.VERBOSE)
 
 
-def _heat_maps(report: FleetReport, comparison: Comparison) -> Iterator[doc.Matrix]:
-    """Yield the matrices of nodes by class of paths and by check, the nodes with the most problems first."""
+def _shares(report: FleetReport, comparison: Comparison) -> Iterator[doc.Matrix]:
+    """Yield the matrix of nodes by class of paths, the nodes with the most problems first, and one row for the others.
+
+    The matrix is empty if no node differs.
+    """
     shares: dict[str, dict[tuple[str, ...], list[float]]] = {}
     for path in comparison.paths:
         if path.slower is not None and path.outcome is not Outcome.SAME:
             shares.setdefault(path.node, {}).setdefault((path.name, path.link), []).append(path.slower)
     classes = sorted({name for of_node in shares.values() for name in of_node})
+    nodes = sorted(shares, key=lambda node: (-len(shares[node]), natural(node)))
+    others = [answer.node for answer in report.answers if answer.reach is Reach.ANSWERED and answer.node not in shares]
+    nodes += [others[0] if len(others) == 1 else f"{len(others)} others"] if shares and others else []
     yield doc.grid(
         "Share of what all nodes reach, by node and class of paths (%)",
-        [(node, {name: _share(shares.get(node, {}).get(name)) for name in classes}) for node in _rows(report, shares)],
+        [(node, {name: _share(shares.get(node, {}).get(name)) for name in classes}) for node in nodes],
         notes=("100: within the bound; the classes in which no node differs are not shown",),
         better=Better.HIGH,
-    )
-    statuses: dict[str, dict[str, doc.Cell]] = {}
-    lines = [(line, node) for group in report.groups for line in group.lines if line.check for node in group.nodes]
-    for status in ("warn", "fail"):
-        for line, node in lines:
-            if line.status == status:
-                statuses.setdefault(node, {})[line.check] = doc.Cell(status, _TONES[status])
-    checks = sorted({check for of_node in statuses.values() for check in of_node})
-    yield doc.grid(
-        "Nodes by check",
-        [
-            (node, {check: statuses.get(node, {}).get(check, doc.EMPTY) for check in checks})
-            for node in _rows(report, statuses)
-        ],
-        notes=("checks that no node fails are not shown",),
     )
 
 
@@ -196,12 +292,3 @@ def _share(slower: Sequence[float] | None) -> doc.Cell:
         return doc.Cell("100", value=100.0)
     share = 100 * (1 - median(slower))
     return doc.Cell(f"{share:.0f}", Tone.WARN, "!", value=max(share, 0.1))
-
-
-def _rows(report: FleetReport, faults: Mapping[str, Sized]) -> list[str]:
-    """Return the nodes with faults, those with the most first, and one row for all others; empty without faults."""
-    answered = [answer.node for answer in report.answers if answer.reach is Reach.ANSWERED]
-    bad = sorted((node for node in answered if node in faults), key=lambda node: (-len(faults[node]), natural(node)))
-    others = [node for node in answered if node not in bad]
-    folded = others if len(others) == 1 else [f"{len(others)} others"] if others else []
-    return [*bad, *folded] if faults else []

@@ -13,7 +13,7 @@ from egmctl.model.profile import MatchResult, Profile, ProfileList, Reference, S
 from egmctl.model.task import named
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone
-from egmctl.report.views.machine import banners, subject
+from egmctl.report.views.machine import banners
 from egmctl.topology.platform import platform
 from egmctl.units import grouped, several
 
@@ -148,7 +148,7 @@ def match_document(result: MatchResult) -> doc.Document:
         points = (doc.Bullets(tuple(point.reason for point in match.points)),)
     return doc.Document(
         command="egmctl profile match",
-        subject=subject(result.origin),
+        subject=result.origin.name or "this node",
         banners=banners(result.origin),
         body=(verdict, *points),
     )

@@ -31,12 +31,15 @@ def confidential_banner(machine: Machine) -> tuple[str, ...]:
     return (f"CONFIDENTIAL COMPUTING is on{how}: copies may be encrypted; references are of GPUs without it",)
 
 
-def subject(origin: Origin) -> str:
-    """Return the title of a machine on a page. A live one has no name, so that the pages of equal nodes are equal."""
+def subject(machine: Machine) -> str:
+    """Return the title of a machine on a page: its host name if the machine has no pseudonyms, else ``this node``, so
+    that pages of equal nodes are equal; the name of a model or a recording, with its time."""
+    origin = machine.origin
     if origin.kind is OriginKind.RECORDED:
         when = f", recorded {origin.recorded_at}" if origin.recorded_at else ", recorded"
         return f"{origin.name}{when}"
-    return origin.name or "this node"
+    hostname = machine.host.hostname if machine.host and not origin.redacted else None
+    return origin.name or hostname or "this node"
 
 
 def machine_section(machine: Machine, level: Level = Level.PAGE) -> Section:

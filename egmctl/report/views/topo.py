@@ -195,7 +195,7 @@ def topo_document(topology: Topology) -> doc.Document:
     """Return the document of a topology."""
     return doc.Document(
         command="egmctl topo",
-        subject=subject(topology.machine.origin),
+        subject=subject(topology.machine),
         banners=banners(topology.machine.origin),
         body=tuple(_body(topology)),
     )

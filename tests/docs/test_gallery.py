@@ -1,0 +1,71 @@
+"""The gallery's pages are what the commands draw of recorded runs and of machines that ship.
+
+``make regenerate`` has the commands draw them anew.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from egmctl.api.bench import judge_run, load_profiles
+from egmctl.model.fleet import Reach
+from egmctl.model.measurement import RunReport
+from egmctl.model.record import Command
+from egmctl.report.exports.json import result_json
+from egmctl.report.kinds import Format, render
+from egmctl.saved import load
+from egmctl.verdict.explain import with_causes
+from tests.comparison.test_real_runs import RUNS, unpacked
+from tests.conftest import ROOT
+from tests.doctor.faults import OUTSIDE
+from tests.doctor.machines import patched, shipped
+from tests.fleet.test_trays import doctor, fleet
+from tests.golden import compare
+from tests.in_process import run
+
+GALLERY = ROOT / "docs/gallery"
+PAGES = {
+    "bench": ("show", "idle.json"),
+    "bench-busy": ("show", "beside-traffic.json"),
+    "compare": ("compare", "idle.json", "beside-traffic.json"),
+    "topo": ("topo", "--machine", "gb200-nvl72"),
+    "doctor": ("doctor", "--machine", "h200-links-down"),
+    "bringup": ("bringup", "--machine", "gb200-egm-off"),
+}
+SIZE_LIMIT = 500_000
+"""Bytes of all pages."""
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_what_the_command_draws(tmp_path: Path, name: str) -> None:
+    for run_name in RUNS:
+        saved = unpacked(run_name, tmp_path)
+        report = load(saved).result
+        assert isinstance(report, RunReport)
+        # Judged as today: the verdict in the file has the words of the version that measured.
+        judged = judge_run(report, report.machines[0], load_profiles("hgx-h200"))
+        saved.write_text(result_json(with_causes(judged)))
+    words = [str(tmp_path / word) if word.endswith(".json") else word for word in PAGES[name]]
+    page = tmp_path / "page.html"
+    assert run(*words, "-q", "-o", page).code in (0, 1, 3)
+    compare(page.read_text(), GALLERY / f"{name}.html")
+
+
+def test_the_page_of_a_rack_is_that_of_models() -> None:
+    machines = {f"tray{number:02}": shipped("gb200-nvl72") for number in range(1, 19)}
+    machines["tray03"] = patched(machines["tray03"], "gpus[2].nvml.nvlinks[4]", active=False)
+    machines["tray07"] = patched(machines["tray07"], "gpus[*].nvml", fabric=OUTSIDE)
+    results = {node: doctor(machine) for node, machine in machines.items()} | {"tray12": Reach.UNREACHABLE}
+    page = str(render(fleet(results, Command.DOCTOR), Format.HTML))
+    assert "MODEL" in page
+    compare(page, GALLERY / "fleet.html")
+
+
+def test_the_gallery_names_all_its_pages_and_is_small() -> None:
+    pages = sorted(GALLERY.glob("*.html"))
+    assert {page.stem for page in pages} == {*PAGES, "fleet"}
+    text = (ROOT / "docs/gallery.md").read_text()
+    assert all(f"](gallery/{page.name})" in text for page in pages)
+    assert sum(page.stat().st_size for page in pages) < SIZE_LIMIT

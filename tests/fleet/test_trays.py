@@ -1,0 +1,178 @@
+"""The picture of a fleet: which GPU of which node is ready, and why one is not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from egmctl.cli.output import _encodable
+from egmctl.comparison import compare
+from egmctl.doctor.check import Scope
+from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.fleet.folder import groups, lines_of
+from egmctl.fleet.judge import judged_gpus
+from egmctl.model.bringup import Bringup
+from egmctl.model.finding import Diagnosis
+from egmctl.model.fleet import FleetReport, NodeAnswer, Reach
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import RunReport, Status
+from egmctl.model.record import Command
+from egmctl.report.kinds import Format, render
+from egmctl.saved import Saved
+from egmctl.units import fold
+from egmctl.verdict.bringup import bringup
+from tests.doctor.faults import OUTSIDE, healthy
+from tests.doctor.machines import of_two_gpus, patched, shipped
+from tests.fleet.test_views import REPORT
+from tests.report.pages import elements, name, parse, words
+from tests.report.texts import text_of
+from tests.verdict.runs import H2D, LOCAL, WRITE, run, slow_at, with_status
+from tests.verdict.test_bringup import judged
+from tests.verdict.test_explain import explained, links_down
+
+Result = Diagnosis | RunReport | Bringup
+H200, TRAY = shipped("hgx-h200x4"), healthy()
+SLOW_LINKS = links_down()
+OTHER = "9c6f5af3-53bf-49b5-a436-b66766c413c3"
+
+
+def doctor(machine: Machine) -> Diagnosis:
+    return diagnose(machine, Scope(), CHECKS)
+
+
+def fleet(results: Mapping[str, Result | Reach], command: Command) -> FleetReport:
+    """Return the report of a fleet whose nodes gave these results, or did not answer."""
+    answers = [
+        NodeAnswer(node=node, reach=result, exit_code=4, reason="ssh: down")
+        if isinstance(result, Reach)
+        else NodeAnswer(node=node, reach=Reach.ANSWERED, exit_code=int(result.exit_code))
+        for node, result in results.items()
+    ]
+    loaded = {
+        node: Saved(path=Path(node), kind=command, name=node, result=result, tool="")
+        for node, result in results.items()
+        if not isinstance(result, Reach)
+    }
+    asked = replace(REPORT.asked, command=command, arguments=(), nodes=tuple(results))
+    answers, ready = judged_gpus(asked, answers, loaded)
+    alike = groups(answers, {node: lines_of(saved) for node, saved in loaded.items()})
+    compared = compare(list(loaded.values())) if len(loaded) > 1 else None
+    report = replace(REPORT, asked=asked, folded=fold(results), answers=tuple(answers), groups=alike)
+    return replace(report, readiness=ready, comparison=compared)
+
+
+def picture(report: FleetReport) -> list[str]:
+    """Return the lines of the picture in text."""
+    text = text_of(report)
+    lines = next(paragraph for paragraph in text.split("\n\n") if "\nGPUs: " in paragraph).splitlines()
+    assert max(map(len, text.splitlines())) <= 80
+    return lines
+
+
+RUN = judged(run(WRITE, H2D))
+NOT_PERSISTENT = doctor(patched(H200, "gpus[1].nvml", persistence_mode=False))
+
+
+@pytest.mark.parametrize(
+    ("result", "line"),
+    [
+        (doctor(SLOW_LINKS), "b  ■■✕■  GPU2: 16 of 18 NVLinks are active"),
+        (
+            doctor(patched(H200, "gpus[1].nvml", persistence_mode=False)),
+            "b  ■▲■■  GPU1: persistence mode is off: each first use takes seconds and drops",
+        ),
+        (doctor(of_two_gpus(H200)), "b  ■■··  2 GPUs fewer than on most nodes"),
+        (Reach.UNREACHABLE, "b  ????  cannot be reached"),
+        (Reach.TIMED_OUT, "b  ????  no answer (timed-out)"),
+    ],
+)
+def test_each_gpu_that_is_not_ready_has_its_mark_and_its_words(result: Result | Reach, line: str) -> None:
+    lines = picture(fleet({"a": doctor(H200), "b": result, "c": doctor(H200)}, Command.DOCTOR))
+    assert (lines[0], lines[-2]) == (line, "2 other nodes: 8 GPUs ready")
+
+
+def test_a_gpu_is_judged_by_the_slowest_path_that_no_other_gpu_explains() -> None:
+    """Twelve paths touch GPU2 and are slow; the three other GPUs at their ends stay ready."""
+    slow = judged(run(WRITE, H2D, value=slow_at("GPU2")))
+    lines = picture(fleet({"a": RUN, "b": slow}, Command.BENCH))
+    line = "b  ■■✕■  GPU2: GPU0 -> GPU2: 198.1 GB/s, below 376.4; typical is 396.2"
+    assert (lines[0], lines[-2]) == (line, "1 other node: 4 GPUs ready")
+
+
+def test_a_cause_names_the_gpu_where_no_outlier_does() -> None:
+    """Too few GPUs or cases say whose paths are slow; the links that are down do."""
+    slow = explained(SLOW_LINKS, "GPU2")
+    assert slow.verdict is not None
+    slow = replace(slow, verdict=replace(slow.verdict, culprits=()))
+    gpus = fleet({"a": RUN, "b": slow}, Command.BENCH).answers[1].gpus
+    assert [gpu.kind for gpu in gpus] == [None, None, "fault", None]
+
+
+def test_a_bringup_counts_only_the_gpus_of_the_slow_paths_as_not_ready() -> None:
+    """Its cause of unexplained paths names no GPU; the run does."""
+    slow = bringup(doctor(H200), judged(run(WRITE, H2D, value=slow_at("GPU2"))))
+    broken = bringup(doctor(H200), judged(with_status(run(WRITE, LOCAL), Status.CORRUPT, [0])))
+    report = fleet({"a": bringup(doctor(H200), RUN), "b": slow, "c": broken}, Command.BRINGUP)
+    kinds = ["".join(gpu.kind or "-" for gpu in answer.gpus) for answer in report.answers]
+    assert kinds == ["----", "--fault-", "faultfault--"]
+
+
+def test_the_page_has_a_link_for_each_node_to_what_is_known_of_it() -> None:
+    outside = doctor(patched(TRAY, "gpus[*].nvml", fabric=OUTSIDE))
+    report = fleet({"tray2": outside, "tray10": doctor(TRAY), "tray1": doctor(TRAY)}, Command.DOCTOR)
+    page = parse(str(render(report, Format.HTML)))
+    targets = {node.get("id") for node in page.iter()}
+    items = [item for item in elements(page, "li") if any(name(child) == "i" for child in item.iter())]
+    links = [link for item in items for link in elements(item, "a")]
+    assert [words(item) for item in items] == ["tray1", "tray2□□□□outside the NVLink domain (clique 0)", "tray10"]
+    assert [link.get("title") for link in links] == [
+        "4 GPUs ready",
+        "outside the NVLink domain (clique 0)",
+        "4 GPUs ready",
+    ]
+    assert all((link.get("href") or "").removeprefix("#") in targets for link in links)
+    assert [words(head) for head in elements(page, "h3") if head.get("id")] == ["tray[1,10]  2 nodes", "tray2"]
+
+
+def test_nodes_of_several_domains_stand_by_domain() -> None:
+    other = patched(TRAY, "gpus[*].nvml.fabric", cluster_uuid=OTHER)
+    results: dict[str, Result | Reach] = {
+        "a1": doctor(TRAY),
+        "a2": doctor(TRAY),
+        "b1": doctor(other),
+        "b2": doctor(other),
+        "c": Reach.LOST,
+    }
+    page = parse(str(render(fleet(results, Command.DOCTOR), Format.HTML)))
+    heads = [words(head).partition(",")[0] for head in elements(page, "h3")][:3]
+    clusters = ("00000000-0000-0000-0000-000000000072", OTHER)
+    assert heads == [*(f"cluster {cluster}" for cluster in clusters), "In no known NVLink domain"]
+
+
+def test_a_thousand_nodes_are_one_page_of_small_squares() -> None:
+    """Below 300 bytes a node; words are in tooltips, and text names the first nodes and the number of the others."""
+    results: dict[str, Result | Reach] = {"node0000": doctor(H200)}
+    results |= dict.fromkeys((f"node{number:04}" for number in range(1, 1000)), Reach.UNREACHABLE)
+    report = fleet(results, Command.DOCTOR)
+    page = str(render(report, Format.HTML))
+    assert len(page) < 300_000
+    assert page.count("<i") == 4000
+    assert "and 975 more nodes: the page (-o fleet.html) shows all" in picture(report)
+
+
+def test_a_fleet_that_is_ready_and_one_that_was_not_judged_need_no_picture_in_text() -> None:
+    assert "GPUs: " not in text_of(fleet({"a": RUN, "b": RUN}, Command.BENCH))
+    assert not any(answer.gpus for answer in fleet({"a": RUN}, Command.TOPO).answers)
+
+
+def test_a_terminal_that_has_only_ascii_has_a_mark_for_each_state_too() -> None:
+    lines = picture(fleet({"a": doctor(H200), "b": doctor(SLOW_LINKS), "c": Reach.LOST}, Command.DOCTOR))
+    assert _encodable("\n".join(lines), "ascii").splitlines() == [
+        "b  ##X#  GPU2: 16 of 18 NVLinks are active",
+        "c  ????  no answer (lost)",
+        "1 other node: 4 GPUs ready",
+        "GPUs: # ready, X fault, ? unknown",
+    ]
