@@ -57,6 +57,18 @@ def usable(machine: Machine, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
     return tuple(gpu for gpu in gpus if gpu.nvml is not None and obstacle(machine, gpu) is None)
 
 
+def mode_without_peers(machine: Machine, gpus: Iterable[Gpu]) -> str | None:
+    """Return the configured mode that disables peer access for one of these GPUs; ``None`` if there is none."""
+    listed = [gpu.nvml for gpu in gpus if gpu.nvml is not None]
+    if any(nvml.mig_mode for nvml in listed):
+        return "MIG is on, and its instances have no peers"
+    if (machine.driver or Driver()).confidential_compute == "on":
+        return "confidential computing is on for single GPUs, which have no peers"
+    if any(nvml.virtualization == "vgpu" for nvml in listed):
+        return "a vGPU has peers with some profiles only"
+    return None
+
+
 def fabric(gpu: Gpu) -> Fabric | None:
     """Return NVML's fabric information of a GPU; ``None`` if there is none."""
     return gpu.nvml.fabric if gpu.nvml else None

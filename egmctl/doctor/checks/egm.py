@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, gap, passed, remove_option, todo, unknown, warned
-from egmctl.doctor.refusals import mode_without_peers
 from egmctl.doctor.situation import (
     NO_NVIDIA_GPU,
     NOT_EGM,
@@ -15,6 +14,7 @@ from egmctl.doctor.situation import (
     driver_parameters,
     fabric,
     loss,
+    mode_without_peers,
     need_c2c,
     need_domain,
     routers,
