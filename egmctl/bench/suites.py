@@ -27,11 +27,7 @@ FABRIC_CASES: tuple[Case, ...] = ipc.FABRIC_CASES
 
 
 SWEPT: Mapping[Axis, tuple[str, ...]] = {
-    Axis.SIZE: (
-        "host_numa_to_device_memcpy_??",
-        "device_to_host_numa_memcpy_??",
-        "device_to_device_memcpy_write_??",
-    ),
+    Axis.SIZE: ("host_numa_to_device_memcpy_??", "device_to_host_numa_memcpy_??", "device_to_device_memcpy_write_??"),
     Axis.SMS: (
         "device_to_device_memcpy_write_sm",
         "device_to_device_bulk_write",
@@ -125,12 +121,7 @@ SUITES: Mapping[str, Suite] = {
         ),
         samples=3,
         # The cases with HOST_NUMA and pinned memory measure the path of every GPU to host memory.
-        one_path=(
-            "*host_numa_pool_*",
-            "*registered_*",
-            "*system_*",
-            "ipc_posix_fd_host_numa_read_ce",
-        ),
+        one_path=("*host_numa_pool_*", "*registered_*", "*system_*", "ipc_posix_fd_host_numa_read_ce"),
         further=_FOUR_STREAMS,
     ),
     "quick": Suite(

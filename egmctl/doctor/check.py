@@ -12,18 +12,7 @@ from typing import Any, NoReturn, TypeVar
 from egmctl.doctor.findings import PlaceOrGpus, placed, skipped, unknown
 from egmctl.errors import UsageError
 from egmctl.facts import replay
-from egmctl.model.finding import (
-    NODE,
-    Evidence,
-    Finding,
-    Guard,
-    Place,
-    PlaceKind,
-    Status,
-    on_gpus,
-    on_nics,
-    on_numa,
-)
+from egmctl.model.finding import NODE, Evidence, Finding, Guard, Place, PlaceKind, Status, on_gpus, on_nics, on_numa
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import NumaKind
 from egmctl.model.machine import Machine

@@ -9,12 +9,7 @@ from typing import TypeVar
 from egmctl.doctor.check import Check, Scope, Verdicts, check, findings_on, known, skip
 from egmctl.model.finding import Guard
 from egmctl.model.gpu import Fabric, Gpu, GpuNvml
-from egmctl.model.host import (
-    INITIAL_NAMESPACES,
-    Confinement,
-    Driver,
-    Host,
-)
+from egmctl.model.host import INITIAL_NAMESPACES, Confinement, Driver, Host
 from egmctl.model.machine import Machine
 from egmctl.topology.access import Block, classify, obstacle
 from egmctl.topology.platform import C2c, c2c, multi_node

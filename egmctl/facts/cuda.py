@@ -184,10 +184,7 @@ def _pair(source: tuple[str, Any], target: tuple[str, Any]) -> dict[str, Any]:
     reasons = Reasons()
     ends = source[1], target[1]
     pair: dict[str, Any] = reasons.record(
-        dict,
-        source=source[0],
-        target=target[0],
-        can_access_peer=lambda: bool(_ask("cuDeviceCanAccessPeer", *ends)),
+        dict, source=source[0], target=target[0], can_access_peer=lambda: bool(_ask("cuDeviceCanAccessPeer", *ends))
     )
     pair["cuda_attributes"] = _attributes(reasons, "cuda_attributes", _OF_PAIR, *ends)
     claim = (pair["cuda_attributes"], "NATIVE_ATOMIC_SUPPORTED")

@@ -126,11 +126,7 @@ class Note:
 
 
 def notes(
-    machine: Machine,
-    gpus: Sequence[Gpu],
-    links: Sequence[Link],
-    routes: Sequence[HostRoute],
-    platform: PlatformVerdict,
+    machine: Machine, gpus: Sequence[Gpu], links: Sequence[Link], routes: Sequence[HostRoute], platform: PlatformVerdict
 ) -> tuple[Note, ...]:
     """Return the notes in order of display."""
     failed = cuda_failure(machine)

@@ -31,13 +31,7 @@ from egmctl.units import several
 from egmctl.verdict import yardsticks
 
 
-def judge(
-    report: RunReport,
-    profile: Profile | None,
-    *,
-    profile_reason: str = "",
-    strict: bool = False,
-) -> RunVerdict:
+def judge(report: RunReport, profile: Profile | None, *, profile_reason: str = "", strict: bool = False) -> RunVerdict:
     """Return the verdict on a run.
 
     Parameters

@@ -16,12 +16,7 @@ from egmctl.model.verdict import BAD_GRADES, Grade, MemoryOwner, OwnerUnknown, Y
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, number
 from egmctl.report.views import bench_answer
-from egmctl.report.views.bench_classes import (
-    class_tables,
-    judged_sections,
-    main_measurements,
-    main_rates,
-)
+from egmctl.report.views.bench_classes import class_tables, judged_sections, main_measurements, main_rates
 from egmctl.report.views.bench_details import families
 from egmctl.report.views.bench_matrix import GRADE_TONES, STATUS_TONES, Frame
 from egmctl.report.views.bench_series import LOOKS, all_series, overlay, swept

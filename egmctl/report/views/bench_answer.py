@@ -59,10 +59,7 @@ def kernel_line(report: RunReport) -> str | None:
 
 _FEW = 3
 """The number of copy counts that are listed; for more, the range is given."""
-_GATING = {
-    "kernel": "queued behind a gate kernel",
-    "none": "no gate: the time includes queueing",
-}
+_GATING = {"kernel": "queued behind a gate kernel", "none": "no gate: the time includes queueing"}
 _VERIFICATION = {
     Verification.GPU_EVERY_SAMPLE: "verified after every sample on the GPU",
     Verification.CHECKSUM_EVERY_SAMPLE: "reads and writes alone by checksum",
@@ -74,10 +71,7 @@ _VERIFICATION = {
 def how(report: RunReport) -> list[str]:
     """Return the settings of a run as short phrases: size, copies, samples, gating and verification."""
     settings = report.settings
-    parts = [
-        f"buffers of {format_size(settings.size_bytes)}",
-        f"median of {several(settings.samples, 'sample')}",
-    ]
+    parts = [f"buffers of {format_size(settings.size_bytes)}", f"median of {several(settings.samples, 'sample')}"]
     measured = [m for m in report.measurements if m.samples]
     if copies := sorted({m.copies for m in measured if m.quantity is Quantity.BANDWIDTH}):
         times = " or ".join(map(str, copies)) if len(copies) <= _FEW else f"{copies[0]} to {copies[-1]}"
