@@ -12,7 +12,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.route import LinkClass, LinkKind
 from egmctl.topology import links as rates
 from egmctl.topology.access import DENIED, Block, cuda_failure, nvml_failure, obstacle
-from egmctl.topology.links import Link, active_nvlinks, cpu_node_ids, nvlink_joins, nvlinks_of
+from egmctl.topology.links import Link, active_nvlinks, nvlink_joins, nvlinks_of
 from egmctl.topology.platform import PlatformKind, PlatformVerdict
 from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.units import format_kernel_list, several
@@ -253,5 +253,5 @@ def _hidden(machine: Machine) -> Iterable[str]:
     environment = machine.process.environment if machine.process else None
     if environment and "CUDA_VISIBLE_DEVICES" in environment:
         yield "CUDA_VISIBLE_DEVICES is set; like nvidia-smi, this shows all GPUs in NVML's order"
-    if machine.gpus and not cpu_node_ids(machine):
+    if machine.gpus and not machine.cpu_nodes:
         yield "no NUMA node with CPUs was read, so there are no routes to host memory"

@@ -17,9 +17,8 @@ from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, number
 from egmctl.report.views import bench_answer
 from egmctl.report.views.bench_classes import class_tables, judged_sections, main_measurements, main_rates
-from egmctl.report.views.bench_details import families
+from egmctl.report.views.bench_details import LOOKS, all_series, families, overlay, swept
 from egmctl.report.views.bench_matrix import GRADE_TONES, STATUS_TONES, Frame
-from egmctl.report.views.bench_series import LOOKS, all_series, overlay, swept
 from egmctl.report.views.causes import TONES, cause_entries
 from egmctl.report.views.machine import banners, confidential_banner, machine_section
 from egmctl.report.views.topo import node_diagram

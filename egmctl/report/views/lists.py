@@ -19,7 +19,7 @@ from egmctl.report.views.machine import banners, subject
 from egmctl.topology.platform import platform
 from egmctl.units import format_size, grouped, several, shortened
 
-_TONES: Mapping[int, Tone] = {ExitCode.OK: Tone.GOOD, ExitCode.FAILED: Tone.BAD}
+_TONES: Mapping[int | None, Tone] = {ExitCode.OK: Tone.GOOD, ExitCode.FAILED: Tone.BAD}
 _NAMED = 2
 """The number of cases named per reason why they would not run."""
 
@@ -33,14 +33,15 @@ def history_document(history: listing.History) -> doc.Document:
     else:
         finished = [run for run in runs if run.exit_code is not None]
         unfinished = f", {len(runs) - len(finished)} of them did not end" if len(finished) < len(runs) else ""
-        places = {id(run): len(finished) - 1 - place for place, run in enumerate(finished)}
+        # The names of runs for ``egmctl compare``; a run that did not end has none.
+        names = {id(run): f"last~{back}" if back else "last" for back, run in enumerate(reversed(finished))}
         rows = (
             (
-                _name(places.get(id(run))),
+                names.get(id(run), ""),
                 run.started_at.replace("T", " ").removesuffix("Z").removesuffix("+00:00"),
                 str(len(run.gpus)),
                 f"{run.ok} of {run.measurements}",
-                doc.Span(run.ending, _tone(run)),
+                doc.Span(run.ending, _TONES.get(run.exit_code, Tone.WARN)),
             )
             for run in runs
         )
@@ -53,15 +54,6 @@ def history_document(history: listing.History) -> doc.Document:
             doc.Section("Files", (doc.table(("began", "file"), ((run.started_at, run.file) for run in runs)),)),
         )
     return doc.Document(command="egmctl history", subject=several(len(runs), "bench run"), body=body)
-
-
-def _name(place: int | None) -> str:
-    """Return the name of a run for ``egmctl compare``; empty for a run that did not end."""
-    return "" if place is None else "last" if place == 0 else f"last~{place}"
-
-
-def _tone(run: listing.KeptRun) -> Tone:
-    return Tone.WARN if run.exit_code is None else _TONES.get(run.exit_code, Tone.WARN)
 
 
 def machines_document(listed: listing.MachineList) -> doc.Document:
