@@ -55,16 +55,8 @@ ATOMIC_OPERATIONS = (
 """The names of the CUatomicOperations of CUDA 13.0, without ``CU_ATOMIC_OPERATION_``. No newer ones, because the whole
 query fails if the driver does not know one."""
 
-ATOMIC_CAPABILITIES = (
-    (1, "signed"),
-    (2, "unsigned"),
-    (4, "reduction"),
-    (8, "scalar-32"),
-    (16, "scalar-64"),
-    (32, "scalar-128"),
-    (64, "vector-32x4"),
-)
-"""The bits of CUatomicOperationCapability (cuda.h, CUDA 13.0) and their names. Other bits are reported by number."""
+ATOMIC_CAPABILITIES = ("signed", "unsigned", "reduction", "scalar-32", "scalar-64", "scalar-128", "vector-32x4")
+"""The names of the bits of CUatomicOperationCapability (cuda.h, CUDA 13.0), lowest first. Others go by number."""
 
 _MOST_GPUS = 256
 """The largest plausible number of GPUs, as in :mod:`egmctl.facts.nvml`."""
@@ -204,9 +196,8 @@ def _atomics(function: str, claim: tuple[dict[str, int | None], str], *devices: 
 
 
 def _capabilities(mask: int) -> list[str]:
-    known = [word for bit, word in ATOMIC_CAPABILITIES if mask & bit]
-    rest = mask & ~sum(bit for bit, _ in ATOMIC_CAPABILITIES)
-    return [*known, *(f"bit-{place}" for place in range(rest.bit_length()) if rest >> place & 1)]
+    names = dict(enumerate(ATOMIC_CAPABILITIES))
+    return [names.get(place, f"bit-{place}") for place in range(mask.bit_length()) if mask >> place & 1]
 
 
 def _ask(function: str, *arguments: Any) -> Any:

@@ -181,14 +181,10 @@ def rendered(
             level = Level.SUMMARY if brief else Level(min(Level.NORMAL + verbose, Level.ALL))
             shown = text(document, width=width or WIDTH, level=level)
             return shown if format is Format.TEXT else picture(shown, document.command)
-        case Format.HTML:
-            from egmctl.report.render.html import html
-
-            return html(document)
-        case Format.MARKDOWN:
-            from egmctl.report.render.markdown import markdown
-
-            return markdown(document)
+        case Format.HTML | Format.MARKDOWN:
+            name = format.name.lower()
+            page: str = resolve_name(f"egmctl.report.render.{name}:{name}")(document)
+            return page
     raise ValueError(f"a document of {document.command} has no format {format}")
 
 

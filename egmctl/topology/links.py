@@ -235,14 +235,10 @@ class P2pMatrix:
     """The values by the labels of the accessing and the accessed GPU; ``?`` if a value was not read."""
 
     @property
-    def uniform(self) -> bool:
-        """Whether all pairs have the same value."""
-        return len(set(self.cells.values())) == 1
-
-    @property
-    def value(self) -> str:
-        """The value of a uniform matrix."""
-        return next(iter(self.cells.values()))
+    def value(self) -> str | None:
+        """The value of all pairs; ``None`` if they differ."""
+        values = set(self.cells.values())
+        return values.pop() if len(values) == 1 else None
 
 
 def matrices(machine: Machine, gpus: Mapping[str, Gpu]) -> tuple[P2pMatrix, ...]:

@@ -137,7 +137,7 @@ def notes(
         (NoteKind.REMARK, _owners(machine, routes)),
         (NoteKind.DEGRADED, _fewer_nvlinks(machine, gpus, links)),
         (NoteKind.REMARK, _without_speed(gpus)),
-        (NoteKind.DEGRADED, _narrow_pcie(gpus)),
+        (NoteKind.DEGRADED, [f"GPU{gpu.index}: {words}" for gpu in gpus if (words := narrow_pcie(gpu))]),
         (NoteKind.REMARK, _unknown_links(links)),
         (NoteKind.REMARK, _hidden(machine)),
         (NoteKind.REMARK, _numbered_otherwise(gpus)),
@@ -216,10 +216,6 @@ def _without_speed(gpus: Sequence[Gpu]) -> Iterable[str]:
         for kind, links in rates.without_speed(gpu).items():
             which = f"{names[kind]}s {format_kernel_list(set(links))}"
             yield f"GPU{gpu.index}: NVML calls {which} active at 0 MB/s, so their rate is unknown"
-
-
-def _narrow_pcie(gpus: Sequence[Gpu]) -> Iterable[str]:
-    yield from (f"GPU{gpu.index}: {words}" for gpu in gpus if (words := narrow_pcie(gpu)))
 
 
 def narrow_pcie(gpu: Gpu) -> str:

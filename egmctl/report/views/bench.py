@@ -244,13 +244,8 @@ def _kernel(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
     def entry(fault: KernelFault) -> doc.Entry:
         fix = fault.remedy.text + (f" ({fault.remedy.command})" if fault.remedy.command else "")
         body = (doc.KeyValues((("fix", fix),)),)
-        return doc.Entry(
-            fault.status.upper(),
-            TONES[fault.status],
-            f"logged by the kernel meanwhile: {bench_answer.logged(fault)}",
-            body=body,
-            level=Level.SUMMARY,
-        )
+        words = f"logged by the kernel meanwhile: {bench_answer.logged(fault)}"
+        return doc.Entry(fault.status.upper(), TONES[fault.status], words, body=body, level=Level.SUMMARY)
 
     return doc.limited(map(entry, bench_answer.grave(report)), _FAULTS, "kernel message", Level.SUMMARY)
 

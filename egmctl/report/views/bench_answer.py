@@ -388,16 +388,10 @@ def _why_no_reference(verdict: RunVerdict) -> str:
     return verdict.profile_reason or "it was not judged by a profile"
 
 
-_NOT_HERE = frozenset(
-    {
-        WaiverKind.UNSUPPORTED_MEMORY,
-        WaiverKind.NO_PAGES,
-        WaiverKind.UNSUPPORTED_HANDLE,
-        WaiverKind.UNSUPPORTED_ENGINE,
-        WaiverKind.REFUSED,
-        WaiverKind.GPU_HIDDEN,
-    }
-)
+_NOT_HERE = {
+    *(WaiverKind.UNSUPPORTED_MEMORY, WaiverKind.UNSUPPORTED_HANDLE, WaiverKind.UNSUPPORTED_ENGINE),
+    *(WaiverKind.NO_PAGES, WaiverKind.REFUSED, WaiverKind.GPU_HIDDEN),
+}
 """The kinds of waivers that leave a run complete: GPU or driver lack the feature, or the user has hidden the GPU."""
 
 

@@ -36,7 +36,6 @@ _FEW_US = 10.0
 """The number of microseconds below which a decimal is shown."""
 _STAGED = {None: "", UcxStaging.HOST: ", host-staged", UcxStaging.GPU: ", GPU-staged"}
 _MOVED = {Engine.UCX_PUT: "put", Engine.UCX_GET: "got", Engine.UCX: "sent"}
-_Tables = Iterator[Matrix]
 KNEE = 1.1
 """The ratio to the latency at :data:`KNEE_FROM_BYTES` above which a larger footprint is called a knee."""
 KNEE_FROM_BYTES = 512 * MIB
@@ -58,7 +57,7 @@ def families(report: RunReport) -> Iterator[tuple[str, Body]]:
         yield _FAMILIES.get(family, family), partial(_family, report, family)
 
 
-def _family(report: RunReport, family: str) -> _Tables:
+def _family(report: RunReport, family: str) -> Iterator[Matrix]:
     frame = Frame.of(report)
     members = [m for m in report.measurements if m.family == family]
     # These series have their own sections; UCX and life cycles have their own tables.

@@ -11,7 +11,7 @@ from egmctl.data import profiles_dir
 from egmctl.errors import ExitCode
 from egmctl.model import listing
 from egmctl.model.machine import Machine, OriginKind
-from egmctl.model.profile import MatchResult, Profile, ProfileList, Reference, Signature
+from egmctl.model.profile import LinkFacts, MatchResult, Profile, ProfileList, Reference, Signature
 from egmctl.model.task import Quantity, named
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone
@@ -110,17 +110,7 @@ def profile_document(profile: Profile) -> doc.Document:
     ]
     if profile.links:
         heads = ("", "links", "GB/s each", "payload", "GB/s", "source")
-        rows = tuple(
-            (
-                link.link,
-                str(link.links),
-                f"{link.rate_gb_s:g}",
-                f"{100 * link.payload:.1f} %",
-                f"{link.gb_s:.1f}",
-                marks[link.source],
-            )
-            for link in profile.links
-        )
+        rows = tuple((*_link(link), marks[link.source]) for link in profile.links)
         body.append(doc.Section("Links, one direction", (doc.table(heads, rows, right=heads[1:]),)))
     if profile.references:
         by_link = grouped((reference.link, reference) for reference in profile.references)
@@ -131,6 +121,11 @@ def profile_document(profile: Profile) -> doc.Document:
     )
     body.append(doc.Section("Sources", (doc.Bullets(sources),)))
     return doc.Document(command="egmctl profile show", subject=profile.name, body=tuple(body))
+
+
+def _link(link: LinkFacts) -> tuple[str, ...]:
+    payload = f"{100 * link.payload:.1f} %"
+    return link.link, str(link.links), f"{link.rate_gb_s:g}", payload, f"{link.gb_s:.1f}"
 
 
 def match_document(result: MatchResult) -> doc.Document:
@@ -255,14 +250,7 @@ def cost_document(cost: listing.JobCost) -> doc.Document:
     """Return the cost of a run on many ranks, per case (``--dry-run --ranks``)."""
     name = cost.origin.name if cost.origin.kind is not OriginKind.LIVE else "this one"
     heads = ("", "measured", "steps", "TB moved", "time", "held")
-    total = (
-        "all",
-        str(sum(case.measurements - case.waived for case in cost.costs)),
-        str(sum(case.steps for case in cost.costs)),
-        _tb(sum(case.bytes for case in cost.costs)),
-        duration(cost.seconds),
-        format_size(max(case.held_bytes for case in cost.costs)),
-    )
+    rows = [_costs(case.case, [case], case.seconds, "!" * case.too_large) for case in cost.costs]
     nothing = "Nothing was measured; all nodes are assumed to be one NVLink domain."
     return doc.Document(
         command="egmctl bench --dry-run",
@@ -270,7 +258,7 @@ def cost_document(cost: listing.JobCost) -> doc.Document:
         body=(
             doc.Paragraph(f"Cost: {several(cost.ranks, 'GPU')} on {several(cost.nodes, 'node')} like {name}"),
             doc.Paragraph(nothing, tone=Tone.DIM),
-            doc.table(heads, (*map(_cells, cost.costs), total), right=heads[1:]),
+            doc.table(heads, (*rows, _costs("all", cost.costs, cost.seconds)), right=heads[1:]),
             *(doc.Entry("!", Tone.WARN, line) for line in _breaks(cost)),
         ),
     )
@@ -284,15 +272,11 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-def _cells(cost: listing.CaseCost) -> tuple[str, ...]:
-    return (
-        cost.case,
-        str(cost.measurements - cost.waived),
-        str(cost.steps),
-        _tb(cost.bytes),
-        duration(cost.seconds),
-        format_size(cost.held_bytes) + "!" * cost.too_large,
-    )
+def _costs(name: str, cases: Sequence[listing.CaseCost], seconds: float, mark: str = "") -> tuple[str, ...]:
+    """Return the row of one case or of all; the mark is for a case that may need too much memory."""
+    measured, steps = sum(case.measurements - case.waived for case in cases), sum(case.steps for case in cases)
+    moved, held = sum(case.bytes for case in cases) / 1e12, max(case.held_bytes for case in cases)
+    return name, str(measured), str(steps), f"{moved:.1f}", duration(seconds), format_size(held) + mark
 
 
 def _breaks(cost: listing.JobCost) -> Iterator[str]:
@@ -303,7 +287,3 @@ def _breaks(cost: listing.JobCost) -> Iterator[str]:
     for reason in dict.fromkeys(case.reason for case in cost.costs if case.reason):
         waived = sum(case.waived for case in cost.costs if case.reason == reason)
         yield f"skipped: {waived} ({reason})"
-
-
-def _tb(count: int) -> str:
-    return f"{count / 1e12:.1f}"
