@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from egmctl.errors import UsageError
 from egmctl.model.gpu import Gpu
-from egmctl.model.host import NumaKind
 from egmctl.model.machine import Machine
 from egmctl.units import format_kernel_list, printable
 
@@ -78,8 +77,7 @@ def select_numa(text: str, machine: Machine, gpus: Sequence[Gpu] | None = None) 
     UsageError
         A part of ``text`` is malformed or names no such node, or nothing is selected.
     """
-    nodes = (machine.host.numa_nodes if machine.host else None) or ()
-    ids = {node.id: node.id for node in nodes if node.kind in (NumaKind.CPU, NumaKind.CPU_ONLY)}
+    ids = {node: node for node in machine.cpu_nodes}
     listed = format_kernel_list(set(ids))
     exist = f"the CPU NUMA nodes here are {listed}" if ids else "no CPU NUMA node was found here"
 

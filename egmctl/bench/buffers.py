@@ -113,10 +113,7 @@ def assign(tasks: Sequence[Task]) -> tuple[tuple[FlowBuffers, ...], ...]:
         # A chase writes its chain into the memory that it then reads, so that this memory is no source for others.
         own = task.quantity is Quantity.LATENCY or ENGINES[task.engine].writes_source
         source = End.DESTINATION if own else End.SOURCE
-        return FlowBuffers(
-            take(task, flow.source, source),
-            take(task, flow.destination, End.DESTINATION),
-        )
+        return FlowBuffers(take(task, flow.source, source), take(task, flow.destination, End.DESTINATION))
 
     return tuple(tuple(of_flow(task, flow) for flow in task.flows) for task in tasks)
 

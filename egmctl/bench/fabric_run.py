@@ -197,11 +197,7 @@ def _put_together(infos: Sequence[RankInfo], gpus: Sequence[str], parts: Sequenc
 
 
 def _supervised(
-    plan: Plan,
-    layout: RankLayout,
-    on_progress: Progress,
-    start: Callable[[int], Group],
-    recorder: Recorder,
+    plan: Plan, layout: RankLayout, on_progress: Progress, start: Callable[[int], Group], recorder: Recorder
 ) -> RunReport:
     machines = tuple(layout.machines.values())
     report = supervise(plan, machines[0], on_progress=on_progress, start_ranks=start, recorder=recorder)

@@ -18,7 +18,6 @@ from egmctl import __version__
 from egmctl.cli import output
 from egmctl.cli.bench import bench
 from egmctl.cli.bringup import bringup
-from egmctl.cli.compare import compare
 from egmctl.cli.docs import docs
 from egmctl.cli.doctor import doctor
 from egmctl.cli.explain import ExplainCommand, explain
@@ -26,7 +25,7 @@ from egmctl.cli.fleet import fleet
 from egmctl.cli.options import GroupedCommand
 from egmctl.cli.output import discard_stdout, emit, say, settle_stdout
 from egmctl.cli.profile import app as profile
-from egmctl.cli.saved import history, show
+from egmctl.cli.saved import compare, history, show
 from egmctl.cli.topo import snapshot, topo
 from egmctl.errors import ERROR_SCHEMA, ChildFailed, EgmctlError, ExitCode, UsageError
 from egmctl.files import read_bounded

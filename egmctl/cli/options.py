@@ -117,9 +117,7 @@ def takes_options(
     return decorate
 
 
-@functools.cache
-def _types(group: type[Any]) -> Mapping[str, Any]:
-    return get_type_hints(group)
+_types = functools.cache(get_type_hints)
 
 
 def _headings(group: type[Any]) -> Mapping[str, str]:

@@ -64,8 +64,7 @@ SectionsOption = Annotated[
     ),
 ]
 FullOption = Annotated[
-    bool,
-    typer.Option("--full", help="Keep names, serial numbers, UUIDs and paths; without it they become pseudonyms."),
+    bool, typer.Option("--full", help="Keep names, serial numbers, UUIDs and paths; without it they become pseudonyms.")
 ]
 
 

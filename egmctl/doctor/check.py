@@ -12,20 +12,8 @@ from typing import Any, NoReturn, TypeVar
 from egmctl.doctor.findings import PlaceOrGpus, placed, skipped, unknown
 from egmctl.errors import UsageError
 from egmctl.facts import replay
-from egmctl.model.finding import (
-    NODE,
-    Evidence,
-    Finding,
-    Guard,
-    Place,
-    PlaceKind,
-    Status,
-    on_gpus,
-    on_nics,
-    on_numa,
-)
+from egmctl.model.finding import NODE, Evidence, Finding, Guard, Place, PlaceKind, Status, on_gpus, on_nics, on_numa
 from egmctl.model.gpu import Gpu
-from egmctl.model.host import NumaKind
 from egmctl.model.machine import Machine
 from egmctl.model.record import Unread
 from egmctl.units import printable
@@ -71,9 +59,7 @@ class Scope:
 
     def numa_of(self, machine: Machine) -> tuple[int, ...]:
         """Return the ids of the machine's CPU NUMA nodes in this scope, ascending."""
-        nodes = (machine.host.numa_nodes if machine.host else None) or ()
-        cpu = (node.id for node in nodes if node.kind in (NumaKind.CPU, NumaKind.CPU_ONLY))
-        return tuple(node for node in cpu if self.numa is None or node in self.numa)
+        return tuple(node for node in machine.cpu_nodes if self.numa is None or node in self.numa)
 
     def names_gpu(self, gpu: Gpu) -> bool:
         """Return whether the user named this GPU with ``--gpus``, so that its loss is a fault."""
@@ -241,6 +227,6 @@ def _recorded_counts(name: str) -> Expectation:
     return Expectation(
         gpus=None if machine.gpus is None else len(machine.gpus),
         nics=None if machine.nics is None else len(machine.nics),
-        numa_nodes=None if nodes is None else sum(node.kind in (NumaKind.CPU, NumaKind.CPU_ONLY) for node in nodes),
+        numa_nodes=None if nodes is None else len(machine.cpu_nodes),
         reference=machine,
     )

@@ -15,7 +15,7 @@ from egmctl import __version__
 from egmctl.doctor.probes import Prober
 from egmctl.doctor.situation import in_domain, usable
 from egmctl.model.gpu import Gpu
-from egmctl.model.host import Imex
+from egmctl.model.host import Imex, Nic, NicPort
 from egmctl.model.machine import Machine
 from egmctl.model.probes import Outcome, Peer, PeerPort, PeerProbe, Peers, ProbeKind
 from egmctl.mpi.world import World
@@ -47,11 +47,7 @@ def with_peers(
     RanksMissing
         Some ranks do not respond.
     """
-
-    def described(machine: Machine) -> Peer:
-        return peer(machine, world.host, world.rank, failed(machine))
-
-    machine, peers = world.share(Peer, facts, described, GATHER_S)
+    machine, peers = world.share(Peer, facts, lambda own: peer(own, world.host, world.rank, failed(own)), GATHER_S)
     nodes: dict[str, Peer] = {}
     for rank_peer in peers:
         known = nodes.setdefault(rank_peer.host, replace(rank_peer, ranks=()))
@@ -64,7 +60,7 @@ def peer(machine: Machine, host: str, rank: int, failed: Sequence[str]) -> Peer:
     """Return a rank's description of its node."""
     driver, imex = machine.driver, (machine.system.imex if machine.system else None) or Imex()
     fabrics = [gpu.nvml.fabric for gpu in machine.gpus or () if gpu.nvml and gpu.nvml.fabric and in_domain(machine)]
-    channels = driver.imex_channels if driver else None
+    channels, nics = driver.imex_channels if driver else None, machine.nics
     return Peer(
         host=(machine.host.hostname if machine.host else None) or host,
         ranks=(rank,),
@@ -75,21 +71,14 @@ def peer(machine: Machine, host: str, rank: int, failed: Sequence[str]) -> Peer:
         imex_channel=None if channels is None else any(channel.access == "ok" for channel in channels),
         imex_daemon=imex.daemon_state,
         imex_domain=imex.domain_status,
-        ports=None
-        if machine.nics is None
-        else tuple(
-            PeerPort(
-                nic=nic.name,
-                number=port.number,
-                state=port.state,
-                link_layer=port.link_layer,
-                rate_gbit_s=port.rate_gbit_s,
-            )
-            for nic in machine.nics
-            for port in nic.ports
-        ),
+        ports=None if nics is None else tuple(_port(nic, port) for nic in nics for port in nic.ports),
         failed=tuple(failed),
     )
+
+
+def _port(nic: Nic, port: NicPort) -> PeerPort:
+    state, rate = port.state, port.rate_gbit_s
+    return PeerPort(nic=nic.name, number=port.number, state=state, link_layer=port.link_layer, rate_gbit_s=rate)
 
 
 def _try_imports(world: World, machine: Machine, nodes: Sequence[Peer]) -> tuple[PeerProbe, ...]:

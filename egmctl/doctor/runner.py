@@ -26,22 +26,8 @@ from egmctl.topology.platform import platform
 from egmctl.units import printable
 
 _ORDER = (
-    "presence",
-    "access",
-    "libraries",
-    "gpu",
-    "egm",
-    "numa",
-    "kernel",
-    "kernel_log",
-    "nvlink",
-    "pcie",
-    "fabric",
-    "imex",
-    "ipc",
-    "rdma",
-    "active",
-    "peers",
+    *("presence", "access", "libraries", "gpu", "egm", "numa", "kernel", "kernel_log"),
+    *("nvlink", "pcie", "fabric", "imex", "ipc", "rdma", "active", "peers"),
 )
 """The areas of the checks in the order in which they run; other areas follow."""
 

@@ -9,12 +9,7 @@ from typing import TypeVar
 from egmctl.doctor.check import Check, Scope, Verdicts, check, findings_on, known, skip
 from egmctl.model.finding import Guard
 from egmctl.model.gpu import Fabric, Gpu, GpuNvml
-from egmctl.model.host import (
-    INITIAL_NAMESPACES,
-    Confinement,
-    Driver,
-    Host,
-)
+from egmctl.model.host import INITIAL_NAMESPACES, Confinement, Driver, Host
 from egmctl.model.machine import Machine
 from egmctl.topology.access import Block, classify, obstacle
 from egmctl.topology.platform import C2c, c2c, multi_node
@@ -55,6 +50,18 @@ def coherent_gpus(machine: Machine, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
 def usable(machine: Machine, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
     """Return the GPUs that NVML lists and this process can access. The ``dev.*`` checks report the others."""
     return tuple(gpu for gpu in gpus if gpu.nvml is not None and obstacle(machine, gpu) is None)
+
+
+def mode_without_peers(machine: Machine, gpus: Iterable[Gpu]) -> str | None:
+    """Return the configured mode that disables peer access for one of these GPUs; ``None`` if there is none."""
+    listed = [gpu.nvml for gpu in gpus if gpu.nvml is not None]
+    if any(nvml.mig_mode for nvml in listed):
+        return "MIG is on, and its instances have no peers"
+    if (machine.driver or Driver()).confidential_compute == "on":
+        return "confidential computing is on for single GPUs, which have no peers"
+    if any(nvml.virtualization == "vgpu" for nvml in listed):
+        return "a vGPU has peers with some profiles only"
+    return None
 
 
 def fabric(gpu: Gpu) -> Fabric | None:

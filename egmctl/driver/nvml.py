@@ -34,17 +34,8 @@ GPU_IS_LOST: int = pynvml.NVML_ERROR_GPU_IS_LOST
 _NAMES = {code: name for name, code in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
 
 _EVENT_REASONS = (
-    "idle",
-    "applications-clocks-setting",
-    "sw-power-cap",
-    "hw-slowdown",
-    "sync-boost",
-    "sw-thermal-slowdown",
-    "hw-thermal-slowdown",
-    "hw-power-brake-slowdown",
-    "display-clock-setting",
-    "board-limit",
-    "reliability",
+    *("idle", "applications-clocks-setting", "sw-power-cap", "hw-slowdown", "sync-boost", "sw-thermal-slowdown"),
+    *("hw-thermal-slowdown", "hw-power-brake-slowdown", "display-clock-setting", "board-limit", "reliability"),
 )
 """The reasons why clocks are reduced, by bit: ``nvmlClocksEventReason*`` of nvml.h, then two
 ``nvmlClocksThrottleReason*``."""

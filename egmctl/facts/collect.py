@@ -36,11 +36,7 @@ WAIT_UNTOLD_S = 5.0
 
 
 def collect(
-    sections: Iterable[str],
-    *,
-    cuda: bool = True,
-    pid: int = 0,
-    on_wait: Callable[[str], None] | None = None,
+    sections: Iterable[str], *, cuda: bool = True, pid: int = 0, on_wait: Callable[[str], None] | None = None
 ) -> Machine:
     """Read sections of this node.
 
@@ -74,11 +70,7 @@ def collect(
 
 @contextmanager
 def reading(
-    sections: Iterable[str],
-    *,
-    cuda: bool = True,
-    pid: int = 0,
-    on_wait: Callable[[str], None] | None = None,
+    sections: Iterable[str], *, cuda: bool = True, pid: int = 0, on_wait: Callable[[str], None] | None = None
 ) -> Iterator[Callable[..., Machine]]:
     """Start to read this node: two children query NVML and CUDA, which takes half a second, in the background.
 

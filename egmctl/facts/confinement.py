@@ -36,11 +36,8 @@ _MOUNT = re.compile(r"/|/dev|/dev/shm|(/dev|/proc/driver)/(nvidia|infiniband)[A-
 _RULE = re.compile(r"[abc] ([0-9]+|\*):([0-9]+|\*) [rwm]{1,3}", re.ASCII)
 _UNIT = re.compile(r"[A-Za-z0-9@_.:\\-]{1,250}\.(service|scope|slice)", re.ASCII)
 _UNIT_FOLDERS = (
-    "/run/systemd/transient",
-    "/run/systemd/system.control",
-    "/etc/systemd/system",
-    "/run/systemd/system",
-    "/usr/lib/systemd/system",
+    *("/run/systemd/transient", "/run/systemd/system.control", "/etc/systemd/system"),
+    *("/run/systemd/system", "/usr/lib/systemd/system"),
 )
 """Folders of unit files (systemd.unit(5), "Unit File Load Path")."""
 _MOST_DROP_INS = 32
@@ -76,7 +73,7 @@ def confinement(root: Root, pid: int = 0) -> Confinement:
         mounts=lambda: _mounts(root, f"{folder}/mountinfo"),
         **reasons.fields("shm_total_bytes shm_free_bytes", lambda: inside.file_system(root, pid, _SHM)),
         ptrace_scope=lambda: root.number("/proc/sys/kernel/yama/ptrace_scope"),
-        device_rules=lambda: _device_rules(root, folder),
+        device_rules=lambda: _rules(root, device_cgroup(root, folder, 1)[-1]),
         device_lists=_device_lists(root, folder),
         device_units=_device_units(root, folder),
         device_programs=lambda: _device_programs(root, folder),
@@ -112,10 +109,6 @@ def _mounts(root: Root, path: str) -> tuple[Mount, ...]:
         for mount in mount_points(root.read(path))
         if _MOUNT.fullmatch(mount.path)
     )
-
-
-def _device_rules(root: Root, folder: str) -> tuple[str, ...]:
-    return _rules(root, device_cgroup(root, folder, 1)[-1])
 
 
 def _rules(root: Root, cgroup: str) -> tuple[str, ...]:

@@ -17,102 +17,46 @@ from egmctl.model.record import Reason
 
 ATTRIBUTES = (
     # properties of the GPU
-    "COMPUTE_CAPABILITY_MAJOR",
-    "COMPUTE_CAPABILITY_MINOR",
-    "MULTIPROCESSOR_COUNT",
-    "L2_CACHE_SIZE",
-    "ASYNC_ENGINE_COUNT",
-    "INTEGRATED",
-    "ECC_ENABLED",
-    "COMPUTE_MODE",
-    "MPS_ENABLED",
+    *("COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR", "MULTIPROCESSOR_COUNT", "L2_CACHE_SIZE"),
+    *("ASYNC_ENGINE_COUNT", "INTEGRATED", "ECC_ENABLED", "COMPUTE_MODE", "MPS_ENABLED"),
     # NUMA and EGM
-    "HOST_NUMA_ID",
-    "NUMA_CONFIG",
-    "NUMA_ID",
-    "HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
-    "HOST_NUMA_MEMORY_POOLS_SUPPORTED",
-    "HOST_NUMA_MULTINODE_IPC_SUPPORTED",
-    "LOCALITY_DOMAIN_COUNT",
+    *("HOST_NUMA_ID", "NUMA_CONFIG", "NUMA_ID", "HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"),
+    *("HOST_NUMA_MEMORY_POOLS_SUPPORTED", "HOST_NUMA_MULTINODE_IPC_SUPPORTED", "LOCALITY_DOMAIN_COUNT"),
     # virtual memory management and pools
-    "UNIFIED_ADDRESSING",
-    "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
-    "HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED",
-    "GENERIC_COMPRESSION_SUPPORTED",
-    "MULTICAST_SUPPORTED",
-    "MEMORY_POOLS_SUPPORTED",
-    "HOST_MEMORY_POOLS_SUPPORTED",
-    "MEMPOOL_SUPPORTED_HANDLE_TYPES",
+    *("UNIFIED_ADDRESSING", "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", "HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"),
+    *("GENERIC_COMPRESSION_SUPPORTED", "MULTICAST_SUPPORTED", "MEMORY_POOLS_SUPPORTED"),
+    *("HOST_MEMORY_POOLS_SUPPORTED", "MEMPOOL_SUPPORTED_HANDLE_TYPES"),
     # handles and IPC
-    "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",
-    "HANDLE_TYPE_FABRIC_SUPPORTED",
-    "IPC_EVENT_SUPPORTED",
+    *("HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED", "HANDLE_TYPE_FABRIC_SUPPORTED", "IPC_EVENT_SUPPORTED"),
     # RDMA
-    "GPU_DIRECT_RDMA_SUPPORTED",
-    "GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED",
-    "GPU_DIRECT_RDMA_WITH_LOCALIZED_MEMORY_SUPPORTED",
-    "GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS",
-    "GPU_DIRECT_RDMA_WRITES_ORDERING",
-    "DMA_BUF_SUPPORTED",
-    "DMA_BUF_MMAP_SUPPORTED",
-    "HOST_ALLOC_DMA_BUF_SUPPORTED",
+    *("GPU_DIRECT_RDMA_SUPPORTED", "GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED"),
+    *("GPU_DIRECT_RDMA_WITH_LOCALIZED_MEMORY_SUPPORTED", "GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS"),
+    *("GPU_DIRECT_RDMA_WRITES_ORDERING", "DMA_BUF_SUPPORTED", "DMA_BUF_MMAP_SUPPORTED", "HOST_ALLOC_DMA_BUF_SUPPORTED"),
     # host memory: pageable, managed, registered
-    "PAGEABLE_MEMORY_ACCESS",
-    "PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES",
-    "DIRECT_MANAGED_MEM_ACCESS_FROM_HOST",
-    "MANAGED_MEMORY",
-    "CONCURRENT_MANAGED_ACCESS",
-    "CAN_MAP_HOST_MEMORY",
-    "HOST_REGISTER_SUPPORTED",
-    "READ_ONLY_HOST_REGISTER_SUPPORTED",
-    "CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM",
+    *("PAGEABLE_MEMORY_ACCESS", "PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES", "DIRECT_MANAGED_MEM_ACCESS_FROM_HOST"),
+    *("MANAGED_MEMORY", "CONCURRENT_MANAGED_ACCESS", "CAN_MAP_HOST_MEMORY", "HOST_REGISTER_SUPPORTED"),
+    *("READ_ONLY_HOST_REGISTER_SUPPORTED", "CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM"),
     # atomics and stream memory operations
-    "HOST_NATIVE_ATOMIC_SUPPORTED",
-    "ONLY_PARTIAL_HOST_NATIVE_ATOMIC_SUPPORTED",
-    "ATOMIC_REDUCTION_SUPPORTED",
-    "CAN_USE_64_BIT_STREAM_MEM_OPS",
-    "CAN_USE_STREAM_WAIT_VALUE_NOR",
-    "CAN_FLUSH_REMOTE_WRITES",
+    *("HOST_NATIVE_ATOMIC_SUPPORTED", "ONLY_PARTIAL_HOST_NATIVE_ATOMIC_SUPPORTED", "ATOMIC_REDUCTION_SUPPORTED"),
+    *("CAN_USE_64_BIT_STREAM_MEM_OPS", "CAN_USE_STREAM_WAIT_VALUE_NOR", "CAN_FLUSH_REMOTE_WRITES"),
 )
 """The names of the CUdevice_attributes to read, without ``CU_DEVICE_ATTRIBUTE_``."""
 
 P2P_ATTRIBUTES = (
-    "PERFORMANCE_RANK",
-    "ACCESS_SUPPORTED",
-    "NATIVE_ATOMIC_SUPPORTED",
-    "CUDA_ARRAY_ACCESS_SUPPORTED",
-    "ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED",
+    *("PERFORMANCE_RANK", "ACCESS_SUPPORTED", "NATIVE_ATOMIC_SUPPORTED"),
+    *("CUDA_ARRAY_ACCESS_SUPPORTED", "ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED"),
 )
 """The names of the CUdevice_P2PAttributes to read, without ``CU_DEVICE_P2P_ATTRIBUTE_``."""
 
 ATOMIC_OPERATIONS = (
-    "INTEGER_ADD",
-    "INTEGER_MIN",
-    "INTEGER_MAX",
-    "INTEGER_INCREMENT",
-    "INTEGER_DECREMENT",
-    "AND",
-    "OR",
-    "XOR",
-    "EXCHANGE",
-    "CAS",
-    "FLOAT_ADD",
-    "FLOAT_MIN",
-    "FLOAT_MAX",
+    *("INTEGER_ADD", "INTEGER_MIN", "INTEGER_MAX", "INTEGER_INCREMENT", "INTEGER_DECREMENT"),
+    *("AND", "OR", "XOR", "EXCHANGE", "CAS", "FLOAT_ADD", "FLOAT_MIN", "FLOAT_MAX"),
 )
 """The names of the CUatomicOperations of CUDA 13.0, without ``CU_ATOMIC_OPERATION_``. No newer ones, because the whole
 query fails if the driver does not know one."""
 
-ATOMIC_CAPABILITIES = (
-    (1, "signed"),
-    (2, "unsigned"),
-    (4, "reduction"),
-    (8, "scalar-32"),
-    (16, "scalar-64"),
-    (32, "scalar-128"),
-    (64, "vector-32x4"),
-)
-"""The bits of CUatomicOperationCapability (cuda.h, CUDA 13.0) and their names. Other bits are reported by number."""
+ATOMIC_CAPABILITIES = ("signed", "unsigned", "reduction", "scalar-32", "scalar-64", "scalar-128", "vector-32x4")
+"""The names of the bits of CUatomicOperationCapability (cuda.h, CUDA 13.0), lowest first. Others go by number."""
 
 _MOST_GPUS = 256
 """The largest plausible number of GPUs, as in :mod:`egmctl.facts.nvml`."""
@@ -184,10 +128,7 @@ def _pair(source: tuple[str, Any], target: tuple[str, Any]) -> dict[str, Any]:
     reasons = Reasons()
     ends = source[1], target[1]
     pair: dict[str, Any] = reasons.record(
-        dict,
-        source=source[0],
-        target=target[0],
-        can_access_peer=lambda: bool(_ask("cuDeviceCanAccessPeer", *ends)),
+        dict, source=source[0], target=target[0], can_access_peer=lambda: bool(_ask("cuDeviceCanAccessPeer", *ends))
     )
     pair["cuda_attributes"] = _attributes(reasons, "cuda_attributes", _OF_PAIR, *ends)
     claim = (pair["cuda_attributes"], "NATIVE_ATOMIC_SUPPORTED")
@@ -255,9 +196,8 @@ def _atomics(function: str, claim: tuple[dict[str, int | None], str], *devices: 
 
 
 def _capabilities(mask: int) -> list[str]:
-    known = [word for bit, word in ATOMIC_CAPABILITIES if mask & bit]
-    rest = mask & ~sum(bit for bit, _ in ATOMIC_CAPABILITIES)
-    return [*known, *(f"bit-{place}" for place in range(rest.bit_length()) if rest >> place & 1)]
+    names = dict(enumerate(ATOMIC_CAPABILITIES))
+    return [names.get(place, f"bit-{place}") for place in range(mask.bit_length()) if mask >> place & 1]
 
 
 def _ask(function: str, *arguments: Any) -> Any:

@@ -164,6 +164,7 @@ def _responds(root: Root, folder: str) -> bool:
 
 
 PROC = "/proc/driver/nvidia"
+_UVM = "/sys/module/nvidia_uvm/parameters"
 
 MODULES = ("nvidia", "nvidia_uvm", "nvidia_peermem", "nvgrace_gpu", "nvgrace_egm", "nouveau", "gdrdrv")
 """The kernel modules that determine what the GPUs can do, in the order of the report."""
@@ -180,7 +181,7 @@ def driver(root: Root) -> Driver:
         module_flavour=lambda: "open" if _version(root)[1] else "proprietary",
         modules=lambda: loaded(root, MODULES),
         module_parameters=lambda: _parameters(root),
-        uvm_parameters=lambda: _uvm_parameters(root),
+        uvm_parameters=lambda: {name: root.read(f"{_UVM}/{name}") for name in root.names(_UVM)},
         majors=lambda: _majors(root),
     )
 
@@ -247,11 +248,6 @@ def _parameters(root: Root) -> dict[str, str]:
         for name, colon, value in lines
         if colon and name not in PRIVATE_PARAMETERS
     }
-
-
-def _uvm_parameters(root: Root) -> dict[str, str]:
-    folder = "/sys/module/nvidia_uvm/parameters"
-    return {name: root.read(f"{folder}/{name}") for name in root.names(folder)}
 
 
 def _majors(root: Root) -> dict[str, int]:

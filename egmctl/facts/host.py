@@ -29,43 +29,15 @@ _THP = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 COMMAND_LINE_KEYS = (
     # GPU memory as a NUMA node, and memory allocation
-    "numa",
-    "numa_balancing",
-    "memhp_default_state",
-    "movable_node",
-    "mem",
-    "efi_fake_mem",
-    "init_on_alloc",
-    "init_on_free",
-    "transparent_hugepage",
-    "default_hugepagesz",
-    "hugepagesz",
-    "hugepages",
+    *("numa", "numa_balancing", "memhp_default_state", "movable_node", "mem", "efi_fake_mem", "init_on_alloc"),
+    *("init_on_free", "transparent_hugepage", "default_hugepagesz", "hugepagesz", "hugepages"),
     # address translation for devices: P2P, GPUDirect RDMA, ATS on Grace
-    "iommu",
-    "iommu.passthrough",
-    "iommu.strict",
-    "intel_iommu",
-    "amd_iommu",
-    "arm-smmu.disable_bypass",
-    "arm-smmu-v3.disable_bypass",
-    "pci",
-    "pcie_acs_override",
-    "pcie_aspm",
-    "pcie_port_pm",
-    "disable_acs_redir",
+    *("iommu", "iommu.passthrough", "iommu.strict", "intel_iommu", "amd_iommu", "arm-smmu.disable_bypass"),
+    *("arm-smmu-v3.disable_bypass", "pci", "pcie_acs_override", "pcie_aspm", "pcie_port_pm", "disable_acs_redir"),
     # CPU isolation and mitigations
-    "isolcpus",
-    "nohz_full",
-    "rcu_nocbs",
-    "irqaffinity",
-    "nosmt",
-    "mitigations",
+    *("isolcpus", "nohz_full", "rcu_nocbs", "irqaffinity", "nosmt", "mitigations"),
     # drivers
-    "modprobe.blacklist",
-    "module_blacklist",
-    "rd.driver.blacklist",
-    "systemd.unified_cgroup_hierarchy",
+    *("modprobe.blacklist", "module_blacklist", "rd.driver.blacklist", "systemd.unified_cgroup_hierarchy"),
 )
 """The recorded kernel parameters, which affect GPUs, memory and PCIe. Parameters of the modules in
 :data:`COMMAND_LINE_MODULES` are recorded, too. The rest of the command line is not, because it may contain names of

@@ -68,11 +68,7 @@ def cgroups(root: Root, folder: str) -> tuple[Cgroup, ...]:
     # "5:devices:/path" is a v1 hierarchy with its controllers; "0::/path" is v2.
     fields = (line.split(":", 2) for line in root.lines(f"{folder}/cgroup") if line.count(":") >= 2)
     return tuple(
-        Cgroup(
-            version=2 if hierarchy == "0" else 1,
-            controllers=tuple(filter(None, controllers.split(","))),
-            path=path,
-        )
+        Cgroup(version=2 if hierarchy == "0" else 1, controllers=tuple(filter(None, controllers.split(","))), path=path)
         for hierarchy, controllers, path in fields
     )
 

@@ -184,12 +184,7 @@ def old_folder(path: Path) -> Folder:
     return Folder(path)
 
 
-_STATUSES: Mapping[str, str] = {
-    Grade.FAIL: "fail",
-    Grade.WARN: "warn",
-    Answer.NO_GO: "fail",
-    Answer.INCOMPLETE: "warn",
-}
+_STATUSES: Mapping[str, str] = {Grade.FAIL: "fail", Grade.WARN: "warn", Answer.NO_GO: "fail", Answer.INCOMPLETE: "warn"}
 """The status of the line for a grade or answer that is a problem; the others have none."""
 
 

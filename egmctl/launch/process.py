@@ -25,15 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from egmctl.driver.breadcrumb import Trail
 from egmctl.errors import ChildFailed, ChildNotStarted, ExitCode
-from egmctl.launch.channel import (
-    MESSAGE,
-    RESULT,
-    Channel,
-    ChannelClosed,
-    MalformedMessage,
-    forget,
-    memory_file,
-)
+from egmctl.launch.channel import MESSAGE, RESULT, Channel, ChannelClosed, MalformedMessage, forget, memory_file
 
 if TYPE_CHECKING:
     from egmctl.model.codec import JsonValue
@@ -375,11 +367,7 @@ def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
 
 def _interpreter_flags() -> list[str]:
     """Return this process' -E and -s, and -P (new in 3.11), which keeps this folder off the import path."""
-    own = {
-        "-P": sys.version_info >= (3, 11),
-        "-E": sys.flags.ignore_environment,
-        "-s": sys.flags.no_user_site,
-    }
+    own = {"-P": sys.version_info >= (3, 11), "-E": sys.flags.ignore_environment, "-s": sys.flags.no_user_site}
     return [flag for flag, is_set in own.items() if is_set]
 
 

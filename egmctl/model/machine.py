@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from egmctl.compat import StrEnum
 from egmctl.model.gpu import Gpu, Pair
-from egmctl.model.host import Confinement, Driver, Host, Nic, NvSwitch, Process, System
+from egmctl.model.host import Confinement, Driver, Host, Nic, NumaKind, NvSwitch, Process, System
 from egmctl.model.kernel_log import KernelLog
 from egmctl.model.probes import Peers, Probe
 from egmctl.model.record import Plain, Unread
@@ -64,17 +64,8 @@ class SectionStatus:
 
 
 SECTION_VERSIONS: Mapping[str, int] = {
-    "host": 1,
-    "gpus": 1,
-    "pairs": 1,
-    "switches": 1,
-    "nics": 1,
-    "driver": 1,
-    "process": 1,
-    "confinement": 1,
-    "system": 1,
-    "kernel_log": 1,
-    "probes": 1,
+    **dict.fromkeys(("host", "gpus", "pairs", "switches", "nics", "driver"), 1),
+    **dict.fromkeys(("process", "confinement", "system", "kernel_log", "probes"), 1),
 }
 """The sections in the order of the document. A version increases if readers of the older version would misinterpret
 it."""
@@ -103,6 +94,12 @@ class Machine:
     """The probes of ``egmctl doctor --active``, in order. No other command creates this section."""
     peers: Peers | None = None
     """The nodes of the MPI job of ``egmctl doctor``; no section, because it is not about one node."""
+
+    @property
+    def cpu_nodes(self) -> tuple[int, ...]:
+        """The ids of the NUMA nodes with CPUs, ascending; empty if the nodes were not read."""
+        nodes = (self.host and self.host.numa_nodes) or ()
+        return tuple(node.id for node in nodes if node.kind in (NumaKind.CPU, NumaKind.CPU_ONLY))
 
     def gpu(self, bus_id: str) -> Gpu:
         """Return the GPU with this bus id.

@@ -55,9 +55,7 @@ Plain = Annotated[str, Share.PLAIN]
 Sentence = Annotated[str, Share.SENTENCE]
 Uuid = Annotated[str, Share.UUID]
 BusId = Annotated[
-    str,
-    Share.PLAIN,
-    Spelling(example="0000:1b:00.0", pattern=r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"),
+    str, Share.PLAIN, Spelling(example="0000:1b:00.0", pattern=r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 ]
 """A PCI bus id, which identifies a device: lower case, domain of at least 4 digits, ``0000:1b:00.0``."""
 KernelList = Annotated[

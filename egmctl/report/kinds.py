@@ -82,12 +82,8 @@ class Kind:
 
 
 _CHECKED = (Format.PROM, Format.NAGIOS, Format.JUNIT)
-BENCH = Kind(
-    name="bench",
-    record="egmctl.model.measurement:RunReport",
-    data=(Format.CSV, Format.PROM, Format.JUNIT),
-    drawn=True,
-)
+_MEASURED = (Format.CSV, Format.PROM, Format.JUNIT)
+BENCH = Kind(name="bench", record="egmctl.model.measurement:RunReport", data=_MEASURED, drawn=True)
 TOPO = Kind(name="topo", record="egmctl.topology.topology:Topology", data=(Format.CSV,), drawn=True)
 DOCTOR = Kind(name="doctor", record="egmctl.model.finding:Diagnosis", data=_CHECKED)
 BRINGUP = Kind(name="bringup", record="egmctl.model.bringup:Bringup", data=_CHECKED)
@@ -99,27 +95,11 @@ PROFILES = Kind(name="profiles", record="egmctl.model.profile:ProfileList", view
 MACHINES = Kind(name="machines", record="egmctl.model.listing:MachineList", views="lists", pages=False)
 CHECKS = Kind(name="checks", record="egmctl.model.listing:CheckList", views="doctor", pages=False)
 EXPLAIN = Kind(name="explain", record="egmctl.model.explanation:Explanations", views="doctor", pages=False)
-CASES = Kind(name="cases", record="egmctl.model.listing:CaseList", views="bench_plan", pages=False)
-PLAN = Kind(name="plan", record="egmctl.model.listing:PlanReport", views="bench_plan", pages=False)
-COST = Kind(name="cost", record="egmctl.model.listing:JobCost", views="bench_plan", pages=False)
-
-KINDS = (
-    BENCH,
-    TOPO,
-    DOCTOR,
-    BRINGUP,
-    COMPARISON,
-    FLEET,
-    MATCH,
-    HISTORY,
-    PROFILES,
-    MACHINES,
-    CHECKS,
-    EXPLAIN,
-    CASES,
-    PLAN,
-    COST,
-)
+CASES = Kind(name="cases", record="egmctl.model.listing:CaseList", views="lists", pages=False)
+PLAN = Kind(name="plan", record="egmctl.model.listing:PlanReport", views="lists", pages=False)
+COST = Kind(name="cost", record="egmctl.model.listing:JobCost", views="lists", pages=False)
+KINDS = tuple(kind for kind in [*vars().values()] if isinstance(kind, Kind))
+"""All kinds of results, those above."""
 
 
 def kind_of(result: object) -> Kind:
@@ -209,14 +189,10 @@ def rendered(
             level = Level.SUMMARY if brief else Level(min(Level.NORMAL + verbose, Level.ALL))
             shown = text(document, width=width or WIDTH, level=level)
             return shown if format is Format.TEXT else picture(shown, document.command)
-        case Format.HTML:
-            from egmctl.report.render.html import html
-
-            return html(document)
-        case Format.MARKDOWN:
-            from egmctl.report.render.markdown import markdown
-
-            return markdown(document)
+        case Format.HTML | Format.MARKDOWN:
+            name = format.name.lower()
+            page: str = resolve_name(f"egmctl.report.render.{name}:{name}")(document)
+            return page
     raise ValueError(f"a document of {document.command} has no format {format}")
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import permutations, takewhile
 
 from egmctl.model.gpu import Gpu, NvLink, Pair
-from egmctl.model.host import Nic, NumaKind
+from egmctl.model.host import Nic
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
 from egmctl.model.route import Hop, LinkClass, LinkKind
@@ -124,15 +124,9 @@ def _pci_class(machine: Machine, first: Gpu | Nic, second: Gpu | Nic) -> tuple[L
     nodes = {first.host_numa_id, second.host_numa_id}
     if None not in nodes:
         return (LinkClass.NODE if len(nodes) == 1 else LinkClass.SYS), ""
-    if len(cpu_node_ids(machine)) == 1:
+    if len(machine.cpu_nodes) == 1:
         return LinkClass.NODE, ""
     return LinkClass.UNKNOWN, "two host bridges, and the firmware does not say which NUMA nodes they belong to"
-
-
-def cpu_node_ids(machine: Machine) -> tuple[int, ...]:
-    """Return the ids of the NUMA nodes with CPUs; empty if the nodes were not read."""
-    nodes = (machine.host.numa_nodes if machine.host else None) or ()
-    return tuple(node.id for node in nodes if node.kind in (NumaKind.CPU, NumaKind.CPU_ONLY))
 
 
 def active_nvlinks(gpu: Gpu) -> int | None:
@@ -241,14 +235,10 @@ class P2pMatrix:
     """The values by the labels of the accessing and the accessed GPU; ``?`` if a value was not read."""
 
     @property
-    def uniform(self) -> bool:
-        """Whether all pairs have the same value."""
-        return len(set(self.cells.values())) == 1
-
-    @property
-    def value(self) -> str:
-        """The value of a uniform matrix."""
-        return next(iter(self.cells.values()))
+    def value(self) -> str | None:
+        """The value of all pairs; ``None`` if they differ."""
+        values = set(self.cells.values())
+        return values.pop() if len(values) == 1 else None
 
 
 def matrices(machine: Machine, gpus: Mapping[str, Gpu]) -> tuple[P2pMatrix, ...]:

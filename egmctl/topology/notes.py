@@ -12,7 +12,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.route import LinkClass, LinkKind
 from egmctl.topology import links as rates
 from egmctl.topology.access import DENIED, Block, cuda_failure, nvml_failure, obstacle
-from egmctl.topology.links import Link, active_nvlinks, cpu_node_ids, nvlink_joins, nvlinks_of
+from egmctl.topology.links import Link, active_nvlinks, nvlink_joins, nvlinks_of
 from egmctl.topology.platform import PlatformKind, PlatformVerdict
 from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.units import format_kernel_list, several
@@ -126,11 +126,7 @@ class Note:
 
 
 def notes(
-    machine: Machine,
-    gpus: Sequence[Gpu],
-    links: Sequence[Link],
-    routes: Sequence[HostRoute],
-    platform: PlatformVerdict,
+    machine: Machine, gpus: Sequence[Gpu], links: Sequence[Link], routes: Sequence[HostRoute], platform: PlatformVerdict
 ) -> tuple[Note, ...]:
     """Return the notes in order of display."""
     failed = cuda_failure(machine)
@@ -141,7 +137,7 @@ def notes(
         (NoteKind.REMARK, _owners(machine, routes)),
         (NoteKind.DEGRADED, _fewer_nvlinks(machine, gpus, links)),
         (NoteKind.REMARK, _without_speed(gpus)),
-        (NoteKind.DEGRADED, _narrow_pcie(gpus)),
+        (NoteKind.DEGRADED, [f"GPU{gpu.index}: {words}" for gpu in gpus if (words := narrow_pcie(gpu))]),
         (NoteKind.REMARK, _unknown_links(links)),
         (NoteKind.REMARK, _hidden(machine)),
         (NoteKind.REMARK, _numbered_otherwise(gpus)),
@@ -222,10 +218,6 @@ def _without_speed(gpus: Sequence[Gpu]) -> Iterable[str]:
             yield f"GPU{gpu.index}: NVML calls {which} active at 0 MB/s, so their rate is unknown"
 
 
-def _narrow_pcie(gpus: Sequence[Gpu]) -> Iterable[str]:
-    yield from (f"GPU{gpu.index}: {words}" for gpu in gpus if (words := narrow_pcie(gpu)))
-
-
 def narrow_pcie(gpu: Gpu) -> str:
     """Return the words for missing PCIe lanes of a GPU; empty if it may have all of them."""
     link = (gpu.nvml and gpu.nvml.link) or (gpu.pci and gpu.pci.link)
@@ -257,5 +249,5 @@ def _hidden(machine: Machine) -> Iterable[str]:
     environment = machine.process.environment if machine.process else None
     if environment and "CUDA_VISIBLE_DEVICES" in environment:
         yield "CUDA_VISIBLE_DEVICES is set; like nvidia-smi, this shows all GPUs in NVML's order"
-    if machine.gpus and not cpu_node_ids(machine):
+    if machine.gpus and not machine.cpu_nodes:
         yield "no NUMA node with CPUs was read, so there are no routes to host memory"

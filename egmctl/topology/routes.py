@@ -29,7 +29,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.route import Hop, LinkKind, at_most_gb_s, symbol_of
 from egmctl.topology import links as rates
 from egmctl.topology.access import Block, Obstacle, obstacle
-from egmctl.topology.links import cpu_node_ids, gpu_link
+from egmctl.topology.links import gpu_link
 from egmctl.topology.platform import C2c, c2c, cpu_link, egm
 from egmctl.units import parse_kernel_list
 
@@ -220,7 +220,7 @@ def smp(machine: Machine) -> Hop:
 
 def across(machine: Machine, gpu: Gpu, node: int) -> tuple[Hop, ...]:
     """Return the hop from the GPU's NUMA node to another; empty if it is the same or the only one."""
-    if len(cpu_node_ids(machine)) <= 1 or gpu.host_numa_id == node:
+    if len(machine.cpu_nodes) <= 1 or gpu.host_numa_id == node:
         return ()
     if gpu.host_numa_id is None:
         return (Hop(link=LinkKind.UNKNOWN, reason="the GPU's host NUMA node is not known"),)

@@ -14,7 +14,7 @@ from egmctl.model.host import Nic
 from egmctl.model.machine import Machine
 from egmctl.model.record import BusId, Shown
 from egmctl.topology.access import Block, obstacle
-from egmctl.topology.links import Link, P2pMatrix, cpu_node_ids, device_link, matrices
+from egmctl.topology.links import Link, P2pMatrix, device_link, matrices
 from egmctl.topology.notes import Missing, Note, missing, notes
 from egmctl.topology.platform import C2c, Egm, PlatformVerdict, c2c, egm, own_node, platform
 from egmctl.topology.routes import HostRoute, route
@@ -118,7 +118,7 @@ def topology(machine: Machine, gpus: Sequence[Gpu] | None = None, nodes: Sequenc
     """
     chosen = {gpu_label(gpu): gpu for gpu in ((machine.gpus or ()) if gpus is None else gpus)}
     nics = _nics(machine)
-    numa_nodes = cpu_node_ids(machine) if nodes is None else tuple(nodes)
+    numa_nodes = machine.cpu_nodes if nodes is None else tuple(nodes)
     devices: dict[str, Gpu | Nic] = {**chosen, **nics}
     links = tuple(
         replace(device_link(machine, devices[source], devices[target]), source=source, target=target)

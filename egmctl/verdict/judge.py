@@ -28,29 +28,10 @@ from egmctl.model.verdict import (
     worst_grade,
 )
 from egmctl.units import several
-from egmctl.verdict.yardsticks import (
-    PathClass,
-    against_link,
-    against_peers,
-    against_profile,
-    cite,
-    class_of,
-    is_degraded,
-    no_reference,
-    not_judged,
-    reference_for,
-    unit_of,
-    value_of,
-)
+from egmctl.verdict import yardsticks
 
 
-def judge(
-    report: RunReport,
-    profile: Profile | None,
-    *,
-    profile_reason: str = "",
-    strict: bool = False,
-) -> RunVerdict:
+def judge(report: RunReport, profile: Profile | None, *, profile_reason: str = "", strict: bool = False) -> RunVerdict:
     """Return the verdict on a run.
 
     Parameters
@@ -63,18 +44,19 @@ def judge(
         Whether warnings make the command exit with status 1.
     """
     measurements = report.measurements
-    members: dict[PathClass, list[int]] = {}
+    values = [yardsticks.value_of(measurement) for measurement in measurements]
+    members: dict[yardsticks.PathClass, list[int]] = {}
     for number, measurement in enumerate(measurements):
-        if (value_of(measurement) is not None and measurement.point.sms is None) or measurement.status in BROKEN:
+        if (values[number] is not None and measurement.point.sms is None) or measurement.status in BROKEN:
             # A point of a series by the number of SMs has no reference: it counts only if it broke.
-            members.setdefault(class_of(measurement), []).append(number)
+            members.setdefault(yardsticks.class_of(measurement), []).append(number)
     culprits: list[Culprit] = []
     judged: dict[int, Judged] = {}
     for path_class, numbers in members.items():
-        values = {number: value for number in numbers if (value := value_of(measurements[number])) is not None}
-        peers, class_culprits = against_peers(report, path_class.name, values)
+        of_class = {number: value for number in numbers if (value := values[number]) is not None}
+        peers, class_culprits = yardsticks.against_peers(report, path_class.name, of_class)
         culprits += class_culprits
-        for number, value in values.items():
+        for number, value in of_class.items():
             judged[number] = _judged(number, measurements[number], value, profile, peers[number])
     classes = tuple(
         _class_verdict(path_class, numbers, measurements, judged, profile) for path_class, numbers in members.items()
@@ -97,16 +79,16 @@ def judge(
 
 
 def _judged(number: int, measurement: Measurement, value: float, profile: Profile | None, peers: Judgement) -> Judged:
-    if (reason := not_judged(measurement)) is not None:
-        judgements = tuple(no_reference(yardstick, value, reason) for yardstick in Yardstick)
+    if (reason := yardsticks.not_judged(measurement)) is not None:
+        judgements = tuple(yardsticks.no_reference(yardstick, value, reason) for yardstick in Yardstick)
     else:
-        by_profile = against_profile(measurement, value, profile)
-        judgements = (by_profile, against_link(measurement, value, profile), peers)
+        by_profile = yardsticks.against_profile(measurement, value, profile)
+        judgements = (by_profile, yardsticks.against_link(measurement, value, profile), peers)
     return Judged(measurement=number, judgements=judgements)
 
 
 def _class_verdict(
-    path_class: PathClass,
+    path_class: yardsticks.PathClass,
     numbers: Sequence[int],
     measurements: Sequence[Measurement],
     judged: dict[int, Judged],
@@ -121,10 +103,10 @@ def _class_verdict(
     elif grade is Grade.PASS and grades[Yardstick.PROFILE] is not Grade.PASS:
         # Agreement among paths without a reference does not prove that they are healthy.
         grade = Grade.NO_REFERENCE
-    values = [value for number in numbers if (value := value_of(measurements[number])) is not None]
-    unit = unit_of(measurements[numbers[0]])
+    values = [value for number in numbers if (value := yardsticks.value_of(measurements[number])) is not None]
+    unit = yardsticks.unit_of(measurements[numbers[0]])
     has_reference = profile is not None and grades[Yardstick.PROFILE] is not Grade.NO_REFERENCE
-    reference = reference_for(measurements[numbers[0]], profile)[0] if profile and has_reference else None
+    reference = yardsticks.reference_for(measurements[numbers[0]], profile)[0] if profile and has_reference else None
     return ClassVerdict(
         path_class=path_class.name,
         case=path_class.case,
@@ -142,7 +124,7 @@ def _class_verdict(
         expected=reference.typical if reference else None,
         warn=reference.warn if reference else None,
         fail=reference.fail if reference else None,
-        source=cite(profile, reference) if profile and reference else None,
+        source=yardsticks.cite(profile, reference) if profile and reference else None,
     )
 
 
@@ -166,7 +148,7 @@ def _warnings(measurements: Sequence[Measurement]) -> Iterator[str]:
             for counter, rise in gpu.errors.items():
                 rises[counter, gpu.label] = rises.get((counter, gpu.label), 0) + rise
     yield from (f"{counter} of {label} rose by {rise}" for (counter, label), rise in rises.items())
-    degraded = [m.path for m in measurements if m.measured and is_degraded(m)]
+    degraded = [m.path for m in measurements if m.measured and yardsticks.is_degraded(m)]
     if degraded:
         paths = ", ".join(dict.fromkeys(degraded))
         yield f"{several(len(degraded), 'measurement')} went without EGM, whose route is blocked (degraded): {paths}"

@@ -22,7 +22,7 @@ from egmctl.model.measurement import Measurement, RunReport, Sample, Settings, S
 from egmctl.model.route import Route
 from egmctl.model.task import Point, Quantity
 from egmctl.report.render.text import WIDTH
-from egmctl.report.views.bench_series import knee
+from egmctl.report.views.bench_details import knee
 from egmctl.units import GIB, MIB
 from tests.bench.conftest import Bench, Run, cases
 from tests.bench.test_faults import small_caches

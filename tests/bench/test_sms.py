@@ -19,7 +19,7 @@ from egmctl.model.task import Axis
 from egmctl.report.document import Level, Matrix, Section, body_of, columns, plain, shown
 from egmctl.report.render.figures import HEIGHT, plot
 from egmctl.report.views.bench import bench_document
-from egmctl.report.views.bench_series import ENOUGH, enough, overlay
+from egmctl.report.views.bench_details import ENOUGH, enough, overlay
 from egmctl.units import MIB
 from egmctl.verdict.judge import judge
 from egmctl.verdict.yardsticks import not_judged

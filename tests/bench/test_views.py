@@ -28,8 +28,7 @@ from egmctl.report.document import Bars, Chart, Level, Matrix, Section, body_of,
 from egmctl.report.render.text import WIDTH
 from egmctl.report.views.bench import bench_document
 from egmctl.report.views.bench_answer import exceptions, how, route_line, warnings
-from egmctl.report.views.bench_details import beside, life_cycles
-from egmctl.report.views.bench_series import LOOKS, all_series, overlay, swept
+from egmctl.report.views.bench_details import LOOKS, all_series, beside, life_cycles, overlay, swept
 from egmctl.units import GIB, MIB
 from tests.bench.plans import SETTINGS, plan_of
 from tests.bench.reports import measured, report

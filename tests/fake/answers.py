@@ -354,7 +354,7 @@ def _pair(pair: Pair, key: str) -> Iterator[tuple[str, str]]:
 
 def _atomics(atomics: Mapping[str, tuple[str, ...]] | None, key: str) -> Iterator[tuple[str, str]]:
     """Yield what a link does of each operation, as the driver's bits."""
-    bits = {word: bit for bit, word in ATOMIC_CAPABILITIES}
+    bits = {word: 1 << place for place, word in enumerate(ATOMIC_CAPABILITIES)}
     for operation, words in (atomics or {}).items():
         name = operation.upper().replace("-", "_")
         number = int(getattr(cuda.CUatomicOperation, f"CU_ATOMIC_OPERATION_{name}"))

@@ -9,8 +9,7 @@ from egmctl.model.measurement import RunReport
 from egmctl.report.document import Block, Chart, Document, Level, Matrix, Section, body_of, shown
 from egmctl.report.kinds import Format, render
 from egmctl.report.render.text import WIDTH, text
-from egmctl.report.views.bench_details import families
-from egmctl.report.views.bench_series import all_series, swept
+from egmctl.report.views.bench_details import all_series, families, swept
 
 __all__ = ["WIDTH", "matrices_text", "tables_of", "text_of"]
 

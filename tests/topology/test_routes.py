@@ -12,7 +12,6 @@ from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
 from egmctl.topology import links as rates
 from egmctl.topology.access import Block
-from egmctl.topology.links import cpu_node_ids
 from egmctl.topology.routes import HostRoute, RouteKind, route
 from egmctl.topology.topology import topology
 from tests.doctor.machines import patched
@@ -223,7 +222,7 @@ def machines(draw: st.DrawFn) -> Machine:
 def test_every_gpu_has_exactly_one_route_to_every_cpu_node_and_each_says_all(machine: Machine) -> None:
     judged = topology(machine)
     ends = [(way.gpu, way.numa_node) for way in judged.routes]
-    assert ends == [(g.bus_id, n) for g in machine.gpus or () for n in cpu_node_ids(machine)]
+    assert ends == [(g.bus_id, n) for g in machine.gpus or () for n in machine.cpu_nodes]
     for way in judged.routes:
         assert (way.blocked_by is not None) == (way.kind is RouteKind.BLOCKED)
         assert bool(way.via) == (way.kind is RouteKind.REMOTE)

@@ -37,10 +37,7 @@ LOAD_BLOCKS_HOST = (0, 1, 2, 4, 8, 16, 32)
 """The numbers of blocks of 128 threads that load a path, each with 8 KiB in flight: from idle to more than the link
 carries, which on H200 is from 64 on over NVLink (366 GB/s) and from 16 on over PCIe (51 GB/s)."""
 
-FOOTPRINTS_LOCAL = (
-    *(size * MIB for size in (2, 8, 32, 128, 512)),
-    *(size * GIB for size in (1, 2, 4, 8, 16, 32, 64)),
-)
+FOOTPRINTS_LOCAL = (*(size * MIB for size in (2, 8, 32, 128, 512)), *(size * GIB for size in (1, 2, 4, 8, 16, 32, 64)))
 FOOTPRINTS_HOST = (*FOOTPRINTS_LOCAL, 128 * GIB, 256 * GIB)
 """Footprints in host memory; large ones are measured only if they fit
 (:data:`egmctl.bench.plan.make.IF_ROOM_ABOVE_BYTES`)."""

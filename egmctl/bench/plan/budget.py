@@ -73,9 +73,7 @@ class Memory:
 
 
 def memory_of(
-    machine: Machine,
-    cgroup_left_bytes: int | None = None,
-    free_at: Callable[[Machine, Peak], int | None] | None = None,
+    machine: Machine, cgroup_left_bytes: int | None = None, free_at: Callable[[Machine, Peak], int | None] | None = None
 ) -> Memory:
     """Return the free memory of one node.
 

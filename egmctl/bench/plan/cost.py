@@ -13,16 +13,7 @@ from egmctl.bench.plan.budget import most_bytes
 from egmctl.bench.plan.placement import RankLayout
 from egmctl.bench.plan.task import flows_on_a_link, shortened
 from egmctl.bench.suites import SUITES
-from egmctl.model.listing import (
-    CaseCost,
-    CaseList,
-    HeldMemory,
-    JobCost,
-    ListedCase,
-    PlannedTask,
-    PlanReport,
-    Step,
-)
+from egmctl.model import listing
 from egmctl.model.machine import Origin
 from egmctl.model.route import HOST_MEMORY
 from egmctl.model.task import Engine, Quantity
@@ -49,9 +40,9 @@ _CHECK_GB_S = 1500.0
 """The rate of overwriting and comparing device memory on its own GPU; for host memory it is the link's rate."""
 
 
-def plan_report(plan: Plan, origin: Origin) -> PlanReport:
+def plan_report(plan: Plan, origin: Origin) -> listing.PlanReport:
     """Return the report of a plan, without UUIDs of GPUs and hosts of ranks, as it may leave the site."""
-    return PlanReport(
+    return listing.PlanReport(
         origin=origin,
         settings=plan.settings,
         gpus=tuple(replace(gpu, uuid=None) for gpu in plan.gpus),
@@ -62,7 +53,7 @@ def plan_report(plan: Plan, origin: Origin) -> PlanReport:
             replace(step, seconds=seconds) for step, seconds in zip(plan.steps, steps_seconds(plan), strict=True)
         ),
         memory=tuple(
-            HeldMemory(place=peak.name, bytes=peak.bytes)
+            listing.HeldMemory(place=peak.name, bytes=peak.bytes)
             for peak in sorted(plan.peaks, key=lambda peak: natural(peak.name))
         ),
         notes=plan.notes,
@@ -71,17 +62,17 @@ def plan_report(plan: Plan, origin: Origin) -> PlanReport:
     )
 
 
-def case_list(plan: Plan, cases: Sequence[Case], origin: Origin) -> CaseList:
+def case_list(plan: Plan, cases: Sequence[Case], origin: Origin) -> listing.CaseList:
     """Return all suites, and each case with the number of its measurements in a plan."""
-    return CaseList(
+    return listing.CaseList(
         origin=origin,
         cases=tuple(_listed(case, [task for task in plan.tasks if task.case == case.name]) for case in cases),
         suites={name: suite.description for name, suite in SUITES.items()},
     )
 
 
-def _listed(case: Case, tasks: Sequence[PlannedTask]) -> ListedCase:
-    return ListedCase(
+def _listed(case: Case, tasks: Sequence[listing.PlannedTask]) -> listing.ListedCase:
+    return listing.ListedCase(
         name=case.name,
         family=case.family,
         description=case.description,
@@ -92,7 +83,7 @@ def _listed(case: Case, tasks: Sequence[PlannedTask]) -> ListedCase:
     )
 
 
-def job_cost(plan: Plan, layout: RankLayout) -> JobCost:
+def job_cost(plan: Plan, layout: RankLayout) -> listing.JobCost:
     """Return the cost of each case of a run between ranks, and of the whole run."""
     seconds = steps_seconds(plan)
     costs = []
@@ -105,7 +96,7 @@ def job_cost(plan: Plan, layout: RankLayout) -> JobCost:
         largest = max(usage, key=lambda peak: peak.bytes, default=None)
         free = None if largest is None else most_bytes(layout.machines[largest.host or ""], largest)
         costs.append(
-            CaseCost(
+            listing.CaseCost(
                 case=case,
                 pattern=tasks[0].pattern,
                 measurements=len(tasks),
@@ -120,7 +111,7 @@ def job_cost(plan: Plan, layout: RankLayout) -> JobCost:
                 and largest.bytes > free * plan.settings.memory_percent // 100,
             )
         )
-    return JobCost(
+    return listing.JobCost(
         origin=next(iter(layout.machines.values())).origin,
         ranks=len(layout.ranks),
         nodes=len(layout.machines),
@@ -163,11 +154,11 @@ def steps_seconds(plan: Plan) -> list[float]:
     return seconds
 
 
-def _asked(task: PlannedTask, step: Step) -> PlannedTask:
+def _asked(task: listing.PlannedTask, step: listing.Step) -> listing.PlannedTask:
     return shortened(task) if step.proof else task
 
 
-def task_seconds(task: PlannedTask, samples: int) -> float:
+def task_seconds(task: listing.PlannedTask, samples: int) -> float:
     """Return the estimated time of a task in seconds, without the allocation of its buffers."""
     if task.chase is not None:
         return samples * task.chase.loads * _LAP_S.get(task.engine, _LOAD_S)

@@ -208,12 +208,7 @@ def _possible_owners(machine: Machine, gpus: Sequence[Gpu]) -> list[Gpu]:
 
 
 def _planned_tasks(
-    case: Case,
-    point: Point,
-    machine: Machine,
-    candidates: Iterable[Candidate],
-    settings: Settings,
-    not_installed: str,
+    case: Case, point: Point, machine: Machine, candidates: Iterable[Candidate], settings: Settings, not_installed: str
 ) -> Iterator[PlannedTask]:
     """Yield the tasks of a case at a point; those with large footprints only if they fit into memory."""
     is_optional = point.footprint is not None and point.footprint > IF_ROOM_ABOVE_BYTES and case.source in HOST_MEMORY

@@ -101,10 +101,7 @@ def device_path(
     else:
         hop = rates.pcie(initiator, link.kind)
     return Path(
-        route=Route(hops=(hop,)),
-        waiver=missing,
-        rate_gb_s=_planned([hop]),
-        disjoint=link.kind is LinkClass.NVLINK,
+        route=Route(hops=(hop,)), waiver=missing, rate_gb_s=_planned([hop]), disjoint=link.kind is LinkClass.NVLINK
     )
 
 

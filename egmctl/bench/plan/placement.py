@@ -16,7 +16,6 @@ from egmctl.model.host import DeviceNode
 from egmctl.model.machine import Machine
 from egmctl.model.route import Rank, node_names
 from egmctl.model.task import Endpoint
-from egmctl.topology.links import cpu_node_ids
 from egmctl.units import printable
 
 
@@ -213,7 +212,7 @@ def rank_of(number: int, machine: Machine, gpu: Gpu, host: str = "", node: str =
 
 def nearest_node(machine: Machine, gpu: Gpu) -> int | None:
     """Return the NUMA node on which a rank allocates host memory; ``None`` if no node has memory."""
-    nodes = cpu_node_ids(machine)
+    nodes = machine.cpu_nodes
     if gpu.host_numa_id in nodes:
         return gpu.host_numa_id
     return min(nodes, default=None)

@@ -5,23 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from egmctl.doctor import restrictions
 from egmctl.doctor.check import Scope, Verdicts, check, findings_on, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, noted, passed, skipped, todo, unknown, warned
-from egmctl.doctor.restrictions import (
-    LOST_RULES,
-    MAKE_NODES,
-    Manager,
-    access_of,
-    accesses,
-    cgroup_evidence,
-    denies_control_node,
-    manager,
-    minor_of,
-    node_evidence,
-    node_names,
-    policy,
-    route_evidence,
-)
 from egmctl.doctor.situation import NO_NVIDIA_GPU, in_container, loss, lost, may_have_egm, requested, routers
 from egmctl.model.finding import NODE, Confidence, Finding, Guard, on_gpus
 from egmctl.model.gpu import Gpu
@@ -48,33 +34,37 @@ def _cgroup_restricted(machine: Machine, scope: Scope) -> Verdicts:
     elif readable:
         hides = "CUDA_VISIBLE_DEVICES" in ((machine.process or Process()).environment or {})
         note = "CUDA_VISIBLE_DEVICES only hides GPUs from CUDA: EGM routes over them stay" if hides else ""
-        evidence = (*accesses(readable), *cgroup_evidence(machine))
+        evidence = (*restrictions.accesses(readable), *restrictions.cgroup_evidence(machine))
         yield passed("the device cgroup denies no GPU", readable, evidence=evidence, note=note)
     elif not unclear:
         yield skipped(_NO_NODE)
 
 
 def _cgroup_denies(machine: Machine, scope: Scope, denied: list[Gpu]) -> Finding:
-    all_denied = denies_control_node(machine)
-    owner = manager(machine, is_container=all_denied)
-    evidence = (*accesses(denied), *cgroup_evidence(machine), *((owner.sign,) if owner.sign else ()))
+    all_denied = restrictions.denies_control_node(machine)
+    owner = restrictions.manager(machine, is_container=all_denied)
+    evidence = (
+        *restrictions.accesses(denied),
+        *restrictions.cgroup_evidence(machine),
+        *((owner.sign,) if owner.sign else ()),
+    )
     return _withheld_finding(
         machine,
         scope,
         denied,
         "the device cgroup denies {}, and /dev/nvidiactl too" if all_denied else "the device cgroup denies {}",
-        evidence=tuple(dict.fromkeys((*evidence, *route_evidence(machine, scope)))),
+        evidence=tuple(dict.fromkeys((*evidence, *restrictions.route_evidence(machine, scope)))),
         **_denial_details(machine, owner),
     )
 
 
-def _denial_details(machine: Machine, owner: Manager) -> dict[str, Any]:
+def _denial_details(machine: Machine, owner: restrictions.Manager) -> dict[str, Any]:
     """Return cause, remedy and confidence of a denial by the device cgroup."""
-    cause, remedy = policy(machine, owner), owner.remedy
+    cause, remedy = restrictions.policy(machine, owner), owner.remedy
     # The container has the node of nvidiactl but has lost its device rules.
-    if in_container(machine) and denies_control_node(machine):
+    if in_container(machine) and restrictions.denies_control_node(machine):
         cause += "; a container that had its GPUs gets there when systemd reloads its units"
-        remedy = LOST_RULES
+        remedy = restrictions.LOST_RULES
     return {"cause": cause, "remedy": remedy, "confidence": owner.confidence}
 
 
@@ -85,16 +75,16 @@ def _nodes_missing(machine: Machine, scope: Scope) -> Verdicts:
     )
     if masked:
         hidden = "/dev/null is bound over {}"
-        yield _withheld_finding(machine, scope, masked, hidden, remedy=_UNMASK, evidence=accesses(masked))
+        yield _withheld_finding(machine, scope, masked, hidden, remedy=_UNMASK, evidence=restrictions.accesses(masked))
     if withheld:
         yield _not_given(machine, scope, withheld)
     if unmade:
-        numbers = " ".join(f"-c {minor}" for gpu in unmade if (minor := minor_of(gpu)) is not None)
+        numbers = " ".join(f"-c {minor}" for gpu in unmade if (minor := restrictions.minor_of(gpu)) is not None)
         yield failed(
-            f"there is no device node: {node_names(unmade)}",
-            as_root(MAKE_NODES.text, f"nvidia-modprobe {numbers}" if numbers else None),
+            f"there is no device node: {restrictions.node_names(unmade)}",
+            as_root(restrictions.MAKE_NODES.text, f"nvidia-modprobe {numbers}" if numbers else None),
             unmade,
-            evidence=accesses(unmade),
+            evidence=restrictions.accesses(unmade),
             cause="it was not created yet, or ModifyDeviceFiles=0 stops the driver's tools from creating it",
         )
     if not (withheld or unmade or masked):
@@ -104,7 +94,7 @@ def _nodes_missing(machine: Machine, scope: Scope) -> Verdicts:
 
 def _not_given(machine: Machine, scope: Scope, gpus: list[Gpu]) -> Finding:
     environment = (machine.process or Process()).environment or {}
-    owner = manager(machine, is_container=True)
+    owner = restrictions.manager(machine, is_container=True)
     remedy, cause = owner.remedy, f"set by {owner.name}" if owner.name else "the container was started without them"
     if environment.get("ENROOT_RESTRICT_DEV", "n").lower() not in ("n", "no", "0", "false", ""):
         remedy = todo("Start the step without ENROOT_RESTRICT_DEV, and choose with CUDA_VISIBLE_DEVICES.")
@@ -119,7 +109,7 @@ def _not_given(machine: Machine, scope: Scope, gpus: list[Gpu]) -> Finding:
         gpus,
         all_withheld if lacks_all_gpus(machine) else "this container was not given {}",
         remedy=remedy,
-        evidence=(*accesses(gpus), *mounts, *route_evidence(machine, scope)),
+        evidence=(*restrictions.accesses(gpus), *mounts, *restrictions.route_evidence(machine, scope)),
         cause=cause,
         confidence=Confidence.MEDIUM,
     )
@@ -128,7 +118,7 @@ def _not_given(machine: Machine, scope: Scope, gpus: list[Gpu]) -> Finding:
 def lacks_all_gpus(machine: Machine) -> bool:
     """Return whether this container was given neither a GPU nor the control nodes that all GPUs need."""
     nodes = (machine.driver or Driver()).nodes or ()
-    control = {access_of(node) for node in nodes if node.path in ("/dev/nvidiactl", "/dev/nvidia-uvm")}
+    control = {restrictions.access_of(node) for node in nodes if node.path in ("/dev/nvidiactl", "/dev/nvidia-uvm")}
     losses = {loss(machine, gpu) for gpu in machine.gpus or ()}
     return losses == {Block.NOT_IN_CONTAINER} and control == {"ENOENT"}
 
@@ -139,7 +129,7 @@ def _withheld_finding(machine: Machine, scope: Scope, withheld: list[Gpu], sente
     ``fail`` if the user requires one of them, no GPU is left, or no GPU that can route EGM to a NUMA node is left;
     ``warn`` if fewer such GPUs are left for a node; else ``note``, a partial allocation.
     """
-    text, names = sentence.format(node_names(withheld)), on_gpus(withheld).label
+    text, names = sentence.format(restrictions.node_names(withheld)), on_gpus(withheld).label
     required = [gpu for gpu in withheld if requested(machine, scope, gpu)]
     if required:
         return failed(f"{text}, but {on_gpus(required).label} is required (--gpus, --expect)", place=withheld, **more)
@@ -195,7 +185,7 @@ def _node_fault(machine: Machine, node: DeviceNode, obstacle: Obstacle, user: st
     user
         The libraries that need the node; empty for a GPU's node.
     """
-    yield from node_evidence([node])
+    yield from restrictions.node_evidence([node])
     name, needed = (node.path, f", and {user} cannot do without it") if user else ("the device nodes", "")
     if obstacle.block is Block.NO_PERMISSION:
         yield failed(f"this user may not open {name}", **_denial(machine, node))
@@ -235,27 +225,27 @@ def _control_nodes(machine: Machine, _scope: Scope) -> Verdicts:
     nodes = known(driver.nodes, "the driver's device nodes were not read", driver.unread.get("nodes"))
     if not machine.gpus and "nvidia" not in (driver.modules or ()):
         skip(NO_NVIDIA_GPU)
-    yield from node_evidence(nodes)
+    yield from restrictions.node_evidence(nodes)
     users = {"/dev/nvidiactl": "NVML and CUDA", "/dev/nvidia-uvm": "CUDA"}
     faults = [fault for node in nodes if node.path in users for fault in _fault(machine, node, users[node.path])]
     yield from faults
     if not faults:
-        absent = ", ".join(node.path for node in nodes if access_of(node) == "ENOENT")
+        absent = ", ".join(node.path for node in nodes if restrictions.access_of(node) == "ENOENT")
         note = f"{absent}: not there; the driver's libraries make it when they first need it" if absent else ""
         yield passed("nvidiactl and nvidia-uvm are accessible", note=note)
-    denied = [node.path for node in nodes if "/nvidia-caps/" in node.path and access_of(node) == "EPERM"]
+    denied = [node.path for node in nodes if "/nvidia-caps/" in node.path and restrictions.access_of(node) == "EPERM"]
     with_mig = [gpu for gpu in machine.gpus or () if gpu.nvml and gpu.nvml.mig_mode]
     if denied and with_mig:
         yield failed(
             f"the device cgroup denies {', '.join(denied)}, through which MIG instances are opened",
-            manager(machine).remedy,
+            restrictions.manager(machine).remedy,
             with_mig,
         )
 
 
 def _fault(machine: Machine, node: DeviceNode, user: str) -> Iterator[Finding]:
     """Yield a finding on a control node; nothing if it is usable or the libraries will create it."""
-    path, answer, is_control = node.path, access_of(node), node.path == "/dev/nvidiactl"
+    path, answer, is_control = node.path, restrictions.access_of(node), node.path == "/dev/nvidiactl"
     opened = any(gpu.nvml if is_control else gpu.cuda for gpu in machine.gpus or ())
     majors = (machine.driver or Driver()).majors or {}
     major = majors.get("nvidiactl", majors.get("nvidia", 195)) if is_control else majors.get("nvidia-uvm")
@@ -274,12 +264,12 @@ def _fault(machine: Machine, node: DeviceNode, user: str) -> Iterator[Finding]:
             cause=f"NVIDIA_DRIVER_CAPABILITIES is {capabilities}",
         )
     elif answer == "ENOENT" and is_control:
-        yield failed(f"{path} is not there", MAKE_NODES, cause="it was not created yet")
+        yield failed(f"{path} is not there", restrictions.MAKE_NODES, cause="it was not created yet")
     elif answer == "ENOENT" or stopped is None:
         return
     elif stopped.block is Block.DEVICE_CGROUP:
         denied = f"the device cgroup denies {path}, which {user} cannot do without"
-        yield failed(denied, **_denial_details(machine, manager(machine)))
+        yield failed(denied, **_denial_details(machine, restrictions.manager(machine)))
     elif stopped.block is Block.UNKNOWN:
         yield unknown(f"whether {path} may be used here: {stopped.detail}")
     else:

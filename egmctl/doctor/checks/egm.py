@@ -4,23 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from egmctl.doctor import situation
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, gap, passed, remove_option, todo, unknown, warned
-from egmctl.doctor.refusals import mode_without_peers
-from egmctl.doctor.situation import (
-    NO_NVIDIA_GPU,
-    NOT_EGM,
-    check_gpus,
-    coherent,
-    driver_parameters,
-    fabric,
-    loss,
-    need_c2c,
-    need_domain,
-    routers,
-    usable,
-    usable_coherent_gpus,
-)
 from egmctl.model.finding import Finding, Guard, on_gpus, on_numa
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Driver, Process, System
@@ -35,13 +21,13 @@ FIRMWARE = as_root("Turn EGM on in the system firmware setup.", "nvidia-smi -q |
 
 @check("egm.platform", Guard.EGM)
 def _platform(machine: Machine, _scope: Scope) -> Verdicts:
-    gpus = machine.gpus or skip(NO_NVIDIA_GPU)
+    gpus = machine.gpus or skip(situation.NO_NVIDIA_GPU)
     yield from (fact(f"NVLink-C2C of GPU{gpu.index}", c2c(machine, gpu)) for gpu in gpus)
-    is_coherent = coherent(machine)
+    is_coherent = situation.coherent(machine)
     if is_coherent is None:
         yield unknown("whether this is an EGM platform: NVML does not report the state of NVLink-C2C")
     elif not is_coherent:
-        skip(NOT_EGM)
+        skip(situation.NOT_EGM)
     else:
         detected = platform(machine)
         is_known = detected.kind not in (PlatformKind.NO_EGM, PlatformKind.UNKNOWN)
@@ -50,8 +36,8 @@ def _platform(machine: Machine, _scope: Scope) -> Verdicts:
 
 @check("egm.capability", Guard.EGM)
 def _capability(machine: Machine, scope: Scope) -> Verdicts:
-    need_c2c(machine, NOT_EGM)
-    gpus = [gpu for gpu in usable(machine, scope.gpus_of(machine)) if c2c(machine, gpu) is C2c.UP]
+    situation.need_c2c(machine, situation.NOT_EGM)
+    gpus = [gpu for gpu in situation.usable(machine, scope.gpus_of(machine)) if c2c(machine, gpu) is C2c.UP]
     if not gpus:
         skip("NVLink-C2C of no GPU that can be used from here is up; c2c.link and dev.* say why")
     capable = [gpu for gpu in gpus if gpu.nvml and gpu.nvml.egm_capable]
@@ -72,8 +58,8 @@ def _capability(machine: Machine, scope: Scope) -> Verdicts:
 
 @check("egm.preconditions", Guard.EGM, sections=("gpus", "system"))
 def _preconditions(machine: Machine, scope: Scope) -> Verdicts:
-    need_c2c(machine, NOT_EGM)
-    gpus = usable_coherent_gpus(machine, scope)
+    situation.need_c2c(machine, situation.NOT_EGM)
+    gpus = situation.usable_coherent_gpus(machine, scope)
     reserved = {True: "nvidia,egm-base-pa is there", False: "no nvidia,egm-base-pa", None: "not read (only root may)"}
     yield fact("/sys/firmware/acpi/tables/DSDT, SSDT*", reserved[(machine.system or System()).acpi_egm])
     if all(gpu.nvml and gpu.nvml.egm_capable and c2c(machine, gpu) is C2c.UP for gpu in gpus):
@@ -106,12 +92,12 @@ def _missing(machine: Machine, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
 
 
 def _gpus_in_domain(machine: Machine, scope: Scope) -> tuple[Gpu, ...]:
-    need_c2c(machine, NOT_EGM)
-    need_domain(machine)
-    return usable_coherent_gpus(machine, scope)
+    situation.need_c2c(machine, situation.NOT_EGM)
+    situation.need_domain(machine)
+    return situation.usable_coherent_gpus(machine, scope)
 
 
-@check_gpus("egm.fabric-address", Guard.EGM, Guard.FABRIC, gpus_of=_gpus_in_domain)
+@situation.check_gpus("egm.fabric-address", Guard.EGM, Guard.FABRIC, gpus_of=_gpus_in_domain)
 def _fabric_address(_machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
     names = ("HANDLE_TYPE_FABRIC_SUPPORTED", "HOST_NUMA_MULTINODE_IPC_SUPPORTED")
     bits = [gpu.cuda.attributes.get(name) for name in names] if gpu.cuda else []
@@ -132,7 +118,7 @@ def _fabric_address(_machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
 
 @check("egm.hypervisor-mode", Guard.EGM, sections=("driver", "system"))
 def _hypervisor_mode(machine: Machine, _scope: Scope) -> Verdicts:
-    need_c2c(machine, NOT_EGM)
+    situation.need_c2c(machine, situation.NOT_EGM)
     regions, modules = (machine.system or System()).egm_regions, (machine.driver or Driver()).modules
     loaded = "nvgrace_egm" in (modules or ())
     yield fact("/sys/module/nvgrace_egm", "loaded" if loaded else "not loaded")
@@ -149,7 +135,7 @@ def _hypervisor_mode(machine: Machine, _scope: Scope) -> Verdicts:
 
 @check("egm.override-key", Guard.EGM, sections=("driver",))
 def _override_key(machine: Machine, _scope: Scope) -> Verdicts:
-    registry_keys = driver_parameters(machine).get("RegistryDwords", "")
+    registry_keys = situation.driver_parameters(machine).get("RegistryDwords", "")
     yield fact("NVreg_RegistryDwords", registry_keys or "empty")
     if "RMEnableLocalEgmPeerId" in registry_keys:
         yield warned(
@@ -162,8 +148,8 @@ def _override_key(machine: Machine, _scope: Scope) -> Verdicts:
 
 @check("egm.cgroup-route", Guard.EGM, sections=("host", "gpus", "process"))
 def _cgroup_route(machine: Machine, scope: Scope) -> Verdicts:
-    need_c2c(machine, NOT_EGM)
-    attached = routers(machine, scope)
+    situation.need_c2c(machine, situation.NOT_EGM)
+    attached = situation.routers(machine, scope)
     if not attached:
         yield unknown("no GPU is known to be on any of these NUMA nodes")
     hidden = "CUDA_VISIBLE_DEVICES" in ((machine.process or Process()).environment or {})
@@ -171,14 +157,14 @@ def _cgroup_route(machine: Machine, scope: Scope) -> Verdicts:
     for node, gpus in attached.items():
         place = on_numa([node])
         lost = [(gpu, stopped) for gpu in gpus if (stopped := obstacle(machine, gpu)) is not None]
-        if any(loss(machine, gpu) is Block.UNKNOWN for gpu in gpus):
+        if any(situation.loss(machine, gpu) is Block.UNKNOWN for gpu in gpus):
             yield unknown("whether that process can use the GPUs of this node", place)
             continue
         if not lost or _all_local(machine, scope, node):
             evidence = (fact(f"GPUs of NUMA {node}", on_gpus(gpus).label),)
             yield passed("all GPUs on EGM routes are accessible", place, evidence=evidence, note=note)
             continue
-        names, left = on_gpus(gpu for gpu, _ in lost).label, usable(machine, gpus)
+        names, left = on_gpus(gpu for gpu, _ in lost).label, situation.usable(machine, gpus)
         required = any(scope.names_gpu(gpu) for gpu, _ in lost)
         if len(lost) == len(gpus):
             summary = f"no GPU here can route EGM to this memory ({names} cannot be used)"
@@ -208,12 +194,12 @@ def _all_local(machine: Machine, scope: Scope, node: int) -> bool:
 
 @check("egm.peer-route", Guard.EGM, Guard.P2P, sections=("host", "gpus", "pairs"))
 def _peer_route(machine: Machine, scope: Scope) -> Verdicts:
-    need_c2c(machine, NOT_EGM)
-    gpus = usable(machine, scope.gpus_of(machine))
+    situation.need_c2c(machine, situation.NOT_EGM)
+    gpus = situation.usable(machine, scope.gpus_of(machine))
     remote = [(gpu, node) for gpu in gpus for node in scope.numa_of(machine) if gpu.host_numa_id != node]
     if not remote:
         skip("no other NUMA node to reach")
-    if not any(active_nvlinks(gpu) or fabric(gpu) for gpu in machine.gpus or ()):
+    if not any(active_nvlinks(gpu) or situation.fabric(gpu) for gpu in machine.gpus or ()):
         skip("no NVLink joins these GPUs: another node's memory is ordinary system memory to them")
     reaches: list[Gpu] = []
     faulty: list[Gpu] = []
@@ -226,7 +212,7 @@ def _peer_route(machine: Machine, scope: Scope) -> Verdicts:
             yield unknown(f"the EGM route to NUMA {node}: {path.reason}", gpu)
         elif path.blocked_by in (Block.NVLINK_DOWN, Block.NO_P2P):
             faulty.append(gpu)
-            mode = mode_without_peers(machine, (gpu, *owners(machine, node)))
+            mode = situation.mode_without_peers(machine, (gpu, *owners(machine, node)))
             named = scope.names_purpose(Guard.EGM) or scope.names_purpose(Guard.P2P)
             yield (failed if mode is None or named else warned)(
                 f"no EGM route to NUMA {node}: {path.reason}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from egmctl.doctor import situation
 from egmctl.doctor.check import Expectation, Scope, Verdicts, check, skip
 from egmctl.doctor.findings import (
     as_root,
@@ -17,18 +18,6 @@ from egmctl.doctor.findings import (
     warned,
 )
 from egmctl.doctor.restrictions import accesses
-from egmctl.doctor.situation import (
-    check_gpus,
-    coherent,
-    fabric,
-    group_by,
-    in_domain,
-    lost,
-    manages_nvlink5,
-    services_hidden,
-    usable,
-    virtual,
-)
 from egmctl.facts.redact import replace_uuids
 from egmctl.model.finding import Guard, Remedy, on_gpus
 from egmctl.model.gpu import Fabric, Gpu
@@ -60,18 +49,18 @@ MASK = {
 
 def _manager_of(machine: Machine) -> Remedy:
     """Return the remedy for the kind of fabric manager that this node's fabric has."""
-    if coherent(machine):
+    if situation.coherent(machine):
         partition = "Look at the rack's fabric manager (NMX-C): the tray's GPUs must be in a partition."
         return todo(partition, "nvidia-smi -q | grep -A12 Fabric")
     text = "Start the driver's fabric manager and read its log."
-    if manages_nvlink5(machine):
+    if situation.manages_nvlink5(machine):
         text = "See fabric.management and fabric.manager; with FABRIC_MODE=1 activate a partition, then reset the GPUs."
     return as_root(text, "systemctl status nvidia-fabricmanager")
 
 
-@check_gpus("fabric.state", Guard.FABRIC, Guard.P2P, Guard.EGM)
+@situation.check_gpus("fabric.state", Guard.FABRIC, Guard.P2P, Guard.EGM)
 def _state(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
-    info = fabric(gpu)
+    info = situation.fabric(gpu)
     if info is None or info.state is None:
         no_fabric = info is None and gpu.nvml is not None and not gap(gpu.nvml, "fabric")
         yield skipped(NO_FABRIC) if no_fabric else unknown("NVML does not report the state of the fabric")
@@ -124,13 +113,17 @@ def _health(info: Fabric) -> Verdicts:
 @check("fabric.domain", Guard.FABRIC, Guard.P2P, Guard.EGM)
 def _domain(machine: Machine, scope: Scope) -> Verdicts:
     expected = scope.expectation or Expectation()
-    wanted = expected.domain or (expected.reference is not None and in_domain(expected.reference))
-    gpus = usable(machine, scope.gpus_of(machine))
+    wanted = expected.domain or (expected.reference is not None and situation.in_domain(expected.reference))
+    gpus = situation.usable(machine, scope.gpus_of(machine))
     unread = [gpu for gpu in gpus if _is_unread(gpu, wanted=wanted)]
-    infos = {gpu.bus_id: info for gpu in gpus if gpu not in unread and (info := fabric(gpu)) and info.registered}
+    infos = {
+        gpu.bus_id: info for gpu in gpus if gpu not in unread and (info := situation.fabric(gpu)) and info.registered
+    }
     registered = [gpu for gpu in gpus if gpu.bus_id in infos]
     types = {bus_id: _types(info) for bus_id, info in infos.items()}
-    for (identity, words), members in group_by(registered, lambda gpu: (infos[gpu.bus_id].identity, types[gpu.bus_id])):
+    for (identity, words), members in situation.group_by(
+        registered, lambda gpu: (infos[gpu.bus_id].identity, types[gpu.bus_id])
+    ):
         yield fact(f"{INFO}({on_gpus(members).label})", f"cluster {identity[0] or 'none'}, clique {identity[1]}{words}")
     outside = [gpu for gpu in registered if not infos[gpu.bus_id].has_clique and (wanted or in_rack(machine, gpu))]
     inside = [gpu for gpu in registered if gpu not in outside]
@@ -153,7 +146,7 @@ def _domain(machine: Machine, scope: Scope) -> Verdicts:
         yield failed("in another NVLink domain or clique than expected", REJOIN, inside)
     elif len({types[gpu.bus_id] for gpu in inside} - {""}) > 1:
         yield noted("in one clique for pointers, but in different ones for multicast or logical endpoints", inside)
-    elif inside and in_domain(machine):
+    elif inside and situation.in_domain(machine):
         yield passed("in one clique of one NVLink domain", inside)
     elif inside:
         yield passed("the fabric is this node's own", inside, note="there is no multi-node NVLink here")
@@ -170,7 +163,7 @@ def _types(info: Fabric) -> str:
 
 def _is_unread(gpu: Gpu, *, wanted: bool) -> bool:
     """Return whether it is unknown if a GPU is in an NVLink domain, and in which."""
-    info = fabric(gpu)
+    info = situation.fabric(gpu)
     if info is not None and info.state == "completed":
         return bool(gap(info, "status", "cluster_uuid", "clique_id", newer=True))
     return bool(gap(gpu.nvml, "fabric", newer=not wanted) if info is None else gap(info, "state"))
@@ -180,19 +173,19 @@ def _is_unread(gpu: Gpu, *, wanted: bool) -> bool:
 def _manager(machine: Machine, _scope: Scope) -> Verdicts:
     daemons, switches = (machine.system or System()).daemons, machine.switches or ()
     runs = "nv-fabricmanager" in (daemons or ())
-    infos = [info for gpu in machine.gpus or () if (info := fabric(gpu)) is not None]
+    infos = [info for gpu in machine.gpus or () if (info := situation.fabric(gpu)) is not None]
     yield fact("NVSwitches on PCIe", len(switches))
     yield daemon_fact(daemons, "nv-fabricmanager")
-    if in_domain(machine) and runs:
+    if situation.in_domain(machine) and runs:
         remedy = as_root("Stop it: the rack's switches have one.", "systemctl disable --now nvidia-fabricmanager")
         yield warned("a fabric manager runs on a node whose fabric is managed from outside", remedy)
-    elif not switches and not manages_nvlink5(machine):
+    elif not switches and not situation.manages_nvlink5(machine):
         yield skipped("this node has no NVSwitch: its fabric, if any, is managed elsewhere")
     elif runs:
         yield passed("the fabric manager runs")
     elif infos and all(info.state == "completed" and not info.status for info in infos):
         yield passed("every GPU is registered in the fabric")
-    elif daemons is None or services_hidden(machine):
+    elif daemons is None or situation.services_hidden(machine):
         yield unknown(NOT_VISIBLE)
     else:
         remedy = as_root("Start the one of the driver's version.", "systemctl enable --now nvidia-fabricmanager")
@@ -202,7 +195,7 @@ def _manager(machine: Machine, _scope: Scope) -> Verdicts:
 
 @check("fabric.same-node-isolation", Guard.FABRIC, Guard.IPC)
 def _isolation(machine: Machine, scope: Scope) -> Verdicts:
-    away = lost(machine, *DENIED)
+    away = situation.lost(machine, *DENIED)
     text = f"memory of {on_gpus(away).label} cannot be imported from another process, not even by fabric handle"
     yield from accesses(away)
     if not away:
@@ -221,11 +214,11 @@ MODULES = ("mlx5_core", "mlx5_ib", "ib_umad")
 
 @check("fabric.management", Guard.FABRIC, Guard.P2P, sections=("gpus", "system"))
 def _management(machine: Machine, _scope: Scope) -> Verdicts:
-    if not manages_nvlink5(machine):
+    if not situation.manages_nvlink5(machine):
         skip("no NVLink 5 fabric is managed from this node")
     system = machine.system or System()
     modules, daemons, devices = system.module_versions, system.daemons, system.nvlink_management
-    states = {info.state for gpu in machine.gpus or () if (info := fabric(gpu)) is not None}
+    states = {info.state for gpu in machine.gpus or () if (info := situation.fabric(gpu)) is not None}
     ports = [(device.name, port) for device in devices or () for port in device.ports]
     missing = [name for name in MODULES if name not in (modules or {})]
     yield fact("fabric", ", ".join(sorted(map(str, states))) or "not read")
@@ -235,7 +228,7 @@ def _management(machine: Machine, _scope: Scope) -> Verdicts:
     yield fact("management devices (SW_MNG)", "not read (needs root)" if devices is None else shown)
     if states == {"completed"}:
         yield passed("the NVLink 5 switches are reachable: every GPU is registered")
-    elif virtual(machine) and not devices:
+    elif situation.virtual(machine) and not devices:
         yield skipped("in a virtual machine without management devices the host manages the switches")
     elif modules is None:
         yield unknown("the loaded kernel modules were not read")
@@ -246,7 +239,7 @@ def _management(machine: Machine, _scope: Scope) -> Verdicts:
             as_root("Load them at each boot, then restart the fabric manager.", command),
             cause="the fabric then stays in progress (https://github.com/NVIDIA/gpu-operator/issues/2781)",
         )
-    elif daemons is None or services_hidden(machine):
+    elif daemons is None or situation.services_hidden(machine):
         yield unknown(NOT_VISIBLE)
     elif "nvlsm" not in daemons:
         remedy = as_root("Install nvlsm, then restart the fabric manager.", "systemctl restart nvidia-fabricmanager")

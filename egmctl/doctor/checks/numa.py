@@ -5,18 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from egmctl.doctor import situation
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, noted, passed, todo, unknown, warned
-from egmctl.doctor.situation import (
-    NO_NVIDIA_GPU,
-    check_gpus,
-    coherent,
-    coherent_gpus,
-    in_container,
-    need_c2c,
-    numbers,
-    usable_coherent_gpus,
-)
 from egmctl.model.finding import Evidence, Finding, Guard, Place, on_gpus, on_numa
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Confinement, Driver, Host, NumaKind, NumaNode, System
@@ -38,7 +29,7 @@ def _mempolicy(machine: Machine, scope: Scope) -> Verdicts:
     blocked = [name for name, answer in answers.items() if answer not in (None, "ok")]
     if blocked:
         remedy = todo("Remove the system call filter of this process (systemd: SystemCallFilter=).")
-        if in_container(machine):
+        if situation.in_container(machine):
             remedy = todo(
                 "Give the container CAP_SYS_NICE (docker run --cap-add SYS_NICE; in Kubernetes "
                 "securityContext.capabilities.add), or a seccomp profile that allows these calls."
@@ -90,14 +81,14 @@ def _cpuset(machine: Machine, scope: Scope) -> Verdicts:
 
 
 def _all_gpus(machine: Machine, scope: Scope) -> tuple[Gpu, ...]:
-    return scope.gpus_of(machine) or skip(NO_NVIDIA_GPU)
+    return scope.gpus_of(machine) or skip(situation.NO_NVIDIA_GPU)
 
 
 def _has_c2c(machine: Machine, gpu: Gpu) -> bool:
-    return bool(coherent(machine) and coherent_gpus(machine, [gpu]))
+    return bool(situation.coherent(machine) and situation.coherent_gpus(machine, [gpu]))
 
 
-@check_gpus("numa.gpu-affinity", Guard.EGM, Guard.PERF, sections=("host", "gpus"), gpus_of=_all_gpus)
+@situation.check_gpus("numa.gpu-affinity", Guard.EGM, Guard.PERF, sections=("host", "gpus"), gpus_of=_all_gpus)
 def _gpu_affinity(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
     node = known(gpu.pci.numa_node if gpu.pci else None, "the NUMA node of these GPUs was not read")
     yield fact(f"/sys/bus/pci/devices/{gpu.bus_id}/numa_node", node)
@@ -116,8 +107,8 @@ def _gpu_affinity(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
 
 @check("numa.mode", Guard.EGM, Guard.PERF, sections=("gpus", "driver"))
 def _mode(machine: Machine, scope: Scope) -> Verdicts:
-    need_c2c(machine, "only memory of GPUs with NVLink-C2C can be a NUMA node")
-    gpus = usable_coherent_gpus(machine, scope)
+    situation.need_c2c(machine, "only memory of GPUs with NVLink-C2C can be a NUMA node")
+    gpus = situation.usable_coherent_gpus(machine, scope)
     broken = [gpu for gpu in gpus if gpu.proc and (gpu.proc.numa_status or "").startswith("online_failed")]
     without_node = [gpu for gpu in gpus if own_node(gpu) is None]
     yield from mode_evidence(machine)
@@ -159,7 +150,7 @@ def mode_evidence(machine: Machine) -> tuple[Evidence, ...]:
     )
 
 
-@check_gpus("uvm.addressing-mode", Guard.EGM, Guard.PERF, sections=("gpus", "driver", "system"))
+@situation.check_gpus("uvm.addressing-mode", Guard.EGM, Guard.PERF, sections=("gpus", "driver", "system"))
 def _addressing(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
     has_c2c = _has_c2c(machine, gpu)
     mode = known(
@@ -202,7 +193,7 @@ def _memory(machine: Machine, scope: Scope) -> Verdicts:
     largest = max((node.memory_total_bytes or 0 for node in siblings), default=0)
     version = (machine.driver or Driver()).driver_version
     crash = ""
-    if (numbers(version) or (595,)) < (595,):
+    if (situation.numbers(version) or (595,)) < (595,):
         crash = "before driver 595 cuMemCreate crashes on nodes of unequal memory (NVIDIA/nccl, issue 2106)"
     if bare:
         report, evidence = failed if crash else warned, (*_sizes(bare), fact("driver", version))
@@ -244,11 +235,11 @@ def _without_cpus(machine: Machine, scope: Scope, nodes: Iterable[NumaNode]) -> 
             )
     if not unowned:
         return
-    may_own = () if memory_mode(machine) is MemoryMode.CDMM else coherent_gpus(machine, gpus)
+    may_own = () if memory_mode(machine) is MemoryMode.CDMM else situation.coherent_gpus(machine, gpus)
     if len([gpu for gpu in may_own if own_node(gpu) is None]) >= len(unowned):
         yield unknown("whether this is a GPU's memory is unknown", _on(*unowned))
         return
-    yield (warned if coherent(machine) or scope.names_purpose(Guard.EGM) else noted)(
+    yield (warned if situation.coherent(machine) or scope.names_purpose(Guard.EGM) else noted)(
         "memory without CPUs, and no GPU's: CUDA allocates nothing there",
         remedy=todo("Find out what it is (lsmem, dmesg), and bind no process to it alone."),
         place=_on(*unowned),

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from egmctl.doctor.check import Scope, Verdicts, check, findings_on, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, noted, passed, remove_option, skipped, todo, unknown, warned
-from egmctl.doctor.refusals import P2pRefusal, refusal
-from egmctl.doctor.situation import coherent, usable, virtual
-from egmctl.model.finding import Confidence, Finding, Guard, Remedy, on_gpus, on_nics, on_pairs
+from egmctl.doctor.situation import coherent, fabric, mode_without_peers, usable, virtual
+from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Remedy, on_gpus, on_nics, on_pairs
 from egmctl.model.gpu import Gpu, Pair
 from egmctl.model.host import Bridge, Driver, PcieLink, PciFunction, Process, System
+from egmctl.model.kernel_log import DriverMessage
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
 from egmctl.topology.acs import REDIRECT, Acs, AcsKind, UnrecognisedError, corrected, required_acs
+from egmctl.topology.platform import egm
 
 P2P_STATUS = "nvmlDeviceGetP2PStatus"
 MEANINGS = {
@@ -32,6 +34,12 @@ CUDA_ASKS = 13050
 OVERRIDE = "CUDA_DISABLE_IOMMU_ACS_P2P_CAPABILITY_CHECK"
 """The variable that turns that check off (the same page)."""
 
+_NOT_TRIED = "(open-gpu-kernel-modules, kernel_nvlink.c)"
+_EGM_ADDRESS = as_root(
+    "Turn EGM on in the fabric manager (NMX-C) of the NVLink domain, or off in the firmware of this node, then "
+    "reset the GPUs.",
+    "dmesg | grep 'EGM fabric address'",
+)
 _Wrong = tuple[tuple[str, str], ...]
 """The kinds of P2P that are not OK, each with its status."""
 _CUDA_ONLY: _Wrong = (("cuda", "0"),)
@@ -45,13 +53,13 @@ def _status(machine: Machine, scope: Scope) -> Verdicts:
     gpus = usable(machine, scope.gpus_of(machine))
     if len(gpus) < 2:
         skip("fewer than two GPUs can be used from here")
-    answers: dict[tuple[_Wrong, P2pRefusal | None], list[tuple[Gpu, Gpu, Pair]]] = {}
+    answers: dict[tuple[_Wrong, _Refusal | None], list[tuple[Gpu, Gpu, Pair]]] = {}
     for source in gpus:
         for target in gpus:
             pair = machine.pair(source.bus_id, target.bus_id)
             if pair is not None and source is not target:
                 wrong = _wrong(pair)
-                reason = refusal(machine, source, target, pair) if wrong else None
+                reason = _refusal(machine, source, target, pair) if wrong else None
                 answers.setdefault((wrong, reason), []).append((source, target, pair))
     if not answers:
         yield unknown("no pair of these GPUs was read")
@@ -73,7 +81,7 @@ def _wrong(pair: Pair) -> _Wrong:
 
 
 def _verdict(
-    machine: Machine, wrong: _Wrong, refused: P2pRefusal | None, pairs: list[tuple[Gpu, Gpu, Pair]], scope: Scope
+    machine: Machine, wrong: _Wrong, refused: _Refusal | None, pairs: list[tuple[Gpu, Gpu, Pair]], scope: Scope
 ) -> Finding:
     ends, nvlinks = [(source, target) for source, target, _ in pairs], [pair.nvlink_count for *_, pair in pairs]
     gpus = {gpu.bus_id: gpu for pair in ends for gpu in pair}
@@ -121,6 +129,67 @@ def _verdict(
     else:
         return skipped(f"these GPUs have no P2P over PCIe: {reasons}", place, evidence=evidence)
     return report(summary, remedy, place, evidence=evidence, cause=cause, confidence=confidence)
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """The reason that matches the facts."""
+
+    cause: str
+    remedy: Remedy
+    confidence: Confidence = Confidence.HIGH
+    evidence: tuple[Evidence, ...] = ()
+    chosen: bool = False
+    """Whether a deliberately set mode is the reason; without ``--for p2p`` that is only a warning."""
+
+
+def _refusal(machine: Machine, gpu: Gpu, other: Gpu, pair: Pair) -> _Refusal | None:
+    """Return why P2P between two GPUs with NVLink is refused; ``None`` if the facts do not explain it."""
+    if pair.nvlink_count == 0:
+        return None
+    gpus = gpu, other
+    if (mode := mode_without_peers(machine, gpus)) is not None:
+        return _Refusal(mode, todo("See gpu.mig, gpu.cc-mode and gpu.vgpu."), chosen=True)
+    system = (machine.driver or Driver()).nvlink_bandwidth_mode
+    modes = {(gpu.nvml.nvlink_bandwidth_mode if gpu.nvml else None) or system for gpu in gpus}
+    remedy = todo("See nvlink.bw-mode: give all GPUs one mode that is not OFF, then reset them.")
+    if "off" in modes:
+        return _Refusal(f"NVLink's bandwidth mode is OFF {_NOT_TRIED}", remedy)
+    if None not in modes and len(modes) == 2:
+        cause = f"their NVLinks are in different bandwidth modes ({' and '.join(sorted(map(str, modes)))})"
+        return _Refusal(cause, remedy, Confidence.MEDIUM)
+    fabrics = [info for gpu in gpus if (info := fabric(gpu)) is not None]
+    remedy = todo("See fabric.state and fabric.domain.")
+    if any(info.state in ("not-started", "in-progress") for info in fabrics):
+        return _Refusal("the fabric has not registered them yet", remedy)
+    if any(info.health_summary == "unhealthy" for info in fabrics):
+        return _Refusal(f"the fabric calls one of them unhealthy {_NOT_TRIED}", remedy)
+    if len({(info.cluster_uuid, info.clique_id) for info in fabrics}) == 2:
+        return _Refusal(f"they are in different cliques {_NOT_TRIED}", remedy)
+    return _egm_address(machine, gpus, pair)
+
+
+def _egm_address(machine: Machine, gpus: tuple[Gpu, Gpu], pair: Pair) -> _Refusal | None:
+    """Return the refusal if a GPU may lack the EGM fabric address, which P2P over NVSwitches needs if EGM is on.
+
+    The GPU gets it only if EGM is on in the fabric manager too (gpu_fabric_probe.c). Neither NVML nor CUDA reports it:
+    the kernel log shows its lack, as does HOST_NUMA memory that CUDA cannot share across the domain.
+    """
+    if pair.nvlink_through != "switch" or not any(egm(machine, gpu).able for gpu in gpus):
+        return None
+    events = () if machine.kernel_log is None else machine.kernel_log.events
+    cause = "a GPU on NVSwitches with EGM on and without an EGM fabric address has no P2P at all " + _NOT_TRIED
+    if any(event.message is DriverMessage.EGM_NO_FABRIC_ADDRESS for event in events):
+        evidence = fact("kernel log", DriverMessage.EGM_NO_FABRIC_ADDRESS.value)
+        return _Refusal(cause, _EGM_ADDRESS, evidence=(evidence,))
+    names = ("HANDLE_TYPE_FABRIC_SUPPORTED", "HOST_NUMA_MULTINODE_IPC_SUPPORTED")
+    bits = [tuple(gpu.cuda.attributes.get(name) for name in names) for gpu in gpus if gpu.cuda]
+    if (1, 0) in bits:
+        evidence = fact("cuDeviceGetAttribute", f"{names[0]} 1, {names[1]} 0")
+        return _Refusal(cause, _EGM_ADDRESS, Confidence.MEDIUM, (evidence,))
+    if (1, 1) in bits:
+        return None
+    return _Refusal(f"possibly: {cause}; whether these GPUs have one was not read", _EGM_ADDRESS, Confidence.LOW)
 
 
 RESEAT = as_root("Look for PCIe errors, then reseat the card, riser or cable.", "dmesg | grep -iE 'pcieport|AER'")

@@ -15,30 +15,10 @@ from egmctl.model.task import Quantity
 from egmctl.model.verdict import BAD_GRADES, Grade, MemoryOwner, OwnerUnknown, Yardstick
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, number
-from egmctl.report.views.bench_answer import (
-    answer,
-    exceptions,
-    grave,
-    how,
-    kernel_line,
-    logged,
-    route_line,
-    seen,
-    staged_lines,
-    tally,
-    warnings,
-    was_run,
-    where_time_went,
-)
-from egmctl.report.views.bench_classes import (
-    class_tables,
-    judged_sections,
-    main_measurements,
-    main_rates,
-)
-from egmctl.report.views.bench_details import families
+from egmctl.report.views import bench_answer
+from egmctl.report.views.bench_classes import class_tables, judged_sections, main_measurements, main_rates
+from egmctl.report.views.bench_details import LOOKS, all_series, families, overlay, swept
 from egmctl.report.views.bench_matrix import GRADE_TONES, STATUS_TONES, Frame
-from egmctl.report.views.bench_series import LOOKS, all_series, overlay, swept
 from egmctl.report.views.causes import TONES, cause_entries
 from egmctl.report.views.machine import banners, confidential_banner, machine_section
 from egmctl.report.views.topo import node_diagram
@@ -153,7 +133,7 @@ def bench_document(report: RunReport) -> doc.Document:
     return doc.Document(
         command="egmctl bench",
         subject=subject,
-        subtitle=f"{subject}, driver {driver}{cuda}; {tally(report)}, {report.wall_s:.0f} s",
+        subtitle=f"{subject}, driver {driver}{cuda}; {bench_answer.tally(report)}, {report.wall_s:.0f} s",
         banners=bench_banners(report),
         body=tuple(_body(report)),
     )
@@ -167,10 +147,10 @@ def bench_banners(report: RunReport) -> tuple[str, ...]:
 
 
 def _body(report: RunReport) -> Iterator[doc.Block]:
-    yield answer(report)
+    yield bench_answer.answer(report)
     yield from cause_entries(report)
     yield from _kernel(report)
-    if not any(was_run(m) for m in report.measurements):
+    if not any(bench_answer.was_run(m) for m in report.measurements):
         yield from _details(report)
         return
     axes, main = tuple(swept(report)), main_rates(report)
@@ -185,9 +165,9 @@ def _body(report: RunReport) -> Iterator[doc.Block]:
     yield from class_tables(report, axes)
     yield doc.Section("Soak", partial(soak, report))
     yield doc.Section("Warnings", partial(_warnings, report))
-    staged = tuple(staged_lines(report))
+    staged = tuple(bench_answer.staged_lines(report))
     more = (f"and {len(staged) - _STAGED} more pairs",) if len(staged) > _STAGED else ()
-    notes = [*filter(None, [route_line(report)]), *unexpected_owners(report), *staged[:_STAGED], *more]
+    notes = [*filter(None, [bench_answer.route_line(report)]), *unexpected_owners(report), *staged[:_STAGED], *more]
     notes += [*_skipped(report), *report.problems]
     yield doc.Section("Notes", (doc.Bullets(tuple(notes)),))
     yield from _details(report)
@@ -196,7 +176,8 @@ def _body(report: RunReport) -> Iterator[doc.Block]:
 
 def _warnings(report: RunReport) -> Iterator[doc.Block]:
     sentences = [
-        f"{sentence} ({several(len(paths), 'path')})" for sentence, paths in seen(report, causes=False).items()
+        f"{sentence} ({several(len(paths), 'path')})"
+        for sentence, paths in bench_answer.seen(report, causes=False).items()
     ]
     yield doc.Bullets(tuple(sentences[:_WARNINGS]))
     if further := len(sentences[_WARNINGS:]):
@@ -221,7 +202,7 @@ def _details(report: RunReport) -> Iterator[doc.Section]:
     sections += [
         ("Owner of EGM memory", lambda: [doc.Bullets(tuple(owner_lines(report)))]),
         ("Skipped", partial(_skipped_cases, report)),
-        ("Each warning", lambda: [doc.Bullets(tuple(warnings(report)))]),
+        ("Each warning", lambda: [doc.Bullets(tuple(bench_answer.warnings(report)))]),
         ("How it was measured", lambda: [doc.Bullets(tuple(_method(report)))]),
     ]
     for title, body in sections:
@@ -229,15 +210,15 @@ def _details(report: RunReport) -> Iterator[doc.Section]:
 
 
 def _skipped_cases(report: RunReport) -> Iterator[doc.Entry]:
-    for status, reason, paths in exceptions(report):
+    for status, reason, paths in bench_answer.exceptions(report):
         if status is Status.WAIVED:
             title = f"{shortened(paths, _MANY)}: {reason}"
             yield doc.Entry(status.upper(), STATUS_TONES[status], title)
 
 
 def _method(report: RunReport) -> Iterator[str]:
-    yield f"{', '.join(how(report))}. GB/s are 1e9 bytes a second; a copy counts its bytes once."
-    yield from filter(None, (where_time_went(report), kernel_line(report)))
+    yield f"{', '.join(bench_answer.how(report))}. GB/s are 1e9 bytes a second; a copy counts its bytes once."
+    yield from filter(None, (bench_answer.where_time_went(report), bench_answer.kernel_line(report)))
     yield from report.notes
     nodes = node_names(rank.host for rank in report.ranks)
     yield from (f"{node} is {host or 'unknown'}" for host, node in nodes.items())
@@ -263,15 +244,10 @@ def _kernel(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
     def entry(fault: KernelFault) -> doc.Entry:
         fix = fault.remedy.text + (f" ({fault.remedy.command})" if fault.remedy.command else "")
         body = (doc.KeyValues((("fix", fix),)),)
-        return doc.Entry(
-            fault.status.upper(),
-            TONES[fault.status],
-            f"logged by the kernel meanwhile: {logged(fault)}",
-            body=body,
-            level=Level.SUMMARY,
-        )
+        words = f"logged by the kernel meanwhile: {bench_answer.logged(fault)}"
+        return doc.Entry(fault.status.upper(), TONES[fault.status], words, body=body, level=Level.SUMMARY)
 
-    return doc.limited(map(entry, grave(report)), _FAULTS, "kernel message", Level.SUMMARY)
+    return doc.limited(map(entry, bench_answer.grave(report)), _FAULTS, "kernel message", Level.SUMMARY)
 
 
 def _slow_paths(report: RunReport) -> list[tuple[doc.Span, str, doc.Span]]:
@@ -306,7 +282,7 @@ def _worst_paths(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
 
 def _broken(report: RunReport) -> Iterator[doc.Block]:
     """Return the reasons for failed and unstable measurements with some paths, and all paths with ``-v``."""
-    groups = [group for group in exceptions(report) if group[0] not in (Status.WAIVED, Status.UNSTABLE)]
+    groups = [group for group in bench_answer.exceptions(report) if group[0] not in (Status.WAIVED, Status.UNSTABLE)]
     unstable = {f"{m.name} {m.path}": m.reason or "" for m in report.measurements if m.status is Status.UNSTABLE}
     if unstable:
         (reason,) = unstable.values() if len(unstable) == 1 else ("the samples differ too much",)

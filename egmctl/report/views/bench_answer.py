@@ -59,10 +59,7 @@ def kernel_line(report: RunReport) -> str | None:
 
 _FEW = 3
 """The number of copy counts that are listed; for more, the range is given."""
-_GATING = {
-    "kernel": "queued behind a gate kernel",
-    "none": "no gate: the time includes queueing",
-}
+_GATING = {"kernel": "queued behind a gate kernel", "none": "no gate: the time includes queueing"}
 _VERIFICATION = {
     Verification.GPU_EVERY_SAMPLE: "verified after every sample on the GPU",
     Verification.CHECKSUM_EVERY_SAMPLE: "reads and writes alone by checksum",
@@ -74,10 +71,7 @@ _VERIFICATION = {
 def how(report: RunReport) -> list[str]:
     """Return the settings of a run as short phrases: size, copies, samples, gating and verification."""
     settings = report.settings
-    parts = [
-        f"buffers of {format_size(settings.size_bytes)}",
-        f"median of {several(settings.samples, 'sample')}",
-    ]
+    parts = [f"buffers of {format_size(settings.size_bytes)}", f"median of {several(settings.samples, 'sample')}"]
     measured = [m for m in report.measurements if m.samples]
     if copies := sorted({m.copies for m in measured if m.quantity is Quantity.BANDWIDTH}):
         times = " or ".join(map(str, copies)) if len(copies) <= _FEW else f"{copies[0]} to {copies[-1]}"
@@ -394,16 +388,10 @@ def _why_no_reference(verdict: RunVerdict) -> str:
     return verdict.profile_reason or "it was not judged by a profile"
 
 
-_NOT_HERE = frozenset(
-    {
-        WaiverKind.UNSUPPORTED_MEMORY,
-        WaiverKind.NO_PAGES,
-        WaiverKind.UNSUPPORTED_HANDLE,
-        WaiverKind.UNSUPPORTED_ENGINE,
-        WaiverKind.REFUSED,
-        WaiverKind.GPU_HIDDEN,
-    }
-)
+_NOT_HERE = {
+    *(WaiverKind.UNSUPPORTED_MEMORY, WaiverKind.UNSUPPORTED_HANDLE, WaiverKind.UNSUPPORTED_ENGINE),
+    *(WaiverKind.NO_PAGES, WaiverKind.REFUSED, WaiverKind.GPU_HIDDEN),
+}
 """The kinds of waivers that leave a run complete: GPU or driver lack the feature, or the user has hidden the GPU."""
 
 

@@ -12,14 +12,7 @@ from egmctl.bench.suites import CASES, SUITES
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.route import HOST_MEMORY, HOST_NAMES, Carrier, Egm, LinkKind, MemoryKind, PublishedRate, Route
 from egmctl.model.task import USUAL, Axis, Endpoint, Engine, Pattern, Point, Quantity, named
-from egmctl.model.verdict import (
-    BAD_GRADES,
-    ClassVerdict,
-    Culprit,
-    Direction,
-    Grade,
-    RunVerdict,
-)
+from egmctl.model.verdict import BAD_GRADES, ClassVerdict, Culprit, Direction, Grade, RunVerdict
 from egmctl.report import document as doc
 from egmctl.report.document import Body, Level, Tone, Words
 from egmctl.report.views.bench_matrix import GRADE_MARKS, GRADE_TONES, Frame, latency_method

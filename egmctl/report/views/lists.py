@@ -1,26 +1,30 @@
-"""Views of lists: the history of runs, profiles, and the machines that egmctl includes."""
+"""Views of lists: earlier runs, profiles, machines, cases, and the steps and cost of a plan."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from egmctl.bench.plan.task import shortened as shortened_task
 from egmctl.data import profiles_dir
 from egmctl.errors import ExitCode
-from egmctl.model.listing import History, KeptRun, MachineList, ShippedMachine
-from egmctl.model.machine import Machine
-from egmctl.model.profile import MatchResult, Profile, ProfileList, Reference, Signature
-from egmctl.model.task import named
+from egmctl.model import listing
+from egmctl.model.machine import Machine, OriginKind
+from egmctl.model.profile import LinkFacts, MatchResult, Profile, ProfileList, Reference, Signature
+from egmctl.model.task import Quantity, named
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone
 from egmctl.report.views.machine import banners
 from egmctl.topology.platform import platform
-from egmctl.units import grouped, several
+from egmctl.units import format_size, grouped, several, shortened
 
-_TONES: Mapping[int, Tone] = {ExitCode.OK: Tone.GOOD, ExitCode.FAILED: Tone.BAD}
+_TONES: Mapping[int | None, Tone] = {ExitCode.OK: Tone.GOOD, ExitCode.FAILED: Tone.BAD}
+_NAMED = 2
+"""The number of cases named per reason why they would not run."""
 
 
-def history_document(history: History) -> doc.Document:
+def history_document(history: listing.History) -> doc.Document:
     """Return the table of saved runs, the latest last, and their files."""
     runs = history.runs
     if not runs:
@@ -29,14 +33,15 @@ def history_document(history: History) -> doc.Document:
     else:
         finished = [run for run in runs if run.exit_code is not None]
         unfinished = f", {len(runs) - len(finished)} of them did not end" if len(finished) < len(runs) else ""
-        places = {id(run): len(finished) - 1 - place for place, run in enumerate(finished)}
+        # The names of runs for ``egmctl compare``; a run that did not end has none.
+        names = {id(run): f"last~{back}" if back else "last" for back, run in enumerate(reversed(finished))}
         rows = (
             (
-                _name(places.get(id(run))),
+                names.get(id(run), ""),
                 run.started_at.replace("T", " ").removesuffix("Z").removesuffix("+00:00"),
                 str(len(run.gpus)),
                 f"{run.ok} of {run.measurements}",
-                doc.Span(run.ending, _tone(run)),
+                doc.Span(run.ending, _TONES.get(run.exit_code, Tone.WARN)),
             )
             for run in runs
         )
@@ -51,16 +56,7 @@ def history_document(history: History) -> doc.Document:
     return doc.Document(command="egmctl history", subject=several(len(runs), "bench run"), body=body)
 
 
-def _name(place: int | None) -> str:
-    """Return the name of a run for ``egmctl compare``; empty for a run that did not end."""
-    return "" if place is None else "last" if place == 0 else f"last~{place}"
-
-
-def _tone(run: KeptRun) -> Tone:
-    return Tone.WARN if run.exit_code is None else _TONES.get(run.exit_code, Tone.WARN)
-
-
-def machines_document(listed: MachineList) -> doc.Document:
+def machines_document(listed: listing.MachineList) -> doc.Document:
     """Return the list of machines: name, origin (recorded or modelled), platform and description."""
     return doc.Document(
         command="egmctl topo --machine list",
@@ -69,16 +65,16 @@ def machines_document(listed: MachineList) -> doc.Document:
     )
 
 
-def _entry(machine: ShippedMachine) -> doc.Entry:
+def _entry(machine: listing.ShippedMachine) -> doc.Entry:
     about = (doc.Paragraph(machine.description, tone=Tone.DIM),) if machine.description else ()
     return doc.Entry(machine.name, Tone.STRONG, f"{machine.origin.value}: {machine.platform}", body=about)
 
 
-def machine_list(machines: Sequence[Machine]) -> MachineList:
+def machine_list(machines: Sequence[Machine]) -> listing.MachineList:
     """Return the list entries of machines."""
-    return MachineList(
+    return listing.MachineList(
         machines=tuple(
-            ShippedMachine(
+            listing.ShippedMachine(
                 name=machine.origin.name,
                 origin=machine.origin.kind,
                 platform=platform(machine).line,
@@ -114,17 +110,7 @@ def profile_document(profile: Profile) -> doc.Document:
     ]
     if profile.links:
         heads = ("", "links", "GB/s each", "payload", "GB/s", "source")
-        rows = tuple(
-            (
-                link.link,
-                str(link.links),
-                f"{link.rate_gb_s:g}",
-                f"{100 * link.payload:.1f} %",
-                f"{link.gb_s:.1f}",
-                marks[link.source],
-            )
-            for link in profile.links
-        )
+        rows = tuple((*_link(link), marks[link.source]) for link in profile.links)
         body.append(doc.Section("Links, one direction", (doc.table(heads, rows, right=heads[1:]),)))
     if profile.references:
         by_link = grouped((reference.link, reference) for reference in profile.references)
@@ -135,6 +121,11 @@ def profile_document(profile: Profile) -> doc.Document:
     )
     body.append(doc.Section("Sources", (doc.Bullets(sources),)))
     return doc.Document(command="egmctl profile show", subject=profile.name, body=tuple(body))
+
+
+def _link(link: LinkFacts) -> tuple[str, ...]:
+    payload = f"{100 * link.payload:.1f} %"
+    return link.link, str(link.links), f"{link.rate_gb_s:g}", payload, f"{link.gb_s:.1f}"
 
 
 def match_document(result: MatchResult) -> doc.Document:
@@ -195,3 +186,104 @@ def _kinds(profile: Profile) -> str:
     kinds = {profile.sources[reference.source].kind for reference in profile.references}
     count = len(profile.references)
     return f"{several(count, 'reference')}, {' and '.join(sorted(kinds))}" if count else "no references"
+
+
+def cases_document(cases: listing.CaseList) -> doc.Document:
+    """Return the list of cases with the number of measurements that would run, and why the others would not."""
+    families = grouped((case.family, case) for case in cases.cases)
+    stops = ((case.name, case.reasons or ([] if case.measurements else ["needs two GPUs"])) for case in cases.cases)
+    reasons = grouped((reason, name) for name, case_reasons in stops for reason in case_reasons)
+    skipped = tuple(f"{shortened(names, _NAMED)}: {reason}" for reason, names in reasons.items())
+    about = tuple((case.name, case.description) for case in cases.cases)
+    return doc.Document(
+        command="egmctl bench --list",
+        subject=several(len(cases.cases), "case"),
+        body=(
+            *(_family(family, members) for family, members in families.items()),
+            doc.Section("Skipped", (doc.Bullets(skipped),)),
+            doc.Section("Suites", (doc.KeyValues(tuple(cases.suites.items())),)),
+            doc.Section("What they measure", (doc.KeyValues(about),), level=Level.VERBOSE),
+        ),
+    )
+
+
+def _family(family: str, cases: list[listing.ListedCase]) -> doc.Section:
+    rows = ((case.name, f"{case.runnable} of {case.measurements}", ", ".join(case.axes)) for case in cases)
+    return doc.Section(family, (doc.table(("case", "would run", "--sweep"), rows, right=("would run",)),))
+
+
+def plan_document(plan: listing.PlanReport) -> doc.Document:
+    """Return the steps of a plan, their peak memory and their estimated time."""
+    return doc.Document(
+        command="egmctl bench --dry-run", subject=several(len(plan.steps), "step"), body=tuple(_plan(plan))
+    )
+
+
+def _plan(plan: listing.PlanReport) -> Iterator[doc.Block]:
+    by_case: dict[str, list[tuple[str, str, str]]] = {}
+    for number, step in enumerate(plan.steps, 1):
+        tasks = [plan.tasks[place] for place in step.tasks]
+        task = shortened_task(tasks[0]) if step.proof else tasks[0]
+        much = format_size(task.size_bytes)
+        if task.quantity is Quantity.BANDWIDTH:
+            much = f"{1 if step.proof else plan.settings.samples} x {task.copies} x {much}"
+        paths = ", ".join(task.path for task in tasks)
+        alone = ", once more alone" if step.proof else ""
+        by_case.setdefault(task.name, []).append((f"{number:>4}", f"{paths}{alone}", f"{much}, {step.seconds:.2f} s"))
+    for case, rows in by_case.items():
+        yield doc.Section(case, (doc.table(("", "", ""), rows, wrap=("",)),))
+    waived = Counter(task.waiver for task in plan.tasks if task.waivers)
+    reasons = (*(f"{count}: {reason}" for reason, count in waived.items()), *plan.notes)
+    if reasons:
+        yield doc.Section("Not measured", (doc.Bullets(reasons),))
+    if plan.memory:
+        held = tuple(f"{memory.place}: {format_size(memory.bytes)}" for memory in plan.memory)
+        yield doc.Section("Peak memory", (doc.Bullets(held),))
+    runnable = several(sum(not task.waivers for task in plan.tasks), "measurement")
+    time = f"{plan.seconds:.0f} s" if plan.seconds < 7200 else duration(plan.seconds)
+    yield doc.Paragraph(
+        f"{runnable} in {several(len(plan.steps), 'step')}, {plan.bytes_moved / 1e12:.2f} TB, about {time}"
+    )
+
+
+def cost_document(cost: listing.JobCost) -> doc.Document:
+    """Return the cost of a run on many ranks, per case (``--dry-run --ranks``)."""
+    name = cost.origin.name if cost.origin.kind is not OriginKind.LIVE else "this one"
+    heads = ("", "measured", "steps", "TB moved", "time", "held")
+    rows = [_costs(case.case, [case], case.seconds, "!" * case.too_large) for case in cost.costs]
+    nothing = "Nothing was measured; all nodes are assumed to be one NVLink domain."
+    return doc.Document(
+        command="egmctl bench --dry-run",
+        subject=f"{cost.ranks} GPUs",
+        body=(
+            doc.Paragraph(f"Cost: {several(cost.ranks, 'GPU')} on {several(cost.nodes, 'node')} like {name}"),
+            doc.Paragraph(nothing, tone=Tone.DIM),
+            doc.table(heads, (*rows, _costs("all", cost.costs, cost.seconds)), right=heads[1:]),
+            *(doc.Entry("!", Tone.WARN, line) for line in _breaks(cost)),
+        ),
+    )
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in a suitable unit: ``51.0 s``, ``12.0 min``, ``3.4 h``, ``17.0 d``."""
+    for unit, least, length in (("d", 2 * 86400, 86400), ("h", 2 * 3600, 3600), ("min", 120, 60)):
+        if seconds >= least:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def _costs(name: str, cases: Sequence[listing.CaseCost], seconds: float, mark: str = "") -> tuple[str, ...]:
+    """Return the row of one case or of all; the mark is for a case that may need too much memory."""
+    measured, steps = sum(case.measurements - case.waived for case in cases), sum(case.steps for case in cases)
+    moved, held = sum(case.bytes for case in cases) / 1e12, max(case.held_bytes for case in cases)
+    return name, str(measured), str(steps), f"{moved:.1f}", duration(seconds), format_size(held) + mark
+
+
+def _breaks(cost: listing.JobCost) -> Iterator[str]:
+    """Yield sentences on cases that need too much memory, and on skipped measurements."""
+    large = [case.case for case in cost.costs if case.too_large]
+    if large:
+        yield f"more than one place may hold: use a smaller --size for {', '.join(large)}"
+    for reason in dict.fromkeys(case.reason for case in cost.costs if case.reason):
+        waived = sum(case.waived for case in cost.costs if case.reason == reason)
+        yield f"skipped: {waived} ({reason})"

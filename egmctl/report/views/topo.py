@@ -392,7 +392,7 @@ def _p2p(topology: Topology) -> Iterator[doc.Block]:
     labels = list(topology.gpus)
     matrices = []
     for matrix in topology.p2p:
-        if matrix.uniform:
+        if matrix.value is not None:
             alike.setdefault(matrix.source, []).extend(f"{name} {matrix.value}" for name in matrix.names)
             continue
         cells = [
