@@ -33,10 +33,9 @@ class Measure(Protocol):
 
 
 _FILES = {
-    "copies": {Engine.COPY_ENGINE, Engine.SM_COPY, Engine.SM_READ, Engine.SM_WRITE, Engine.BULK},
-    "atomic": {Engine.ATOMIC, Engine.ATOMIC_LATENCY},
+    "copies": {Engine.COPY_ENGINE, Engine.SM_COPY, Engine.SM_READ, Engine.SM_WRITE, Engine.BULK, Engine.ATOMIC},
     "cpu": {Engine.CPU, Engine.CPU_CHASE},
-    "chase": {Engine.CHASE},
+    "latency": {Engine.CHASE, Engine.ATOMIC_LATENCY},
     "round_trips": {Engine.PING_PONG, Engine.EVENT, Engine.SOCKET},
     "ucx": {Engine.UCX, Engine.UCX_PUT, Engine.UCX_GET},
     "life_cycle": {Engine.LIFE_CYCLE},

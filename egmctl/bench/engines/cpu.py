@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from egmctl.bench.buffers import buffers_of
-from egmctl.bench.engines.chase import WARM_UP_LOADS
+from egmctl.bench.engines.latency import WARM_UP_LOADS
 from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.results import bandwidth_gb_s, chain_error, failure, mismatch_of, of_latency, summarize
 from egmctl.errors import DriverCallError
