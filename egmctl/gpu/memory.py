@@ -15,7 +15,7 @@ from typing import Any
 from egmctl.driver.cuda import bindings, call
 from egmctl.errors import DriverCallError, DriverTooOld
 from egmctl.gpu.context import Context, ReleaseStack, Resource, ms_since
-from egmctl.gpu.numa import Node, bind_pages, on_node, touch
+from egmctl.gpu.cpu_threads import Node, bind_pages, on_node, touch
 from egmctl.units import round_up
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, TypeVar
 
 from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
@@ -16,6 +16,8 @@ from egmctl.model.record import BusId, Plain, Uuid
 from egmctl.model.route import LinkKind, Rank, UcxPath
 from egmctl.model.task import Quantity, Task
 from egmctl.model.verdict import MemoryOwner, RunVerdict
+
+Seconds = TypeVar("Seconds", bound="PhaseSeconds")
 
 
 class Phase(StrEnum):
@@ -50,10 +52,10 @@ class PhaseSeconds:
         total: float = sum(getattr(self, phase.name) for phase in fields(PhaseSeconds))
         return total
 
-    def plus(self, other: PhaseSeconds) -> PhaseSeconds:
-        """Return the sum of both, phase by phase."""
+    def plus(self: Seconds, other: PhaseSeconds) -> Seconds:
+        """Return this record with the seconds of another one added, phase by phase."""
         names = [phase.name for phase in fields(PhaseSeconds)]
-        return PhaseSeconds(**{name: getattr(self, name) + getattr(other, name) for name in names})
+        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,7 +71,6 @@ def check_sum(flow: FlowPart, part: Window, passes: int) -> Check | None:
     if flow.mover is None:
         return None
     mover = flow.mover
-    mover.result.fetch()
     pattern, stream = mover.worker.pattern, mover.streams[0]
     whole, rest = divmod(passes, part.slots)
     region = mover.expected(part)
@@ -113,7 +112,6 @@ def check_counts(flow: FlowPart, part: Window, passes: int) -> Check | None:
     kernels = worker.kernels[stream.context.bus_id]
     arguments = (region.address, words, passes, part.slots, result.address)
     kernels.launch("verify_counts", stream.handle, stream.context.multiprocessors, THREADS, *arguments)
-    result.fetch()
     whole, rest = divmod(passes, part.slots)
     return partial(first_difference, stream, result, region, lambda first: whole + (first // words < rest))
 

@@ -62,7 +62,7 @@ def _measured(engine: type[Passes | Walks], worker: WorkerContext, task: Task, s
     node, end = (flow.destination, flow.source) if reads else (flow.source, flow.destination)
     cpus = cpus_of(node.numa_node or 0)
     (buffer,) = buffers_of([task])
-    with closing(engine(worker, task, worker.destination(buffer), cpus)) as work:
+    with closing(engine(worker, task, worker.held(buffer).memory, cpus)) as work:
         placements = worker.placements((buffer,))
         if end.memory is MemoryKind.GPU_NUMA and not (placements and all(placement.right for placement in placements)):
             details = "; ".join(placement.detail for placement in placements) or "location unknown"

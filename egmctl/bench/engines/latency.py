@@ -89,9 +89,7 @@ class TaskPart(ABC):
         for end in (flow.source, flow.destination):
             if self.collective.owns(end):
                 self.worker.connect(stream.context.bus_id, end)
-        reader = Reader(stream, self.worker.kernels[stream.context.bus_id])
-        self.held.own.append(reader)
-        return reader
+        return self.held.own.keep(Reader(stream, self.worker.kernels[stream.context.bus_id]))
 
 
 def measure(
@@ -244,7 +242,7 @@ class Walker(TaskPart):
     def memory(self, flow: int) -> Memory:
         """Return the memory that a flow reads."""
         (buffer,) = self.buffers[flow].there
-        return self.worker.destination(buffer)
+        return self.worker.held(buffer).memory
 
     def _chain(self) -> Chain:
         """Return the chain at this process' address of the memory, which may differ from the owner's."""

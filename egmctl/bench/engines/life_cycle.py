@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import astuple
 
 from egmctl.bench.processes.collective import CollectiveStep, Item, ResourceScope, close_all, resource_scopes
 from egmctl.bench.processes.context import WorkerContext
@@ -110,8 +109,8 @@ class _Life:
 
     def make(self) -> None:
         if self._me == self._owner:
-            self._shared = SharedMemory(self._handle, self._stream.context, self._task.size_bytes, self._end.numa_node)
-            self._held.own.append(self._shared)
+            shared = SharedMemory(self._handle, self._stream.context, self._task.size_bytes, self._end.numa_node)
+            self._shared = self._held.own.keep(shared)
             self.stages_ms = self._shared.stages_ms
 
     def offer(self) -> Item:
@@ -125,8 +124,7 @@ class _Life:
         if self._me != self._importer:
             return
         item, stream = offered[self._owner], self._stream
-        imported = ImportedMemory(stream.context, item.data["offer"], item.fds)
-        self._held.opened.append(imported)
+        imported = self._held.opened.keep(ImportedMemory(stream.context, item.data["offer"], item.fds))
         self.stages_ms = imported.stages_ms
         if self._collective.ranks[self._owner].host == self._collective.ranks[self._importer].host:
             self.stages_ms["transfer"] = (received_s - item.data["sent_s"]) * 1e3
@@ -138,12 +136,11 @@ class _Life:
         self._worker.pattern.fill(stream, region)
         stream.synchronize()
 
-    def check(self) -> tuple[int, ...] | None:
+    def check(self) -> Difference | None:
         """Return the difference between the owner's memory and the importer's pattern; ``None`` if there is none."""
         if self._shared is None:
             return None
-        difference = self._worker.pattern.check(self._stream, self._region(self._shared))()
-        return None if difference is None else astuple(difference)
+        return self._worker.pattern.check(self._stream, self._region(self._shared))()
 
     def judge(self, checked: Sequence[Item]) -> None:
         """End the task in all ranks if the owner has found a difference."""

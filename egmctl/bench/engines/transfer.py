@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -210,7 +210,8 @@ def measure(transfer: Transfer, worker: WorkerContext, tasks: Sequence[Task], se
     flows = [flow for task in tasks for flow in task.flows if ENGINES[task.engine].needs_kernels]
     sharing = Counter((flow.initiator_rank, flow.initiator) for flow in flows)
     collective.do(lambda place: parts[place].get_ready(opened, sharing))
-    gate = worker.gate(held=all(part.ungated is None for part in parts))
+    # A gate would never open if the work's queueing blocked until it completed.
+    gate = worker.gate if all(part.ungated is None for part in parts) else Gate()
     try:
         with phase(Phase.WARM_UP):
             collective.do(lambda place: parts[place].fill())
@@ -439,7 +440,7 @@ class TransferPart:
     def finish_checks(self) -> list[tuple[int, ...]]:
         """Wait for the checks; return (flow index, difference) tuples."""
         differences = [(flow, finish()) for flow, finish in self._checks]
-        return [(flow, *astuple(difference)) for flow, difference in differences if difference is not None]
+        return [(flow, *difference) for flow, difference in differences if difference is not None]
 
     def keep_mismatch(self, number: int, items: Sequence[Item]) -> None:
         """Record the first difference of the task."""

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import Any
 
 from egmctl.bench.buffers import Buffer, Window, assign, window
@@ -22,7 +22,7 @@ from egmctl.gpu.context import Context
 from egmctl.gpu.memory import HostNumaMemory, Memory
 from egmctl.gpu.pattern import Difference
 from egmctl.gpu.timing import Stream
-from egmctl.gpu.ucx import Link, NoUcx, RegisteredMemory, RemoteMemory, settings, taken_for
+from egmctl.gpu.ucx import Link, NoUcx, RegisteredMemory, RemoteMemory, Request, settings, taken_for
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
 from egmctl.model.measurement import Measurement, Mismatch, Phase, Placement, Sample, Settings, Verification, waived
@@ -284,9 +284,8 @@ class Side:
             for slot in range(part.slots)
         ]
 
-    def _check(self, part: Window) -> tuple[int, ...] | None:
-        difference = self._destination.check(part)() if self._destination is not None else None
-        return None if difference is None else astuple(difference)
+    def _check(self, part: Window) -> Difference | None:
+        return self._destination.check(part)() if self._destination is not None else None
 
     def _pass(self, count: int) -> float | None:
         """Send or receive messages; return, on the sender, the seconds until the receiver has confirmed all."""
@@ -295,14 +294,9 @@ class Side:
             return None
         if self._one_sided:
             return self._pass_one_sided(link, count)
+        begin = link.send if self._sends else link.receive
         started = time.perf_counter()
-        under_way: list[Any] = []
-        for number in range(count):
-            if len(under_way) == IN_FLIGHT:
-                link.wait(under_way.pop(0))
-            begin = link.send if self._sends else link.receive
-            under_way.append(begin(self._arrays[number % len(self._arrays)], _DATA))
-        link.wait(*under_way)
+        _in_flight(link, [], count, lambda number: begin(self._arrays[number % len(self._arrays)], _DATA))
         link.wait(link.receive(link.word, _ANSWER) if self._sends else link.send(link.word, _ANSWER))
         return time.perf_counter() - started if self._sends else None
 
@@ -322,18 +316,17 @@ class Side:
             link.wait(link.send(link.word, _ANSWER))
 
     def _all_of(self, link: Link, remote: RemoteMemory, count: int) -> float:
-        begin = remote.put if self._sends else remote.get
-        own = self._memory.address
+        transfer = remote.put if self._sends else remote.get
+        own, part = self._memory.address, self._part
+
+        def begin(number: int) -> Request:
+            offset = part.offset_bytes + number % part.slots * part.slot_bytes
+            return transfer(offset, own + offset, part.slot_bytes)
+
         started = time.perf_counter()
         under_way: list[Any] = []
         try:
-            for number in range(count):
-                if len(under_way) == IN_FLIGHT:
-                    link.wait(under_way[0])
-                    del under_way[0]
-                offset = self._part.offset_bytes + number % self._part.slots * self._part.slot_bytes
-                under_way.append(begin(offset, own + offset, self._part.slot_bytes))
-            link.wait(*under_way)
+            _in_flight(link, under_way, count, begin)
             if self._sends:
                 link.wait(remote.flush())
         except BaseException:
@@ -369,6 +362,16 @@ class Side:
                 link.wait(link.receive(message, _DATA))
                 link.wait(link.send(message, _ANSWER))
         return laps if self._sends else None
+
+
+def _in_flight(link: Link, under_way: list[Any], count: int, begin: Callable[[int], Any]) -> None:
+    """Begin ``count`` operations, at most :data:`IN_FLIGHT` at a time, and wait for all; those begun are in a list."""
+    for number in range(count):
+        if len(under_way) == IN_FLIGHT:
+            link.wait(under_way[0])
+            del under_way[0]
+        under_way.append(begin(number))
+    link.wait(*under_way)
 
 
 _STAGES = ("register", "pack", "unpack", "deregister")

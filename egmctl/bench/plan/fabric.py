@@ -161,7 +161,7 @@ def _paths(layout: RankLayout) -> Callable[[Case, RankFlow], Path]:
     def path(case: Case, rank_flow: RankFlow) -> Path:
         issuer, owner = rank_flow.initiator, rank_flow.owner
         if case.engine in UCX_ENGINES:
-            return ucx_path(case, issuer, layout.machine(issuer), owner, layout.machine(owner))
+            return ucx_path(case, rank_flow, layout.machine)
         same_host = issuer.host == owner.host
         ends = (case.source, case.destination, case.initiator)
         key = (*ends, issuer.host, issuer.bus_id, owner.bus_id, same_host or owner.host)
@@ -196,7 +196,7 @@ def _host_memory(layout: RankLayout) -> Callable[[Flow], frozenset[str]]:
 
 
 def _path_within_node(layout: RankLayout, case: Case, rank_flow: RankFlow) -> Path:
-    path = local_path(layout.machine(rank_flow.initiator))(case, rank_flow)
+    path = local_path(layout.machine(rank_flow.initiator), case, rank_flow)
     # EGM is reached through the GPU that owns it, which no other pair of the round uses.
     return replace(path, disjoint=True) if path.route.egm is Egm.YES else path
 

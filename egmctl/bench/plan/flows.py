@@ -14,7 +14,7 @@ from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.gpu import Gpu
 from egmctl.model.route import HOST_MEMORY, MemoryKind, Rank
 from egmctl.model.task import CPU_ENGINES, Endpoint, Engine, Flow, Pattern, Task
-from egmctl.units import GIB, format_size, printable
+from egmctl.units import GIB, format_size, printable, shortened
 
 FlowEnds = tuple[int, int]
 """The two ends of a flow: source and destination or, for ranks, the issuer and its peer."""
@@ -279,7 +279,7 @@ IDLE_MEMORY_BYTES = GIB
 was seen to hold some 600 MiB on H200. If a GPU's memory is a NUMA node, the operating system's own pages are there
 too."""
 
-_SHOWN = 3
+PIDS_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +295,7 @@ class Use:
     def __str__(self) -> str:
         label = f"GPU{self.gpu.index}"
         if self.pids:
-            return f"{label} is in use by process {listed(self.pids)}"
+            return f"{label} is in use by process {shortened(self.pids, PIDS_SHOWN)}"
         return f"{format_size(self.used_bytes)} of {label} are in use, by no process that is visible from here"
 
 
@@ -315,9 +315,3 @@ def busy_waiver(gpu: Gpu) -> Waiver | None:
     if (use := gpu_use(gpu)) is None:
         return None
     return Waiver.about(WaiverKind.GPU_BUSY, f"{use}; 'egmctl bench --allow-busy' measures it anyway", gpu)
-
-
-def listed(pids: tuple[int, ...]) -> str:
-    """Return process ids as text; of many, the first ones and the number of the others."""
-    more = f" and {len(pids) - _SHOWN} more" if len(pids) > _SHOWN else ""
-    return ", ".join(map(str, pids[:_SHOWN])) + more

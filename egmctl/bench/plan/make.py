@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from egmctl.bench.case import Case, Processes
 from egmctl.bench.engine import ENGINES
@@ -66,14 +67,12 @@ def make_plan(
     usable = [gpu for gpu in gpus if gpu_waiver(machine, gpu) is None and (settings.allow_busy or gpu_use(gpu) is None)]
     ranks = ranks_of([*usable, *(gpu for gpu in gpus if gpu not in usable)], numa_nodes)
 
-    path_of = local_path(machine)
-
     def make(case: Case) -> tuple[PlannedTask, ...]:
         if case.processes is Processes.ONE:
             candidates = tuple(_candidates(case, machine, gpus, numa_nodes))
         else:
             candidates = tuple(
-                rank_candidate(case, rank_flows, path_of, lambda rank: machine.gpu(rank.bus_id))
+                rank_candidate(case, rank_flows, partial(local_path, machine), lambda rank: machine.gpu(rank.bus_id))
                 for rank_flows in node_flows(case, ranks, numa_nodes)
             )
         not_installed = no_ucx if case.engine in UCX_ENGINES else ""

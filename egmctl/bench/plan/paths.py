@@ -139,11 +139,9 @@ def host_path(machine: Machine, gpu: Gpu, node: int, memory: MemoryKind, *, allo
     # Pinned, registered and plain memory does not depend on the EGM route, only on the GPU and the node.
     is_blocked = links.kind is RouteKind.BLOCKED and not links.otherwise
     if is_blocked:
-        blocked = Route(carrier=Carrier.NONE, memory=memory, egm=Egm.NO, egm_reason=links.reason)
-        forbidden = links.blocked_by in (Block.MEMS_ALLOWED, Block.NO_MEMORY)
-        kind = WaiverKind.NO_NUMA_MEMORY if forbidden else WaiverKind.GPU_UNUSABLE
-        gpus = () if forbidden else (gpu,)
-        return Path(route=blocked, waiver=Waiver.about(kind, links.reason, *gpus), rate_gb_s=_UNKNOWN_GB_S)
+        if links.blocked_by in (Block.MEMS_ALLOWED, Block.NO_MEMORY):
+            return no_path(memory, Waiver.about(WaiverKind.NO_NUMA_MEMORY, links.reason))
+        return no_path(memory, Waiver.about(WaiverKind.GPU_UNUSABLE, links.reason, gpu))
     degraded = own and bool(links.otherwise)
     waiver = _memory_waiver(gpu, memory)
     if own:
@@ -200,12 +198,15 @@ _BY_UVM = (
 )
 
 
+def no_path(memory: MemoryKind, waiver: Waiver) -> Path:
+    """Return the waived path to host memory that cannot be reached or does not exist."""
+    route = Route(carrier=Carrier.NONE, memory=memory, egm=Egm.NO, egm_reason=waiver.reason)
+    return Path(route=route, waiver=waiver, rate_gb_s=_UNKNOWN_GB_S)
+
+
 def path_without_memory(memory: MemoryKind, label: str) -> Path:
     """Return the waived path to host memory of a rank whose node has no known NUMA node with memory."""
-    reason = f"{label} has no NUMA node that has memory"
-    route = Route(carrier=Carrier.NONE, memory=memory, egm=Egm.NO, egm_reason=reason)
-    waiver = Waiver(kind=WaiverKind.NO_NUMA_MEMORY, reason=reason)
-    return Path(route=route, waiver=waiver, rate_gb_s=_UNKNOWN_GB_S)
+    return no_path(memory, Waiver.about(WaiverKind.NO_NUMA_MEMORY, f"{label} has no NUMA node that has memory"))
 
 
 def coherent_path(machine: Machine, gpu: Gpu, cpu_node: int) -> Path:

@@ -72,7 +72,8 @@ def planned_task(
     size_bytes = point.size or settings.size_bytes
     if case.footprint is not None:
         size_bytes = point.footprint or _footprint(case.footprint, made.cache)
-    task = PlannedTask(
+    copies = settings.copies or copies_for(size_bytes * flows_on_a_link(case.pattern, made.flows), rate)
+    return PlannedTask(
         case=case.name,
         point=point,
         family=case.family,
@@ -82,17 +83,13 @@ def planned_task(
         flows=made.flows,
         counted=ENGINES[case.engine].counted if bandwidth else "",
         size_bytes=size_bytes,
-        copies=1,
+        copies=copies if bandwidth else 1,
         rotated_bytes=_rotated_bytes(case, made.gpus) if bandwidth else 0,
         chase=chase,
         waivers=tuple(dict.fromkeys(waiver for waiver in waivers if waiver is not None)),
         planned_gb_s=rate,
         disjoint=all(path.disjoint for path in made.paths),
     )
-    if bandwidth:
-        copies = settings.copies or copies_for(size_bytes * flows_on_a_link(task), rate)
-        task = replace(task, copies=copies)
-    return task
 
 
 def copies_for(size_bytes: int, rate_gb_s: float) -> int:
@@ -105,12 +102,12 @@ def copies_for(size_bytes: int, rate_gb_s: float) -> int:
     )
 
 
-def flows_on_a_link(task: Task) -> int:
+def flows_on_a_link(pattern: Pattern, flows: Sequence[Flow]) -> int:
     """Return how many flows of a task share the busiest link, that of the GPU that sends or receives them all."""
-    if task.pattern in (Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE):
-        return len(task.flows)
-    if task.pattern is Pattern.ALL_PAIRS:
-        return len({flow.source.bus_id for flow in task.flows}) - 1
+    if pattern in (Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE):
+        return len(flows)
+    if pattern is Pattern.ALL_PAIRS:
+        return len({flow.source.bus_id for flow in flows}) - 1
     return 1
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from egmctl.bench.buffers import Buffer, FlowBuffers
 from egmctl.bench.case import End
@@ -368,27 +368,13 @@ def _cost_of(buffer: Buffer, held: AllocatedBuffer) -> BufferCost:
     )
 
 
-class Closable(Protocol):
-    """A resource with a ``close`` method."""
-
-    def close(self) -> None: ...
-
-
 @dataclass(slots=True)
 class ResourceScope:
-    """The resources that a rank holds for one task, the oldest first."""
+    """The resources that a rank holds for one task."""
 
-    own: list[Closable] = field(default_factory=list)
-    opened: list[Closable] = field(default_factory=list)
+    own: ReleaseStack = field(default_factory=ReleaseStack)
+    opened: ReleaseStack = field(default_factory=ReleaseStack)
     """The resources of other ranks."""
-
-    def close(self) -> None:
-        """Close all resources of other ranks, the latest first, and then raise the first error if any."""
-        _close(self.opened)
-
-    def free(self) -> None:
-        """Free this rank's own resources in the same way."""
-        _close(self.own)
 
 
 @contextmanager
@@ -400,26 +386,15 @@ def resource_scopes(collective: CollectiveStep) -> Iterator[list[ResourceScope]]
     scopes = [ResourceScope() for _ in collective.tasks]
     try:
         yield scopes
-        collective.do_for_all(lambda index: scopes[index].close())
-        collective.do_for_all(lambda index: scopes[index].free())
+        collective.do_for_all(lambda index: scopes[index].opened.close())
+        collective.do_for_all(lambda index: scopes[index].own.close())
     except BaseException:
         # The other ranks are gone, or this process is ending: release without an exchange.
         for scope in scopes:
-            for work in (scope.close, scope.free):
+            for resources in (scope.opened, scope.own):
                 with suppress(*FAILURES):
-                    work()
+                    resources.close()
         raise
-
-
-def _close(held: list[Closable]) -> None:
-    problem: Exception | None = None
-    while held:
-        try:
-            held.pop().close()
-        except FAILURES as error:
-            problem = problem or error
-    if problem is not None:
-        raise problem
 
 
 def observed(watch: Watch, worker: WorkerContext) -> dict[str, Any]:
