@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from egmctl.driver import breadcrumb
 from egmctl.driver.reading import NUMBERS
 from egmctl.gpu.context import ms_since
+from egmctl.launch.channel import memory_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -294,15 +295,10 @@ def _function() -> tuple[int, Callable[[int, int, int, int], int]]:
     code = CODE.get(platform.machine())
     if code is None:
         raise OSError(0, f"no machine code for {platform.machine()}")
-    if not hasattr(os, "memfd_create"):
-        raise OSError(0, "this Python has no memfd_create")
-    fd = os.memfd_create("egmctl-chase")
-    try:
-        os.write(fd, code.ljust(mmap.PAGESIZE, b"\0"))
+    with memory_file("egmctl-chase") as file:
+        file.write(code.ljust(mmap.PAGESIZE, b"\0"))
         # For a file mapping, the kernel keeps the instruction caches coherent with what was written.
-        address = _libc.mmap(None, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC, mmap.MAP_PRIVATE, fd, 0)
-    finally:
-        os.close(fd)
+        address = _libc.mmap(None, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC, mmap.MAP_PRIVATE, file.fileno(), 0)
     if address in (None, ctypes.c_void_p(-1).value):
         raise OSError(ctypes.get_errno(), f"mmap of code: {os.strerror(ctypes.get_errno())}")
     return address, ctypes.CFUNCTYPE(*[ctypes.c_uint64] * 5)(address)

@@ -59,6 +59,10 @@ class Memory(Resource):
             yield undo
         self.allocate_ms = ms_since(started) - (self.touch_ms or 0)
 
+    def offer(self) -> tuple[dict[str, Any], list[int]]:
+        """Return what an importer needs, as :class:`egmctl.gpu.handles.SharedMemory` does: nothing by default."""
+        return {}, []
+
     def _touch(self, node: Node, *, huge: bool = False) -> None:
         started = time.perf_counter()
         touch(node, self.address, self.size_bytes, huge=huge)

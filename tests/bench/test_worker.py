@@ -54,6 +54,9 @@ class StubRig:
     def has(self, _buffer: object) -> bool:
         return False
 
+    def offer(self) -> tuple[dict[str, Any], list[int]]:
+        return {}, []
+
     def check(self, *_arguments: object) -> Any:
         """Find no difference."""
         return lambda: None

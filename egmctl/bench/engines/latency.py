@@ -24,7 +24,7 @@ from egmctl.bench.processes.collective import (
     resource_scopes,
     with_evidence,
 )
-from egmctl.bench.results import chain_error, of_latency, summarize
+from egmctl.bench.results import of_latency, summarize
 from egmctl.gpu.chase import Chain, Counters, Reader, Walk
 from egmctl.gpu.context import ms_since, possible_ms
 from egmctl.gpu.memory import Memory
@@ -137,8 +137,8 @@ class Walker(TaskPart):
 
     verification = Verification.WALK_EVERY_SAMPLE
     kernel = "chase"
-    error = staticmethod(chain_error)
-    """A function that returns a sentence if a sample is wrong, ``None`` if it is correct."""
+    wrong_at = "the pointer chase ended at the wrong offset"
+    """What a sample says that is wrong, before the offset."""
 
     def __init__(self, collective: CollectiveStep, worker: WorkerContext, place: int, held: ResourceScope) -> None:
         super().__init__(collective, worker, place, held)
@@ -209,7 +209,8 @@ class Walker(TaskPart):
                 self.discarded += 1
                 continue
             self._beside = max(self._beside, walk.load_beside)
-            self._wrong = self._wrong or self.error(len(self.samples), walk.wrong_offset)
+            if walk.wrong_offset is not None and self._wrong is None:
+                self._wrong = f"sample {len(self.samples)}: {self.wrong_at} {walk.wrong_offset}"
             self.samples.append(
                 Sample(
                     bandwidth_gb_s=walk.load_gb_s if self.task.pattern is Pattern.LOADED else None,
@@ -303,6 +304,7 @@ class Additions(Walker):
 
     verification = Verification.COUNTERS_EVERY_SAMPLE
     kernel = "add_in_turn"
+    wrong_at = "additions were lost or answered wrongly; the first wrong counter is at offset"
 
     def write_chain(self) -> int | None:
         """Clear the counters with the GPU that owns them."""
@@ -322,13 +324,6 @@ class Additions(Walker):
         start, end, wrong_answers, _sm = self.gpu.words(4)
         wrong_offset = self.counters.wrong_offset()
         return Walk(end - start, self.chase.loads, 0 if wrong_offset is None and wrong_answers else wrong_offset)
-
-    @staticmethod
-    def error(sample: int, offset: int | None) -> str | None:
-        if offset is None:
-            return None
-        lost = "additions were lost or answered wrongly; the first wrong counter is at offset"
-        return f"sample {sample}: {lost} {offset}"
 
 
 MEASURE = {

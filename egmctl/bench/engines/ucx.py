@@ -18,11 +18,11 @@ from egmctl.bench.processes.collective import CollectiveStep, Item
 from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.results import bandwidth_sample, describe, mismatch_of, of_bandwidth, of_latency, round_trips, stages
 from egmctl.errors import DriverCallError
-from egmctl.gpu.context import Context
+from egmctl.gpu.context import Context, ReleaseStack
 from egmctl.gpu.memory import HostNumaMemory, Memory
 from egmctl.gpu.pattern import Difference
 from egmctl.gpu.timing import Stream
-from egmctl.gpu.ucx import Link, NoUcx, RegisteredMemory, RemoteMemory, Request, settings, taken_for
+from egmctl.gpu.ucx import Link, NoUcx, RemoteMemory, Request, settings, taken_for
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
 from egmctl.model.measurement import Measurement, Mismatch, Phase, Placement, Sample, Settings, Verification, waived
@@ -73,7 +73,7 @@ class Side:
         self._other = self._receiver if self._sends else self._sender
         self._one_sided = task.engine is not Engine.UCX
         self._link: Link | None = None
-        self._registered: RegisteredMemory | None = None
+        self._held = ReleaseStack()
         self._remote: RemoteMemory | None = None
         self._destination: OwnBuffer | None = None
         self._arrays: list[Any] = []
@@ -134,7 +134,7 @@ class Side:
         """Unpack the key of the other side's memory if this rank issues the work."""
         if self._link is not None and self._issues:
             other = keys[self._other].data
-            self._remote = self._link.remote(bytes.fromhex(other["key"]), other["address"])
+            self._remote = self._held.keep(self._link.remote(bytes.fromhex(other["key"]), other["address"]))
 
     def _make_memory(self, context: Context) -> None:
         """Allocate HOST_NUMA memory with access for the GPU that UCX takes it for."""
@@ -163,8 +163,8 @@ class Side:
         self._stream.synchronize()
         if not self._one_sided:
             return None
-        self._registered = self._link.register(held.memory.address, held.memory.size_bytes)
-        return {"key": self._registered.key.hex(), "address": held.memory.address}
+        registered = self._held.keep(self._link.register(held.memory.address, held.memory.size_bytes))
+        return {"key": registered.key.hex(), "address": held.memory.address}
 
     def warm_up(self) -> None:
         """Warm up, and choose the number of messages of a sample."""
@@ -255,12 +255,7 @@ class Side:
     def close(self) -> str:
         """Destroy the remote key, deregister the memory and close the link; return UCX's report."""
         self._arrays = []
-        remote, self._remote = self._remote, None
-        if remote is not None:
-            remote.close()
-        registered, self._registered = self._registered, None
-        if registered is not None:
-            registered.close()
+        self._held.close()
         link, self._link = self._link, None
         return "" if link is None else link.close()
 
@@ -343,7 +338,7 @@ class Side:
                 link.wait(*under_way, flush, patience_s=SETTLE_S)
             flush.check_error()
         except DriverCallError:
-            self._remote = None
+            remote.in_use = True
 
     def _laps(self, count: int) -> list[float] | None:
         """Send a message back and forth; return, on the sender, the nanoseconds of each round trip."""

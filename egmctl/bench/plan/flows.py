@@ -251,10 +251,9 @@ def endpoint(memory: MemoryKind, location: Location, allocated_by: Gpu | None = 
     if isinstance(location, Gpu):
         node = numa_node_of(location) if memory is MemoryKind.GPU_NUMA else None
         return Endpoint(memory=memory, label=f"GPU{location.index}", bus_id=location.bus_id, numa_node=node)
-    if memory is MemoryKind.REGISTERS:
-        return Endpoint(memory=memory, label=f"CPU{location}", numa_node=location)
     if allocated_by is None:
-        return Endpoint(memory=memory, label=f"NUMA{location}", numa_node=location)
+        label = f"{'CPU' if memory is MemoryKind.REGISTERS else 'NUMA'}{location}"
+        return Endpoint(memory=memory, label=label, numa_node=location)
     name = f"GPU{allocated_by.index}"
     return Endpoint(
         memory=memory,

@@ -278,29 +278,25 @@ def open_buffers(
     opened = OpenBuffers()
 
     def offer(index: int) -> Item:
+        offers: list[dict[str, Any]] = []
+        fds: list[int] = []
         with ReleaseStack() as undo:
             # Undoes the preparation if the buffers of the task cannot be allocated.
             undo.callback(worker.disconnect_unused)
             before(index)
-            item = make(index)
-            undo.pop_all()
-        return item
-
-    def make(index: int) -> Item:
-        offers: list[dict[str, Any]] = []
-        fds: list[int] = []
-        for number, _, end, buffer in _ends(collective.tasks[index], assigned[index]):
-            if not collective.owns(buffer.end):
-                continue
-            known = worker.has(buffer)
-            held = worker.held(buffer)
-            if not known:
-                opened.made.append((index, buffer, held))
-            offers.append({"flow": number, "end": end, "seed": held.seed, "fds": 0})
-            if buffer.end.handle is not None:
-                description, handles = held.memory.offer()  # type: ignore[attr-defined]  # made by WorkerContext with a handle
-                offers[-1] |= {"description": description, "fds": len(handles)}
+            for number, _, end, buffer in _ends(collective.tasks[index], assigned[index]):
+                if not collective.owns(buffer.end):
+                    continue
+                known = worker.has(buffer)
+                held = worker.held(buffer)
+                if not known:
+                    opened.made.append((index, buffer, held))
+                description, handles = held.memory.offer()
                 fds += handles
+                offers.append(
+                    {"flow": number, "end": end, "seed": held.seed, "description": description, "fds": len(handles)}
+                )
+            undo.pop_all()
         return Item(offers, tuple(fds))
 
     gathered = collective.do(offer)
@@ -312,7 +308,7 @@ def open_buffers(
                 key = index, offered["flow"], End(offered["end"])
                 opened.seeds[key] = offered["seed"]
                 own_fds = [next(fds) for _ in range(offered["fds"])]
-                descriptions[key] = offered.get("description", {}), own_fds
+                descriptions[key] = offered["description"], own_fds
 
     def open_others(index: int) -> None:
         for number, flow, end, buffer in _ends(collective.tasks[index], assigned[index]):
@@ -397,36 +393,34 @@ def resource_scopes(collective: CollectiveStep) -> Iterator[list[ResourceScope]]
         raise
 
 
-def observed(watch: Watch, worker: WorkerContext) -> dict[str, Any]:
-    """Return this process' observations of its GPUs as JSON."""
-    return {
-        "gpus": [to_json(gpu) for gpu in watch.seen(worker.gpus)],
-        "traffic": {
-            bus_id: [dict(traffic.sent_bytes), dict(traffic.received_bytes)]
-            for bus_id, traffic in watch.traffic.items()
-        },
-        "unread": watch.unread,
-    }
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """The observations of one process of its GPUs."""
+
+    gpus: tuple[GpuEvidence, ...]
+    traffic: Mapping[str, Traffic]
+    no_counters: str | None
+    """The reason why NVML was not used."""
 
 
 def evidence_of(task: Task, samples: int, ranks: Sequence[Rank], items: Sequence[Item]) -> Evidence:
-    """Return the evidence of a task from the observations (:func:`observed`) of all ranks.
+    """Return the evidence of a task from the :class:`Observations` of all ranks.
 
     Link counters confirm routes on one node only, because GPUs of different nodes may have the same bus id.
     """
-    parts = [item.data for item in items]
+    parts = [from_json(Observations, item.data) for item in items]
     gpus = [
         replace(gpu, label=ranks[number].label) if ranks else gpu
         for number, part in enumerate(parts)
         if number in (task.ranks or (0,))
-        for gpu in _in_task(task, [from_json(GpuEvidence, gpu) for gpu in part["gpus"]])
+        for gpu in _in_task(task, part.gpus)
     ]
-    traffic = {bus_id: Traffic(*rises) for part in parts for bus_id, rises in part["traffic"].items()}
+    traffic = {bus_id: rises for part in parts for bus_id, rises in part.traffic.items()}
     one_node = len({rank.host for rank in ranks}) <= 1
     return Evidence(
         gpus=tuple(gpus),
         route=route(task, samples, traffic) if one_node else None,
-        unread=next((part["unread"] for part in parts if part["unread"]), None),
+        unread=next((part.no_counters for part in parts if part.no_counters), None),
     )
 
 
@@ -434,7 +428,8 @@ def with_evidence(
     collective: CollectiveStep, worker: WorkerContext, watch: Watch, conclude: Callable[[int], Measurement]
 ) -> list[Measurement]:
     """Return each task's measurement with the evidence of its GPUs, the early outcome or else ``conclude(index)``."""
-    observations = collective.do(lambda _place: observed(watch, worker))
+    own = to_json(Observations(watch.seen(worker.gpus), watch.traffic, watch.unread))
+    observations = collective.do(lambda _place: own)
     measurements = [outcome or conclude(index) for index, outcome in enumerate(collective.outcomes)]
     return [
         replace(m, evidence=evidence_of(m, len(m.samples), worker.ranks, items)) if m.samples else m

@@ -47,12 +47,12 @@ def start_rank(number: int, size: int, target: str = WORKER) -> Child:
     return Child(target, {"rank": number, "size": size}, environment=ENVIRONMENT)
 
 
-def start_group(size: int, target: str = WORKER) -> Group:
+def start_group(size: int) -> Group:
     """Start the processes of ``size`` ranks, all on this node."""
     with contextlib.ExitStack() as undo:
         children = {}
         for number in range(size):
-            children[number] = start_rank(number, size, target)
+            children[number] = start_rank(number, size)
             undo.callback(children[number].close)
         undo.pop_all()
         return Group(children)
@@ -281,13 +281,10 @@ class LocalRank(Group):
     ----------
     child
         The running process.
-    target
-        The target of processes that replace a failed one; only tests change it.
     """
 
-    def __init__(self, world: World, child: Child, target: str = WORKER) -> None:
+    def __init__(self, world: World, child: Child) -> None:
         self.world = world
-        self._target = target
         super().__init__({world.rank: child})
 
     def join(self, messages: list[RankMessage], timeout_s: float) -> list[RankMessage]:
@@ -303,7 +300,7 @@ class LocalRank(Group):
     def restart(self) -> None:
         """End the process and start a new one."""
         self.close()
-        self._members = {self.world.rank: start_rank(self.world.rank, self.world.size, self._target)}
+        self._members = {self.world.rank: start_rank(self.world.rank, self.world.size)}
 
     def kill(self) -> None:
         """Kill the process."""
@@ -315,7 +312,7 @@ class Coordinator(LocalRank):
 
     Parameters
     ----------
-    child, target
+    child
         See :class:`LocalRank`.
     name
         A function that returns the name of a rank's GPU and node.
@@ -326,8 +323,8 @@ class Coordinator(LocalRank):
         The ranks whose commands are gone. With any, the job accepts no more requests.
     """
 
-    def __init__(self, world: World, child: Child, name: Callable[[int], str], target: str = WORKER) -> None:
-        super().__init__(world, child, target)
+    def __init__(self, world: World, child: Child, name: Callable[[int], str]) -> None:
+        super().__init__(world, child)
         self.lost: tuple[int, ...] = ()
         self._name = name
         self._is_new = True
@@ -379,7 +376,7 @@ class Coordinator(LocalRank):
         self.close()
 
 
-def serve_rank(world: World, child: Child, target: str = WORKER) -> None:
+def serve_rank(world: World, child: Child) -> None:
     """Carry out rank 0's orders until it finishes; for the parameters see :class:`LocalRank`.
 
     Raises
@@ -387,7 +384,7 @@ def serve_rank(world: World, child: Child, target: str = WORKER) -> None:
     RanksMissing
         Some commands are gone. Rank 0 reports this and ends the job.
     """
-    member = LocalRank(world, child, target)
+    member = LocalRank(world, child)
     try:
         while (order := world.all_gather(None, IDLE_S)[0])["do"] != "finish":
             if order["do"] == "start":
