@@ -14,9 +14,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from egmctl.gpu.telemetry import COUNTERS, State, Traffic
+from egmctl.gpu.telemetry import COUNTERS, State, Telemetry, Traffic
 from egmctl.model.measurement import (
     COUNTED_AT_LEAST,
     NVLINK_COUNT,
@@ -28,9 +27,6 @@ from egmctl.model.measurement import (
 )
 from egmctl.model.route import Egm, LinkKind, MemoryKind, UcxPath, UcxProtocol, UcxRoute, UcxStaging
 from egmctl.model.task import Flow, Quantity, Task
-
-if TYPE_CHECKING:
-    from egmctl.gpu.telemetry import Telemetry
 
 PERIOD_S = 0.02
 """The interval between two readings of the clocks."""
@@ -88,6 +84,8 @@ class Watch:
 
     def __init__(self, telemetry: Telemetry, tasks: Sequence[Task], ours: Collection[int]) -> None:
         self._telemetry = telemetry
+        self.unread = telemetry.why_not
+        """The reason why NVML is not used."""
         self._ours = ours
         self._tasks = tasks
         flows = [flow for task in tasks for flow in task.flows]
@@ -137,11 +135,6 @@ class Watch:
                 self._states[bus_id].append(self._telemetry.state(bus_id))
             self._errors[bus_id] = self._telemetry.new_errors(bus_id, self._expected)
             self._process_ids[bus_id] = self._telemetry.process_ids(bus_id)
-
-    @property
-    def unread(self) -> str | None:
-        """The reason why NVML was not used."""
-        return self._telemetry.why_not
 
     def seen(self, own: Iterable[str]) -> tuple[GpuEvidence, ...]:
         """Return the observations of the GPUs in ``own``, those of this process."""

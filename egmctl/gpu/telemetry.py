@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -208,10 +208,9 @@ class Telemetry:
         if error.number == GPU_IS_LOST:
             self.lost.setdefault(bus_id, str(error))
 
-    def _read(self, bus_id: str, wanted: Iterable[Field]) -> dict[Field, int]:
-        """Read the fields in ``wanted`` that the GPU supports, in one call; leave out fields without a value."""
-        fields = [field for field in wanted if field in self._supported[bus_id]]
-        answers = field_values(self._handles[bus_id], fields) if fields else {}
+    def _read(self, bus_id: str, wanted: Sequence[Field]) -> dict[Field, int]:
+        """Read fields in one call; leave out those without a value."""
+        answers = field_values(self._handles[bus_id], wanted) if wanted else {}
         for answer in answers.values():
             if isinstance(answer, Unreadable):
                 self._note_loss(bus_id, answer)

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from egmctl.bench.processes.context import WorkerContext
 from egmctl.model.measurement import Measurement, Settings
 from egmctl.model.task import Engine, Task
-
-if TYPE_CHECKING:
-    from egmctl.bench.processes.context import WorkerContext
 
 
 class Measure(Protocol):

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from egmctl.bench.buffers import assign
 from egmctl.bench.engine import ENGINES
@@ -24,6 +24,7 @@ from egmctl.bench.processes.collective import (
     resource_scopes,
     with_evidence,
 )
+from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.results import of_latency, summarize
 from egmctl.gpu.chase import Chain, Counters, Reader, Walk
 from egmctl.gpu.context import ms_since, possible_ms
@@ -31,9 +32,6 @@ from egmctl.gpu.memory import Memory
 from egmctl.gpu.timing import Mark
 from egmctl.model.measurement import Measurement, Phase, Sample, Settings, Verification
 from egmctl.model.task import Chase, ChaseOrder, Engine, Flow, Pattern, Task
-
-if TYPE_CHECKING:
-    from egmctl.bench.processes.context import WorkerContext
 
 
 class TaskPart(ABC):

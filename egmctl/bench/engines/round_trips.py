@@ -10,23 +10,20 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.engines.latency import TaskPart, measure
-from egmctl.bench.processes.collective import CollectiveStep, Item, ResourceScope, close_all
+from egmctl.bench.processes.collective import CollectiveStep, Item, ResourceScope
+from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.results import FAILURES, of_latency, round_trips
 from egmctl.gpu.chase import FLAG_BYTES, clear
 from egmctl.gpu.context import ms_since, possible_ms
 from egmctl.gpu.handles import ImportedEvent, ImportedMemory, SharedEvent, SharedMemory
-from egmctl.gpu.timing import Stream
+from egmctl.launch import close_all
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import Measurement, Sample
 from egmctl.model.task import Engine
-
-if TYPE_CHECKING:
-    from egmctl.bench.processes.context import WorkerContext
-
 
 WARM_UP_LAPS = 200
 """The number of untimed round trips before each sample, because one side starts a little before the other."""
@@ -57,12 +54,7 @@ class Pair(TaskPart):
         try:
             collective.do(lambda place: parts[place].open(offered[place]))
         finally:
-            close_all(offered)
-
-    @property
-    def stream(self) -> Stream:
-        """The stream of this rank's GPU."""
-        return self.worker.stream(self.collective.ranks[self.me].bus_id)
+            close_all(fd for items in offered for item in items for fd in item.fds)
 
     @abstractmethod
     def make(self) -> Item:
@@ -119,7 +111,9 @@ class Flags(Pair):
         if end is None or self._alone:
             return Item(None)
         handle = next(flow.destination.handle for flow in self.flows if flow.destination.handle is not None)
-        self._made = self.held.own.keep(SharedMemory(handle, self.stream.context, 2 * APART_BYTES, end.numa_node))
+        self._made = self.held.own.keep(
+            SharedMemory(handle, self.worker.own_stream.context, 2 * APART_BYTES, end.numa_node)
+        )
         description, fds = self._made.offer()
         return Item(description, tuple(fds))
 
@@ -132,7 +126,7 @@ class Flags(Pair):
             if self._made is not None and owner == self.me:
                 return self._made.address + number * APART_BYTES
             if owner not in opened:
-                imported = ImportedMemory(self.stream.context, offered[owner].data, offered[owner].fds)
+                imported = ImportedMemory(self.worker.own_stream.context, offered[owner].data, offered[owner].fds)
                 opened[owner] = self.held.opened.keep(imported)
             return opened[owner].address + number * APART_BYTES
 
@@ -247,21 +241,21 @@ class Events(Messages):
     def make(self) -> Item:
         if not self.takes_part:
             return super().make()
-        self._own = self.held.own.keep(SharedEvent(self.stream.context))
+        self._own = self.held.own.keep(SharedEvent(self.worker.own_stream.context))
         return Item(self._own.handle.hex(), super().make().fds)
 
     def open(self, offered: Sequence[Item]) -> None:
         super().open(offered)
         if self.takes_part:
             handle = offered[self.answering if self.serves else self.serving].data
-            self._others = self.held.opened.keep(ImportedEvent(self.stream.context, bytes.fromhex(handle)))
+            self._others = self.held.opened.keep(ImportedEvent(self.worker.own_stream.context, bytes.fromhex(handle)))
 
     def begin(self) -> None:
-        self._own.record(self.stream)
+        self._own.record(self.worker.own_stream)
 
     def answer(self) -> None:
-        self._others.hold(self.stream)
-        self._own.record(self.stream)
+        self._others.hold(self.worker.own_stream)
+        self._own.record(self.worker.own_stream)
 
     def end(self) -> None:
         self._others.synchronize()

@@ -13,24 +13,22 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from egmctl.bench.buffers import Buffer, Window, assign, window
 from egmctl.bench.case import End
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.processes.collective import CollectiveStep, Item, OpenBuffers, open_buffers, with_evidence
+from egmctl.bench.processes.context import AllocatedBuffer, WorkerContext
 from egmctl.bench.results import EXPIRED_LIMIT, GateExpired, bandwidth_sample, mismatch_of, of_bandwidth
+from egmctl.gpu.chase import Result
 from egmctl.gpu.context import ms_since
+from egmctl.gpu.memory import Memory
 from egmctl.gpu.pattern import Check, Difference, Region, poison
 from egmctl.gpu.timing import FlowParts, Gate, GatedWork, Stream
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import BufferCost, Measurement, Mismatch, Phase, Placement, Sample, Settings, Verification
 from egmctl.model.task import Endpoint, Flow, Task
-
-if TYPE_CHECKING:
-    from egmctl.bench.processes.context import AllocatedBuffer, WorkerContext
-    from egmctl.gpu.chase import Result
-    from egmctl.gpu.memory import Memory
 
 THREADS = 512
 BLOCKS = 2
@@ -383,7 +381,7 @@ class TransferPart:
 
     def fill(self) -> None:
         """Fill the sources for the warm-up, and time the first write of new destinations."""
-        part = window(self.task.size_bytes, WARM_UP_PASSES, 0, self.task.rotated_bytes)
+        part = self._window(0, WARM_UP_PASSES)
         for flow in self._flows:
             if flow.source is not None:
                 flow.source.fill(part)
@@ -392,7 +390,7 @@ class TransferPart:
 
     def pass_over(self) -> None:
         """Queue the passes of the warm-up, without a gate."""
-        part = window(self.task.size_bytes, WARM_UP_PASSES, 0, self.task.rotated_bytes)
+        part = self._window(0, WARM_UP_PASSES)
         for mover in self.movers.values():
             for stream, operation in self._transfer.launch(mover, part, WARM_UP_PASSES):
                 stream.context.make_current()
@@ -474,8 +472,8 @@ class TransferPart:
             placements=tuple(from_json(Placement, placement) for side in data for placement in side["placements"]),
         )
 
-    def _window(self, number: int) -> Window:
-        return window(self.task.size_bytes, self.task.copies, number, self.task.rotated_bytes)
+    def _window(self, number: int, passes: int | None = None) -> Window:
+        return window(self.task.size_bytes, passes or self.task.copies, number, self.task.rotated_bytes)
 
 
 def _region(memory: Memory, part: Window, seed: int) -> Region:

@@ -51,27 +51,24 @@ def expand(
         case Pattern.BOTH_DIRECTIONS:
             pairs = combinations(indices, 2) if meetings is None else meetings
             yield from (((first, second), (second, first)) for first, second in pairs)
-        case Pattern.RING:
-            yield tuple((first, (first + 1) % count) for first in indices)
-        case Pattern.BISECT:
-            yield tuple((first, (first + count // 2) % count) for first in indices)
+        case Pattern.RING | Pattern.BISECT:
+            distance = 1 if pattern is Pattern.RING else count // 2
+            yield tuple((first, (first + distance) % count) for first in indices)
         case Pattern.ALL_PAIRS:
             yield tuple(permutations(indices, 2))
-        case Pattern.ONE_TO_ALL:
-            for first in indices if hubs is None else hubs:
-                yield tuple((first, second) for second in indices if second != first)
-        case Pattern.ALL_TO_ONE:
-            for first in indices if hubs is None else hubs:
-                yield tuple((second, first) for second in indices if second != first)
+        case Pattern.ONE_TO_ALL | Pattern.ALL_TO_ONE:
+            for hub in indices if hubs is None else hubs:
+                flows = tuple((hub, other) for other in indices if other != hub)
+                yield flows if pattern is Pattern.ONE_TO_ALL else tuple(flow[::-1] for flow in flows)
         case _ if meetings is not None:
             for first, second in meetings:
                 yield ((first, second),)
                 yield ((second, first),)
         case _:
             # The load on a path is a flow of its own.
-            flows = 2 if pattern is Pattern.LOADED else 1
+            count_of_flows = 2 if pattern is Pattern.LOADED else 1
             pairs = combinations(indices, 2) if one_way else permutations(indices, 2)
-            yield from ((pair,) * flows for pair in pairs)
+            yield from ((pair,) * count_of_flows for pair in pairs)
 
 
 _LOCATION = re.compile(r"(?P<kind>GPU|NUMA)?(?P<number>[0-9]{1,4})", re.ASCII | re.IGNORECASE)

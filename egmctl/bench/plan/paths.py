@@ -214,7 +214,7 @@ def coherent_path(machine: Machine, gpu: Gpu, cpu_node: int) -> Path:
     hops = (rates.c2c(gpu),) if cpu_node == gpu.host_numa_id else (smp(machine), rates.c2c(gpu))
     name = "PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES"
     reason = None
-    if _attribute(gpu, name) == 0:
+    if gpu.attribute(name) == 0:
         reason = f"CPUs cannot address GPU{gpu.index}'s memory: CU_DEVICE_ATTRIBUTE_{name} is 0"
     elif numa_node_of(gpu) is None:
         reason = f"GPU{gpu.index}'s memory is no NUMA node of the host"
@@ -243,7 +243,7 @@ def path_across(initiator: Gpu, owner_machine: Machine, owner: Gpu, memory: Memo
         direct = Route(hops=(nvlinks,), across_nodes=True)
         return Path(route=direct, rate_gb_s=_planned(direct.hops), disjoint=True)
     name = "HOST_NUMA_MULTINODE_IPC_SUPPORTED"
-    missing = next((gpu for gpu in (initiator, owner) if _attribute(gpu, name) == 0), None)
+    missing = next((gpu for gpu in (initiator, owner) if gpu.attribute(name) == 0), None)
     refused = None
     if missing is not None:
         reason = f"GPU{missing.index} cannot share host memory across nodes: CU_DEVICE_ATTRIBUTE_{name} is 0"
@@ -342,14 +342,10 @@ def cuda_visible(machine: Machine) -> frozenset[str] | None:
     return frozenset(visible)
 
 
-def _attribute(gpu: Gpu, name: str) -> int | None:
-    return None if gpu.cuda is None else gpu.cuda.attributes.get(name)
-
-
 def _memory_waiver(gpu: Gpu, memory: MemoryKind) -> Waiver | None:
     """Return why a GPU cannot use a kind of memory; ``None`` if it can, or if the attribute is unknown."""
     attribute = _NEEDS_ATTRIBUTE.get(memory)
-    if attribute is None or _attribute(gpu, attribute) != 0:
+    if attribute is None or gpu.attribute(attribute) != 0:
         return None
     name = HOST_NAMES.get(memory, "default pool")
     reason = f"GPU{gpu.index} cannot use {name} memory: CU_DEVICE_ATTRIBUTE_{attribute} is 0"

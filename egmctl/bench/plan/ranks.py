@@ -202,11 +202,10 @@ def handle_waiver(machine: Machine, handle: HandleKind | None, gpu: Gpu) -> Waiv
 
     Attributes that report support are not taken as proof; the first allocation is.
     """
-    attributes = {} if gpu.cuda is None else gpu.cuda.attributes
     needed = _NEEDS_ATTRIBUTE.get(handle) if handle is not None else None
-    if needed is not None and attributes.get(needed) == 0:
+    if needed is not None and gpu.attribute(needed) == 0:
         return _unsupported(gpu, f"does not support these handles: CU_DEVICE_ATTRIBUTE_{needed} is 0")
-    mask = attributes.get(_POOL_HANDLES)
+    mask = gpu.attribute(_POOL_HANDLES)
     bit, handle_name = _POOL_BITS.get(handle, (0, "")) if handle is not None else (0, "")
     if bit and mask is not None and not mask & bit:
         return _unsupported(gpu, f"exports no pools by {handle_name}: CU_DEVICE_ATTRIBUTE_{_POOL_HANDLES} is {mask}")

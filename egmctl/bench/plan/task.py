@@ -122,8 +122,7 @@ def shortened(task: AnyTask) -> AnyTask:
 def capability_waiver(engine: Engine, gpu: Gpu) -> Waiver | None:
     """Return why a GPU is too old for an engine; ``None`` if it is not, or its capability is unknown."""
     needed = ENGINES[engine].needs_capability
-    attributes = gpu.cuda.attributes if gpu.cuda is not None else {}
-    major, minor = (attributes.get(f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR"))
+    major, minor = (gpu.attribute(f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR"))
     if major is None or minor is None or (major, minor) >= needed:
         return None
     least = f"{ENGINES[engine].caption} needs {needed[0]}.{needed[1]}"
@@ -141,7 +140,7 @@ def blocks_waiver(point: Point, gpu: Gpu) -> Waiver | None:
 
 def _multiprocessors(gpus: Sequence[Gpu]) -> int | None:
     """Return the smallest number of multiprocessors among GPUs; ``None`` if one is unknown."""
-    counts = [gpu.cuda.attributes.get("MULTIPROCESSOR_COUNT") if gpu.cuda is not None else None for gpu in gpus]
+    counts = [gpu.attribute("MULTIPROCESSOR_COUNT") for gpu in gpus]
     known = [count for count in counts if count is not None]
     return min(known) if known and len(known) == len(counts) else None
 
@@ -168,7 +167,7 @@ def _footprint(footprint: Footprint, gpu: Gpu | None) -> int:
 
 
 def _l2_bytes(gpu: Gpu | None) -> int:
-    return (gpu is not None and gpu.cuda is not None and gpu.cuda.attributes.get("L2_CACHE_SIZE")) or _USUAL_L2_BYTES
+    return (gpu is not None and gpu.attribute("L2_CACHE_SIZE")) or _USUAL_L2_BYTES
 
 
 _MEASURED_L2_BYTES = 64 * MIB

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +19,7 @@ from egmctl.facts.host import page_sizes
 from egmctl.gpu.context import ReleaseStack
 from egmctl.gpu.handles import ImportedMemory
 from egmctl.gpu.telemetry import Traffic
-from egmctl.launch import Channel
+from egmctl.launch import Channel, close_all
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
 from egmctl.model.measurement import BufferCost, Evidence, GpuEvidence, Measurement, Status, finish, waived
@@ -73,8 +72,7 @@ class Exchange:
         self._parent.send({"event": Event.EXCHANGE, "call": f"exchange {self._calls}", "data": data}, fds)
         message, received = self._parent.receive()
         if message["do"] == Request.ABANDON:
-            for fd in received:
-                os.close(fd)
+            close_all(received)
             raise Abandoned(message["why"])
         rest = iter(received)
         return [Item(item["data"], tuple(next(rest) for _ in range(item["fds"]))) for item in message["items"]]
@@ -131,7 +129,7 @@ class CollectiveStep:
         -------
         list
             For each task, the item of each process; data is ``None`` if the task has ended. The caller must close the
-            file descriptors (:func:`close_all`).
+            file descriptors.
 
         Raises
         ------
@@ -233,14 +231,6 @@ def _attempt(failed: dict[int, Exception], index: int, work: Callable[[], Any]) 
         return None
 
 
-def close_all(gathered: Iterable[Iterable[Item]]) -> None:
-    """Close the file descriptors of contributions."""
-    for items in gathered:
-        for item in items:
-            for fd in item.fds:
-                os.close(fd)
-
-
 @dataclass
 class OpenBuffers:
     """The buffers of a step in one process."""
@@ -325,7 +315,7 @@ def open_buffers(
         if collective.exchange.size > 1:
             collective.do(open_others)
     finally:
-        close_all(gathered)
+        close_all(fd for items in gathered for item in items for fd in item.fds)
     return opened
 
 

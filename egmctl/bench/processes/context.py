@@ -151,6 +151,11 @@ class WorkerContext:
         return self.stream(next(bus_id for bus_id in candidates if bus_id in self.gpus))
 
     @property
+    def own_stream(self) -> Stream:
+        """A stream of the first GPU, which for a rank is its only one."""
+        return self.stream(self.gpus[0])
+
+    @property
     def buffers(self) -> tuple[Buffer, ...]:
         """All allocated or open buffers, the oldest first."""
         return tuple(self._buffers)

@@ -8,7 +8,6 @@ ranks round by round.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from typing import Any
 from egmctl.bench.processes.protocol import ENVIRONMENT, Event, Request
 from egmctl.compat import StrEnum
 from egmctl.errors import ChildFailed
-from egmctl.launch import ChannelClosed, Child, wait_for_any
+from egmctl.launch import ChannelClosed, Child, close_all, wait_for_any
 from egmctl.mpi.world import RanksMissing, World
 
 RELEASE_S = 15.0
@@ -152,7 +151,7 @@ class Group:
                 fds = [fd for message in messages for fd in message.fds]
                 self._send({"do": Request.EXCHANGED, "items": items}, fds, timeout_s=timeout_s)
             finally:
-                _close_descriptors(messages)
+                close_all(fd for message in messages for fd in message.fds)
 
     def join(self, messages: list[RankMessage], _timeout_s: float) -> list[RankMessage]:
         """Return the messages of all ranks of the run in one round: here only those of this command's ranks."""
@@ -217,7 +216,7 @@ class Group:
             self._send({"do": Request.ABANDON, "why": f"rank {failure.rank}: {failure.reason}"}, to=waiting)
             # A member may enter another exchange while it unwinds; it is then sent the message again.
             messages = self._listen(waiting, max(0, until - time.monotonic()), on_event)
-            _close_descriptors(messages)
+            close_all(fd for message in messages for fd in message.fds)
 
 
 def _receive(rank: int, child: Child, patience_s: float, timeout_s: float) -> RankMessage:
@@ -234,8 +233,7 @@ def _receive(rank: int, child: Child, patience_s: float, timeout_s: float) -> Ra
         return RankMessage(
             rank=rank, kind=Kind.CONTRIBUTE, call=message["call"], data=message.get("data"), fds=tuple(fds)
         )
-    for fd in fds:
-        os.close(fd)
+    close_all(fds)
     is_last = message.get("event") in (Event.READY, Event.OVER, Event.DONE)
     return RankMessage(rank=rank, kind=Kind.DONE if is_last else Kind.EVENT, data=message)
 
@@ -258,12 +256,6 @@ def _failure(messages: Sequence[RankMessage]) -> GroupFailed | None:
 
 def _place(message: RankMessage) -> str:
     return "through with the step" if message.kind is Kind.DONE else f"in {message.call}"
-
-
-def _close_descriptors(messages: Sequence[RankMessage]) -> None:
-    for message in messages:
-        for fd in message.fds:
-            os.close(fd)
 
 
 MARGIN_S = RELEASE_S + 10.0
