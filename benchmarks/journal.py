@@ -18,7 +18,7 @@ import time
 CLOCKED = """
 import json, sys, time
 from egmctl.cli import app, bench
-from egmctl.journal.write import Journal
+from egmctl.journal.events import Journal
 
 spent = {}
 

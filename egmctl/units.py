@@ -125,9 +125,9 @@ def listed(items: Sequence[str], word: str = "and") -> str:
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} {word} {items[-1]}"
 
 
-def shortened(items: Sequence[str], most: int, what: str = "") -> str:
+def shortened(items: Sequence[object], most: int, what: str = "") -> str:
     """Return the first ``most`` items and the number of the others: ``a, b and 7 more``, ``a, b and 7 more cases``."""
-    shown = ", ".join(items[:most])
+    shown = ", ".join(map(str, items[:most]))
     return f"{shown} and {len(items) - most} more{what and f' {what}'}" if len(items) > most else shown
 
 

@@ -14,15 +14,19 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from egmctl.gpu.telemetry import State, Traffic
-from egmctl.model.measurement import COUNTED_AT_LEAST, STRAY_AT_MOST, GpuEvidence, LinkEvidence, LinkProof, counted
+from egmctl.gpu.telemetry import COUNTERS, State, Telemetry, Traffic
+from egmctl.model.measurement import (
+    COUNTED_AT_LEAST,
+    NVLINK_COUNT,
+    STRAY_AT_MOST,
+    GpuEvidence,
+    LinkEvidence,
+    LinkProof,
+    counted,
+)
 from egmctl.model.route import Egm, LinkKind, MemoryKind, UcxPath, UcxProtocol, UcxRoute, UcxStaging
 from egmctl.model.task import Flow, Quantity, Task
-
-if TYPE_CHECKING:
-    from egmctl.gpu.telemetry import Telemetry
 
 PERIOD_S = 0.02
 """The interval between two readings of the clocks."""
@@ -48,9 +52,8 @@ class LinkCounters:
         self._told_lost: set[str] = set()
 
     @contextmanager
-    def watch(self, tasks: Iterable[Task]) -> Iterator[Watch]:
+    def watch(self, tasks: Sequence[Task]) -> Iterator[Watch]:
         """Observe the GPUs of a step's tasks during a ``with`` block that takes the samples."""
-        tasks = tuple(tasks)
         self._labels |= gpus_of(tasks)
         watch = Watch(self._telemetry, tasks, self.ours)
         over = threading.Event()
@@ -81,6 +84,8 @@ class Watch:
 
     def __init__(self, telemetry: Telemetry, tasks: Sequence[Task], ours: Collection[int]) -> None:
         self._telemetry = telemetry
+        self.unread = telemetry.why_not
+        """The reason why NVML is not used."""
         self._ours = ours
         self._tasks = tasks
         flows = [flow for task in tasks for flow in task.flows]
@@ -130,11 +135,6 @@ class Watch:
                 self._states[bus_id].append(self._telemetry.state(bus_id))
             self._errors[bus_id] = self._telemetry.new_errors(bus_id, self._expected)
             self._process_ids[bus_id] = self._telemetry.process_ids(bus_id)
-
-    @property
-    def unread(self) -> str | None:
-        """The reason why NVML was not used."""
-        return self._telemetry.why_not
 
     def seen(self, own: Iterable[str]) -> tuple[GpuEvidence, ...]:
         """Return the observations of the GPUs in ``own``, those of this process."""
@@ -199,14 +199,14 @@ def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidenc
     carried = {name: _carried(expected, rises, name) for name in (LinkKind.NVLINK, LinkKind.C2C, LinkKind.PCIE)}
     link, verdict = _proof(task, link, carried, total)
     older = all(link in _way(rises, gpu, sent) for gpu, sent in expected)
-    fields = None if carried[link] is None else _FIELDS[link if older else f"{link}-count"]
-    if verdict is LinkProof.REFUTED and fields == _FIELDS["nvlink-count"]:
+    fields = None if carried[link] is None else _FIELDS[link if older else NVLINK_COUNT]
+    if verdict is LinkProof.REFUTED and fields == _FIELDS[NVLINK_COUNT]:
         # No GPU was seen yet on which these counters answer: that they stand still refutes nothing.
         verdict = LinkProof.UNKNOWN
     return LinkEvidence(link=link, expected_bytes=total, carried_bytes=carried[link], verdict=verdict, fields=fields)
 
 
-_FIELDS = {"nvlink": "138/139", "nvlink-count": "202/204", "pcie": "197/198"}
+_FIELDS = {name: f"{sent}/{received}" for fields in COUNTERS.values() for name, (sent, received, _) in fields.items()}
 
 
 def _proof(
@@ -267,13 +267,9 @@ def _of_another_gpu(flow: Flow) -> bool:
 
 def _carried(expected: Mapping[tuple[str, bool], int], rises: Mapping[str, Traffic], link: str) -> int | None:
     """Return the increase of a link's counters, summed over all GPUs; ``None`` if one is missing."""
-    total = 0
-    for bus_id, sending in expected:
-        rise = counted(_way(rises, bus_id, sending), link)
-        if rise is None:
-            return None
-        total += rise
-    return total
+    increases = [counted(_way(rises, bus_id, sending), link) for bus_id, sending in expected]
+    known = [increase for increase in increases if increase is not None]
+    return sum(known) if len(known) == len(increases) else None
 
 
 def _way(rises: Mapping[str, Traffic], bus_id: str, sending: bool) -> Mapping[str, int]:

@@ -26,8 +26,7 @@ from egmctl.bench.plan.placement import (
     rank_of,
     ranks_of,
 )
-from egmctl.bench.processes.group import Group, start_group
-from egmctl.bench.processes.mpi import Coordinator, serve_rank
+from egmctl.bench.processes.group import Coordinator, Group, serve_rank, start_group
 from egmctl.bench.supervisor import Progress, supervise
 from egmctl.errors import EgmctlError
 from egmctl.facts.redact import redact

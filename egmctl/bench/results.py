@@ -30,15 +30,17 @@ PERCENTILE_SAMPLES = 20
 
 def summarize(values: Sequence[float]) -> Summary:
     """Return the statistics of at least one value; without percentiles below :data:`PERCENTILE_SAMPLES` values."""
-    enough = len(values) >= PERCENTILE_SAMPLES
     mean = statistics.fmean(values)
+    percentiles: Sequence[float | None] = (None,)
+    if len(values) >= PERCENTILE_SAMPLES:
+        percentiles = statistics.quantiles(values, n=20, method="inclusive")
     return Summary(
         median=statistics.median(values),
         min=min(values),
         max=max(values),
         cv=statistics.stdev(values) / mean if len(values) > 1 and mean else None,
-        p05=percentile(values, 5) if enough else None,
-        p95=percentile(values, 95) if enough else None,
+        p05=percentiles[0],
+        p95=percentiles[-1],
     )
 
 
@@ -46,20 +48,6 @@ def stages(names: Iterable[str], rounds: Sequence[Mapping[str, float]]) -> tuple
     """Return the statistics of each timed stage in milliseconds, in the order of ``names``."""
     costs = {name: [stages_ms[name] for stages_ms in rounds if name in stages_ms] for name in names}
     return tuple(Stage(name=name, ms=summarize(ms)) for name, ms in costs.items() if ms)
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Return a percentile of at least one value, interpolated linearly."""
-    ordered = sorted(values)
-    place = percent / 100 * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
-
-
-def is_unstable(summary: Summary) -> bool:
-    """Return whether the samples vary too much to report their median without a warning."""
-    return summary.cv is not None and summary.cv > UNSTABLE_CV
 
 
 def status_of(summary: Summary, wrong: str | None = None, remark: str | None = None) -> tuple[Status, str | None]:
@@ -74,8 +62,8 @@ def status_of(summary: Summary, wrong: str | None = None, remark: str | None = N
     """
     if wrong is not None:
         return Status.CORRUPT, wrong
-    if is_unstable(summary):
-        return Status.UNSTABLE, f"the samples vary by {100 * (summary.cv or 0):.1f} % (CV)"
+    if summary.cv is not None and summary.cv > UNSTABLE_CV:
+        return Status.UNSTABLE, f"the samples vary by {100 * summary.cv:.1f} % (CV)"
     return Status.OK, remark
 
 
@@ -189,13 +177,6 @@ def describe(mismatch: Mismatch, task: Task) -> str:
         f"{where}: {mismatch.words} of {looked_at} words differ, the first at offset "
         f"{mismatch.first_offset_bytes}: expected {mismatch.expected}, found {mismatch.found}"
     )
-
-
-def chain_error(sample: int, offset: int | None) -> str | None:
-    """Return a sentence on the wrong offset at which a walk ended, if any."""
-    if offset is None:
-        return None
-    return f"sample {sample}: the pointer chase ended at the wrong offset {offset}"
 
 
 _STEADINESS = {Status.CORRUPT: 0, Status.OK: 1, Status.UNSTABLE: 2}

@@ -11,7 +11,7 @@ import datetime
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from enum import Enum
 
 from egmctl.bench.buffers import Buffer, Lifetimes, buffers_of
@@ -422,28 +422,20 @@ class Spent:
         self.starting_s = 0.0
         self.ending_s = 0.0
         """The seconds that processes took to end, if they ended normally."""
-        self._cases: dict[str, tuple[int, PhaseSeconds]] = {}
+        self._cases: dict[str, CaseSeconds] = {}
 
     def add(self, case: str, spent: Mapping[str, float] | None) -> None:
         """Add a step of a case, with its seconds by phase if the first process reported them."""
-        steps, before = self._cases.get(case, (0, PhaseSeconds()))
-        seconds = PhaseSeconds() if spent is None else from_json(PhaseSeconds, spent)
-        self._cases[case] = steps + 1, before.plus(seconds)
+        before = self._cases.get(case, CaseSeconds(case=case, steps=0))
+        self._cases[case] = replace(before.plus(from_json(PhaseSeconds, spent or {})), steps=before.steps + 1)
 
     def of_run(self, wall_s: float) -> RunSeconds:
         """Return the record of a run that took ``wall_s`` seconds."""
-        cases = tuple(
-            CaseSeconds(case=case, steps=steps, **asdict(seconds)) for case, (steps, seconds) in self._cases.items()
-        )
-        total = PhaseSeconds(tear_down_s=self.ending_s)
+        cases = tuple(self._cases.values())
+        run = RunSeconds(tear_down_s=self.ending_s, starting_s=self.starting_s, waiting_s=0.0, cases=cases)
         for case_seconds in cases:
-            total = total.plus(case_seconds)
-        return RunSeconds(
-            **asdict(total),
-            starting_s=self.starting_s,
-            waiting_s=max(0.0, wall_s - self.starting_s - total.sum_s),
-            cases=cases,
-        )
+            run = run.plus(case_seconds)
+        return replace(run, waiting_s=max(0.0, wall_s - self.starting_s - run.sum_s))
 
 
 _MAKE_NUMA_MEMORY = frozenset(

@@ -18,7 +18,7 @@ from egmctl.report.kinds import BENCH, PLAN
 
 if TYPE_CHECKING:
     from egmctl.api.bench import Bench, Profiles
-    from egmctl.journal.write import Journal
+    from egmctl.journal.events import Journal
     from egmctl.model.machine import Machine
     from egmctl.model.measurement import RunReport
     from egmctl.mpi.world import Launched

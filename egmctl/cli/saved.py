@@ -21,7 +21,7 @@ from egmctl.units import several
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from egmctl.journal.write import Journal
+    from egmctl.journal.events import Journal
     from egmctl.model.machine import Machine
 
 
@@ -45,7 +45,7 @@ def open_journal(options: JournalOptions, outputs: Outputs, machine: Machine | N
         The node, whose private names are redacted in the journal.
     """
     from egmctl.facts.redact import part_redactor
-    from egmctl.journal.write import Journal, journal_folder, mention
+    from egmctl.journal.events import Journal, journal_folder, mention
 
     if options.no_journal or (options.journal is None and os.environ.get("EGMCTL_NO_JOURNAL")):
         return Journal((), str)

@@ -27,7 +27,7 @@ from egmctl.gpu.context import Context, ReleaseStack
 from egmctl.gpu.handles import ImportedEvent, ImportedMemory, SharedEvent, SharedMemory
 from egmctl.gpu.memory import HostNumaMemory
 from egmctl.gpu.timing import Stream
-from egmctl.launch import Channel
+from egmctl.launch import Channel, close_all
 from egmctl.model.machine import SECTION_VERSIONS, Machine, SectionStatus
 from egmctl.model.probes import Outcome, Probe, ProbeKind
 from egmctl.model.task import HandleKind
@@ -153,8 +153,7 @@ def attempt(probe: Probe, processes: Sequence[Prober], visible: Sequence[str] = 
         # The owner and the importer take turns.
         gpu = probe.gpus[number % 2]
         answer, received = processes[number % 2].ask({**message, "do": step, "gpu": gpu}, fds)
-        for fd in fds:
-            os.close(fd)
+        close_all(fds)
         if failed := answer.get("failed"):
             return replace(probe, by=gpu, **failed)
         message |= answer
@@ -289,8 +288,7 @@ def serve(parent: Channel, _arguments: Message) -> None:
             name = errno.errorcode.get(error.errno or 0, "unknown error")
             detail = f"{error.strerror} failed: {name}"
             answer = {"failed": _failed_call(error.strerror, error.errno or 0, name, detail), "is_broken": False}
-        for fd in fds:
-            os.close(fd)
+        close_all(fds)
         parent.send(answer, given)
 
 

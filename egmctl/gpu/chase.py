@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import cycle
 
 from egmctl.gpu.context import Context, ReleaseStack
-from egmctl.gpu.memory import DeviceMemory, Memory, PinnedWords
+from egmctl.gpu.memory import DeviceMemory, Memory
 from egmctl.gpu.program import Kernels
 from egmctl.gpu.timing import Stream
 
@@ -18,32 +18,25 @@ _PAIRS = 256
 
 
 class Result:
-    """A pair of 8-byte words in a GPU's memory that a kernel writes, with a copy in pinned host memory.
+    """A pair of 8-byte words in a GPU's memory that a kernel writes.
 
     Parameters
     ----------
-    address, host_address
-        The addresses of the pair on the GPU and of its copy on the host.
+    address
+        The address of the pair.
     """
 
-    def __init__(self, stream: Stream, address: int, host_address: int) -> None:
+    def __init__(self, stream: Stream, address: int) -> None:
         self.address = address
         self._stream = stream
-        self._host_address = host_address
 
     def clear(self) -> None:
         """Queue a memset of both words to 0."""
         self._stream.fill(self.address, _PAIR_BYTES)
 
-    def fetch(self) -> None:
-        """Queue a copy of the words to the host."""
-        self._stream.context.make_current()
-        self._stream.copy(self._host_address, self.address, _PAIR_BYTES)
-
     def words(self) -> tuple[int, int]:
-        """Wait for the stream and return the fetched words."""
-        self._stream.synchronize()
-        first, second = (ctypes.c_uint64 * 2).from_address(self._host_address)
+        """Wait for the stream and return the words."""
+        first, second = read_words(self._stream, self.address, 2)
         return first, second
 
 
@@ -51,20 +44,16 @@ class Results:
     """The result pairs of all GPUs, whose contexts are given by bus id."""
 
     def __init__(self, contexts: dict[str, Context]) -> None:
-        self._pairs: dict[str, Iterator[tuple[int, int]]] = {}
+        self._pairs: dict[str, Iterator[int]] = {}
         with ReleaseStack() as undo:
             for bus_id, context in contexts.items():
-                on_gpu = DeviceMemory(context, _PAIR_BYTES * _PAIRS)
-                undo.callback(on_gpu.close)
-                on_host = PinnedWords(_PAIR_BYTES // 4 * _PAIRS)
-                undo.callback(on_host.close)
-                offsets = range(0, _PAIR_BYTES * _PAIRS, _PAIR_BYTES)
-                self._pairs[bus_id] = cycle([(on_gpu.address + at, on_host.address + at) for at in offsets])
+                pairs = undo.keep(DeviceMemory(context, _PAIR_BYTES * _PAIRS))
+                self._pairs[bus_id] = cycle(range(pairs.address, pairs.address + pairs.size_bytes, _PAIR_BYTES))
             self.close = undo.pop_all().close
 
     def take(self, stream: Stream) -> Result:
         """Return the next pair of words of the stream's GPU."""
-        return Result(stream, *next(self._pairs[stream.context.bus_id]))
+        return Result(stream, next(self._pairs[stream.context.bus_id]))
 
 
 def read_words(stream: Stream, address: int, count: int) -> list[int]:

@@ -7,13 +7,22 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from egmctl.driver.cuda import bindings, call
 from egmctl.errors import DriverCallError, EgmctlError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Closable(Protocol):
+    """A resource with a ``close`` method."""
+
+    def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=Closable)
 
 
 class ReleaseStack(ExitStack):
@@ -38,6 +47,11 @@ class ReleaseStack(ExitStack):
 
         self.push(release)
         return callback
+
+    def keep(self, resource: C) -> C:
+        """Close a resource on exit, and return it."""
+        self.callback(resource.close)
+        return resource
 
 
 LEAST_MS = 1e-5

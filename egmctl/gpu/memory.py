@@ -15,7 +15,7 @@ from typing import Any
 from egmctl.driver.cuda import bindings, call
 from egmctl.errors import DriverCallError, DriverTooOld
 from egmctl.gpu.context import Context, ReleaseStack, Resource, ms_since
-from egmctl.gpu.numa import Node, bind_pages, on_node, touch
+from egmctl.gpu.cpu_threads import Node, bind_pages, on_node, touch
 from egmctl.units import round_up
 
 
@@ -58,6 +58,10 @@ class Memory(Resource):
         with self._made_on(context) as undo:
             yield undo
         self.allocate_ms = ms_since(started) - (self.touch_ms or 0)
+
+    def offer(self) -> tuple[dict[str, Any], list[int]]:
+        """Return what an importer needs, as :class:`egmctl.gpu.handles.SharedMemory` does: nothing by default."""
+        return {}, []
 
     def _touch(self, node: Node, *, huge: bool = False) -> None:
         started = time.perf_counter()

@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from egmctl.gpu.chase import Result, Results, read_words
 from egmctl.gpu.program import Kernels
@@ -52,8 +52,7 @@ class Region:
         return (self.seed + self.offset_bytes // WORD_BYTES * _GAMMA) & _MASK
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(NamedTuple):
     """A difference between memory and its expected pattern."""
 
     words: int
@@ -100,8 +99,6 @@ class Pattern:
         result.clear()
         vectors = region.size_bytes // VECTOR_BYTES
         self._launch("verify_pattern", stream, region.address, vectors, region.own_seed, result.address)
-        result.fetch()
-
         return partial(
             first_difference, stream, result, region, lambda first: int(pattern_words(region.own_seed, first, 1)[0])
         )
@@ -113,7 +110,6 @@ class Pattern:
             result = self._results.take(stream)
             result.clear()
             self._launch("sum_pattern", stream, 0, region.size_bytes // WORD_BYTES, region.own_seed, result.address)
-            result.fetch()
             self._sums[key] = result.words()[0]
         return self._sums[key]
 

@@ -10,7 +10,6 @@ import ctypes
 import hashlib
 import importlib
 import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -19,7 +18,7 @@ from typing import Any
 
 from egmctl.driver.cuda import bindings, bindings_version, call
 from egmctl.errors import DriverCallError, EgmctlError
-from egmctl.files import make_folder
+from egmctl.files import make_folder, write_whole
 from egmctl.gpu.context import Context, Resource
 
 INSTALL_NVRTC = "pip install 'egmctl[cu13]'"
@@ -165,7 +164,9 @@ def compiled(source: str, target: str) -> bytes:
             return (folder / name).read_bytes()
     image = compile_source(source, text, target)
     if own is not None:
-        _keep(own / name, image)
+        # A cache that cannot be written is no error.
+        with suppress(EgmctlError):
+            write_whole(own / name, image)
     return image
 
 
@@ -259,15 +260,3 @@ def _cache_folder() -> Path | None:
     except OSError:
         return None
     return folder if status.st_uid == os.geteuid() and not status.st_mode & 0o022 else None
-
-
-def _keep(path: Path, content: bytes) -> None:
-    """Write a file atomically. A cache that cannot be written is no error."""
-    with suppress(OSError), tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        try:
-            file.write(content)
-            file.close()
-            os.replace(file.name, path)
-        except OSError:
-            os.unlink(file.name)
-            raise

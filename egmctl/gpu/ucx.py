@@ -111,6 +111,8 @@ class RemoteMemory:
         self._endpoint = ctypes.c_void_p(endpoint)
         self._key = ctypes.c_void_p()
         self._address = address
+        self.in_use = False
+        """Whether a transfer that has failed may still use the key."""
         with timed(stages_ms, "unpack"):
             _checked("ucp_ep_rkey_unpack", self._endpoint, key, ctypes.byref(self._key))
 
@@ -127,8 +129,9 @@ class RemoteMemory:
         return _started("ucp_ep_flush_nbx", self._endpoint, _NO_PARAMETERS)
 
     def close(self) -> None:
-        """Destroy the key. No transfer that uses it may be in progress (``ucp_rkey_destroy``)."""
-        _library().ucp_rkey_destroy(self._key)
+        """Destroy the key, unless a transfer may still use it (``ucp_rkey_destroy``)."""
+        if not self.in_use:
+            _library().ucp_rkey_destroy(self._key)
 
     def _begin(self, name: str, offset_bytes: int, address: int, size_bytes: int) -> Request:
         there = self._address + offset_bytes

@@ -12,14 +12,13 @@ from typing import Any
 from egmctl.errors import UsageError
 from egmctl.files import open_regular
 from egmctl.journal import events
-from egmctl.journal.write import FILE_LIMIT, at_work, journal_folder, journals
 from egmctl.model.codec import ITEMS_LIMIT, DecodeError, from_json
 from egmctl.model.kernel_log import KernelEvent
 from egmctl.model.measurement import Measurement, RunReport, Status, finish, measurement_fault
 from egmctl.model.task import Task
 from egmctl.units import printable, several, shortened
 
-_MOST_BYTES = FILE_LIMIT + (1 << 20)
+_MOST_BYTES = events.FILE_LIMIT + (1 << 20)
 _MOST_ELEMENTS = 4_000_000
 """The maximum number of objects, lists and their members. A journal has one per about 15 bytes; in a file of the
 smallest ones they need 30 times the file's size in Python's memory."""
@@ -112,7 +111,7 @@ def _entries(content: bytes, run: _Run) -> Iterator[dict[str, Any]]:
     number = -1
     for line in io.BytesIO(content):
         entry = events.entry(line)
-        if entry is not None and number < entry["line"] < FILE_LIMIT:
+        if entry is not None and number < entry["line"] < events.FILE_LIMIT:
             number, run.damaged_at_end = entry["line"], 0
             run.lines = number + 1
             yield entry
@@ -231,4 +230,4 @@ def _put_together(skeleton: RunReport, run: _Run) -> Kept:
 
 def earlier(folder: Path | None = None) -> list[Path]:
     """Return the journals that no running command is writing, the oldest first."""
-    return [path for path in journals(folder or journal_folder()) if not at_work(path)]
+    return [path for path in events.journals(folder or events.journal_folder()) if not events.at_work(path)]

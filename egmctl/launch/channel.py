@@ -19,7 +19,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -67,6 +67,12 @@ def memory_file(name: str) -> io.FileIO:
 def forget(file: io.FileIO, length: int) -> None:
     """Free the memory of the first ``length`` bytes of a memory file (whole pages) without changing its size."""
     _libc.fallocate(file.fileno(), _KEEP_SIZE_AND_PUNCH_HOLE, 0, length)
+
+
+def close_all(fds: Iterable[int]) -> None:
+    """Close file descriptors."""
+    for fd in fds:
+        os.close(fd)
 
 
 MESSAGE_LIMIT = 64 << 20
@@ -151,8 +157,8 @@ class Channel:
     def close(self) -> None:
         """Close this end and all received descriptors that the caller has not taken."""
         self._socket.close()
-        while self._fds:
-            os.close(self._fds.popleft())
+        close_all(self._fds)
+        self._fds.clear()
 
     def send_frame(self, kind: bytes, content: Any, fds: Sequence[int] = (), *, timeout_s: float | None = None) -> None:
         """Send a frame of any kind; see `send`."""

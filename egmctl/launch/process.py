@@ -25,7 +25,16 @@ from typing import TYPE_CHECKING, Any
 
 from egmctl.driver.breadcrumb import Trail
 from egmctl.errors import ChildFailed, ChildNotStarted, ExitCode
-from egmctl.launch.channel import MESSAGE, RESULT, Channel, ChannelClosed, MalformedMessage, forget, memory_file
+from egmctl.launch.channel import (
+    MESSAGE,
+    RESULT,
+    Channel,
+    ChannelClosed,
+    MalformedMessage,
+    close_all,
+    forget,
+    memory_file,
+)
 
 if TYPE_CHECKING:
     from egmctl.model.codec import JsonValue
@@ -188,8 +197,7 @@ class Child:
         deadline = time.monotonic() + timeout_s
         while True:
             kind, content, fds = self._frame(deadline, timeout_s)
-            for fd in fds:
-                os.close(fd)
+            close_all(fds)
             if kind == RESULT:
                 value: JsonValue = content
                 return value
@@ -208,18 +216,13 @@ class Child:
         """
         kind, content, fds = self._frame(time.monotonic() + timeout_s, timeout_s)
         if kind == RESULT:
-            for fd in fds:
-                os.close(fd)
+            close_all(fds)
             raise ChildFailed(f"{self._target} returned before it was asked to", how="raised")
         return content, fds
 
     def last_call(self) -> str | None:
         """Return the child's current driver calls, one per thread, or ``None``. This works even if the child hangs."""
         return ", ".join(self._trail.calls()) or None
-
-    def last_subject(self) -> str | None:
-        """Return the bus ids of the GPUs of the current driver calls, as far as the callers recorded them."""
-        return ", ".join(self._trail.subjects()) or None
 
     def kill(self) -> bool:
         """Kill the child's process group and return whether the child has ended.
@@ -276,8 +279,7 @@ class Child:
             else:
                 if kind in (MESSAGE, RESULT):
                     return kind, content, fds
-                for fd in fds:
-                    os.close(fd)
+                close_all(fds)
                 raise self._raised(content)
 
     def _crashed(self) -> ChildFailed:
@@ -309,9 +311,9 @@ class Child:
         return self._failed(f"{self._target} sent an invalid message: not the description of an exception", "crashed")
 
     def _failed(self, message: str, how: str, **more: Any) -> ChildFailed:
-        calls, subjects = self.last_call(), self.last_subject()
+        subjects = ", ".join(self._trail.subjects()) or None
         output = self._output_tail()
-        return ChildFailed(message, how=how, last_call=calls, last_subject=subjects, output=output, **more)
+        return ChildFailed(message, how=how, last_call=self.last_call(), last_subject=subjects, output=output, **more)
 
     def _output_tail(self) -> str:
         size = os.fstat(self._output.fileno()).st_size

@@ -30,18 +30,10 @@ def seal() -> None:
     """Disable imports, tracebacks and warnings for the rest of the process."""
     faulthandler.disable()
     warnings.simplefilter("ignore")
-    sys.excepthook = _end
-    sys.unraisablehook = _nothing
+    sys.excepthook = lambda *_: os._exit(EXIT_CODE)
+    sys.unraisablehook = lambda _: None
     for place in (sys.meta_path, sys.path, sys.path_hooks, sys.path_importer_cache):
         place.clear()
-
-
-def _end(*_: object) -> None:
-    os._exit(EXIT_CODE)
-
-
-def _nothing(_: object) -> None:
-    pass
 
 
 def serve(target: str, parent_pid: int, channel_fd: int, breadcrumb_fd: int, request_fd: int) -> NoReturn:

@@ -285,10 +285,14 @@ class Gpu(Record):
         names = (self.nvml and self.nvml.name, self.cuda and self.cuda.name, self.proc and self.proc.model)
         return next((name for name in names if name), None)
 
+    def attribute(self, name: str) -> int | None:
+        """Return a device attribute of CUDA by its name without ``CU_DEVICE_ATTRIBUTE_``; ``None`` if unknown."""
+        return None if self.cuda is None else self.cuda.attributes.get(name)
+
     @property
     def host_numa_id(self) -> int | None:
         """The CPU NUMA node closest to this GPU: CUDA's HOST_NUMA_ID, else sysfs ``numa_node``, else ``None``."""
-        if self.cuda is not None and (node := self.cuda.attributes.get("HOST_NUMA_ID")) is not None and node >= 0:
+        if (node := self.attribute("HOST_NUMA_ID")) is not None and node >= 0:
             return node
         return None if self.pci is None else self.pci.host_numa_id
 

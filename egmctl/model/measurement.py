@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pkgutil import resolve_name
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
@@ -17,6 +17,8 @@ from egmctl.model.record import BusId, Plain, Shown, Uuid
 from egmctl.model.route import LinkKind, Rank, UcxPath
 from egmctl.model.task import Quantity, Task
 from egmctl.model.verdict import MemoryOwner, RunVerdict
+
+Seconds = TypeVar("Seconds", bound="PhaseSeconds")
 
 
 class Phase(StrEnum):
@@ -51,10 +53,10 @@ class PhaseSeconds:
         total: float = sum(getattr(self, phase.name) for phase in fields(PhaseSeconds))
         return total
 
-    def plus(self, other: PhaseSeconds) -> PhaseSeconds:
-        """Return the sum of both, phase by phase."""
+    def plus(self: Seconds, other: PhaseSeconds) -> Seconds:
+        """Return this record with the seconds of another one added, phase by phase."""
         names = [phase.name for phase in fields(PhaseSeconds)]
-        return PhaseSeconds(**{name: getattr(self, name) + getattr(other, name) for name in names})
+        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

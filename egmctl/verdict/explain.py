@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from egmctl.bench.case import Case
-from egmctl.bench.plan.flows import gpu_use, listed
+from egmctl.bench.plan.flows import PIDS_SHOWN, gpu_use
 from egmctl.bench.plan.make import SECTIONS
 from egmctl.bench.plan.paths import gpu_obstacle
 from egmctl.doctor.causes import explains
@@ -42,7 +42,7 @@ from egmctl.model.task import UCX_ENGINES
 from egmctl.model.verdict import Grade
 from egmctl.topology.access import nvml_failure
 from egmctl.topology.links import device_link
-from egmctl.units import format_kernel_list, format_size
+from egmctl.units import format_kernel_list, format_size, shortened
 from egmctl.verdict.yardsticks import is_degraded, is_lost
 
 CAUSE_SECTIONS = ("switches", "confinement", "system")
@@ -279,7 +279,7 @@ def left_out(machine: Machine, gpus: Sequence[Gpu], kind: WaiverKind) -> Finding
         return noted(reasons, gpus, check=UNUSABLE, remedy=todo("See what stops them with 'egmctl doctor --active'."))
     uses = [use for gpu in gpus if (use := gpu_use(gpu)) is not None]
     pids = tuple(sorted({pid for use in uses for pid in use.pids}))
-    users = [f"in use by process {listed(pids)}"] if pids else []
+    users = [f"in use by process {shortened(pids, PIDS_SHOWN)}"] if pids else []
     evidence = [
         fact(f"nvmlDeviceGetComputeRunningProcesses(GPU{use.gpu.index})", f"process {', '.join(map(str, use.pids))}")
         if use.pids
@@ -372,7 +372,11 @@ def gpu_sentence(check: str, gpu: GpuEvidence) -> str | None:
         :data:`OTHERS` or :data:`THROTTLED`.
     """
     if check == OTHERS:
-        return f"in use by process {listed(gpu.other_processes)} while measured" if gpu.other_processes else None
+        return (
+            f"in use by process {shortened(gpu.other_processes, PIDS_SHOWN)} while measured"
+            if gpu.other_processes
+            else None
+        )
     slow = [SLOWDOWNS[reason] for reason in gpu.throttle_reasons or () if reason in SLOWDOWNS]
     return f"clocks throttled while measured: {'; '.join(slow)}" if slow else None
 

@@ -11,7 +11,7 @@ import pytest
 
 from egmctl.bench.engines import cpu
 from egmctl.bench.plan.make import make_plan
-from egmctl.bench.processes.context import Stopwatch
+from egmctl.bench.processes.context import AllocatedBuffer, Stopwatch
 from egmctl.bench.suites import SUITES, select_cases
 from egmctl.facts.host import THREADS_LIMIT, NoCpus, cpus_of
 from egmctl.gpu.cpu_threads import CpuThreads, words_of
@@ -47,8 +47,9 @@ class StubRig:
         self._memory, self._placements = memory, placements
         self.stopwatch = Stopwatch()
 
-    def destination(self, _buffer: object) -> Memory:
-        return self._memory
+    def held(self, _buffer: object) -> AllocatedBuffer:
+        memory: Any = self._memory
+        return AllocatedBuffer(memory, seed=7)
 
     def placements(self, _buffers: object) -> tuple[Placement, ...]:
         return self._placements

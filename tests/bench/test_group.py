@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -102,14 +102,15 @@ def test_a_rank_that_hangs_is_killed_when_its_time_is_up(group: Group) -> None:
 def test_a_death_explains_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_module, "RELEASE_S", 1.0)
 
-    def hangs_too(messages: Sequence[RankMessage]) -> list[RankMessage]:
-        """Add rank 0 of another command, which waited in vain for the dead one."""
-        hung = {"rank": 0, "how": "timed-out", "reason": "no response", "last_call": None}
-        failed = any(message.kind is group_module.Kind.FAILED for message in messages)
-        mine = RankMessage(rank=0, kind=group_module.Kind.FAILED, data=hung) if failed else messages[0]
-        return [mine, *messages[1:]]
+    class HangsToo(Group):
+        def join(self, messages: list[RankMessage], _timeout_s: float) -> list[RankMessage]:
+            """Add rank 0 of another command, which waited in vain for the dead one."""
+            hung = {"rank": 0, "how": "timed-out", "reason": "no response", "last_call": None}
+            failed = any(message.kind is group_module.Kind.FAILED for message in messages)
+            mine = RankMessage(rank=0, kind=group_module.Kind.FAILED, data=hung) if failed else messages[0]
+            return [mine, *messages[1:]]
 
     members = {number: start_rank(number, SIZE, "tests.bench.ranks:run") for number in range(SIZE)}
-    with Group(members, hangs_too) as group, pytest.raises(GroupFailed) as failed:
+    with HangsToo(members) as group, pytest.raises(GroupFailed) as failed:
         group.ask(step(2, who=1, at=0, fault="crash"), 30)
     assert failed.value.rank == 1

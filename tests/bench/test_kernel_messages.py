@@ -18,8 +18,7 @@ from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.facts.kernel_log import EVENTS_LIMIT, KernelLogWatch, event
 from egmctl.facts.redact import part_redactor, redact_run
 from egmctl.facts.root import Root
-from egmctl.journal.events import Recorder, forget
-from egmctl.journal.write import Journal
+from egmctl.journal.events import Journal, Recorder, forget
 from egmctl.model.bringup import Answer
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.kernel_log import KernelLog, KernelMessages

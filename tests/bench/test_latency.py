@@ -11,7 +11,7 @@ import pytest
 
 from egmctl.bench.buffers import assign
 from egmctl.bench.cases.latency import CASES, FOOTPRINTS_LOCAL, LAPS, LOAD_BLOCKS_PEER, LOADS, UNCACHED
-from egmctl.bench.engines.chase import WARM_UP_LOADS
+from egmctl.bench.engines.latency import WARM_UP_LOADS
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.results import summarize
 from egmctl.bench.suites import select_cases

@@ -19,9 +19,9 @@ from egmctl.bench.plan.make import make_plan
 from egmctl.bench.processes.context import _registered
 from egmctl.bench.suites import select_cases
 from egmctl.facts import host as facts
-from egmctl.gpu import numa
+from egmctl.gpu import cpu_threads as numa
+from egmctl.gpu.cpu_threads import Node
 from egmctl.gpu.memory import SystemMemory
-from egmctl.gpu.numa import Node
 from egmctl.gpu.telemetry import Traffic
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.host import HugePages

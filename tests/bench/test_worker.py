@@ -14,7 +14,7 @@ from egmctl.bench.processes.collective import Exchange
 from egmctl.bench.processes.context import AllocatedBuffer, Stopwatch
 from egmctl.bench.results import EXPIRED_LIMIT
 from egmctl.gpu.telemetry import Telemetry
-from egmctl.gpu.timing import Gating, Timing
+from egmctl.gpu.timing import Gate, Gating, Timing
 from egmctl.model.measurement import Measurement, Settings, Status, Verification
 from tests.bench.four import FOUR
 from tests.doctor.machines import shipped
@@ -37,6 +37,7 @@ class StubRig:
     touch_ms = None
     gpus = ranks = ()
     exchange = Exchange()
+    gate = Gate()
 
     def __init__(self) -> None:
         self.stopwatch = Stopwatch()
@@ -53,6 +54,9 @@ class StubRig:
     def has(self, _buffer: object) -> bool:
         return False
 
+    def offer(self) -> tuple[dict[str, Any], list[int]]:
+        return {}, []
+
     def check(self, *_arguments: object) -> Any:
         """Find no difference."""
         return lambda: None
@@ -60,7 +64,7 @@ class StubRig:
     def placements(self, _buffers: object) -> tuple[()]:
         return ()
 
-    gate = near = stream
+    near = stream
     fill = connect = disconnect_unused = make_current = copy = synchronize = check
 
 

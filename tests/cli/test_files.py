@@ -17,7 +17,7 @@ from egmctl import files
 from egmctl.errors import EgmctlError, UsageError
 from egmctl.files import FileExists, next_free, open_parent, path_of, read_bounded, write_whole
 from egmctl.fleet.folder import new_folder, old_folder
-from egmctl.journal.write import FILES_LIMIT, Journal, mention
+from egmctl.journal.events import FILES_LIMIT, Journal, mention
 from egmctl.model.record import Command
 from tests.conftest import ROOT, RunEgmctl, command_environment, ended
 

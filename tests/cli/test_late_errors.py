@@ -23,7 +23,7 @@ from egmctl.errors import EgmctlError
 from egmctl.files import write_all, write_whole
 from egmctl.fleet.folder import new_folder
 from egmctl.fleet.run import Launch, Progress, _Fleet
-from egmctl.journal import write
+from egmctl.journal import events
 from egmctl.journal.events import Note
 from egmctl.model.fleet import Asked, Launcher, Reach
 from egmctl.model.record import Command
@@ -96,7 +96,7 @@ def test_a_nodes_document_is_not_kept(tmp_path: Path, late: Callable[[], None], 
 def test_a_journal_says_that_it_ends_early_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    journal = write.Journal([tmp_path], lambda part: part)
+    journal = events.Journal([tmp_path], lambda part: part)
     journal._make()
     journal(Note(text="a note"))
     file, real = journal._file, os.close
@@ -111,7 +111,7 @@ def test_a_journal_says_that_it_ends_early_and_the_run_goes_on(
     assert journal.failure == f"{journal.path}: {os.strerror(number)}"
     journal(Note(text="nothing goes on after that"))
     assert journal.path is not None
-    write.mention(journal.path)
+    events.mention(journal.path)
 
 
 def test_standard_output_is_settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:

@@ -13,8 +13,7 @@ import pytest
 from referencing import Registry, Resource
 
 from egmctl.facts.kernel_log import event
-from egmctl.journal.events import Begin, Logged, Note, Outcome, Problem, StepBegun
-from egmctl.journal.write import Journal
+from egmctl.journal.events import Begin, Journal, Logged, Note, Outcome, Problem, StepBegun
 from egmctl.model.measurement import Status
 from egmctl.model.task import NumberedTask
 from tests.conftest import ROOT

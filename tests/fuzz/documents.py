@@ -19,8 +19,7 @@ from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.errors import UsageError
 from egmctl.facts import replay as record
 from egmctl.facts.kernel_log import event
-from egmctl.journal.events import Begin, Logged, Note, Outcome, StepBegun
-from egmctl.journal.write import Journal
+from egmctl.journal.events import Begin, Journal, Logged, Note, Outcome, StepBegun
 from egmctl.model.bringup import Bringup
 from egmctl.model.codec import to_json
 from egmctl.model.finding import Diagnosis, Finding, RunCause, Status

@@ -124,7 +124,7 @@ def test_an_answer_that_came_too_late_is_not_taken_for_that_to_the_next_message(
     with pytest.raises(BlockingIOError):
         first._socket.recv(1)
     for one in (first, other):
-        one.held.free()
+        one.held.own.close()
 
 
 def test_disjoint_pairs_are_measured_at_the_same_time(fake_node: MakeFakeNode, launch: Launch) -> None:

@@ -9,13 +9,13 @@ import os
 import sys
 
 from egmctl.cli import app
-from egmctl.journal import write
+from egmctl.journal import events
 from egmctl.journal.events import Event, Outcome, StepBegun
 
 PIPE = int(sys.argv.pop(1))
 
 
-class Told(write.Journal):
+class Told(events.Journal):
     """The journal, and a line for each event after it."""
 
     def __call__(self, event: Event) -> None:
@@ -30,5 +30,5 @@ class Told(write.Journal):
         os.write(PIPE, b"end\n")
 
 
-write.Journal = Told  # type: ignore[misc]
+events.Journal = Told  # type: ignore[misc]
 sys.exit(app.run(sys.argv[1:]))

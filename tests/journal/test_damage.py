@@ -15,7 +15,7 @@ import pytest
 
 from egmctl import saved
 from egmctl.errors import ExitCode, UsageError
-from egmctl.journal import events, write
+from egmctl.journal import events
 from egmctl.journal import read as reading
 from egmctl.journal.events import BEGIN_LINES
 from egmctl.journal.read import Kept, is_journal
@@ -244,7 +244,7 @@ def test_its_first_line_is_held_against_the_rules_for_every_document(
 @pytest.mark.parametrize("piece", [b"{},", b"0,", b"\n", b"[" * 3, b"x" * 9])
 def test_what_calls_itself_a_journal_costs_little(piece: bytes) -> None:
     head = b'{"line":1,"event":"begin","schema":"egmctl.journal/1","x":['
-    body = head + piece * ((write.FILE_LIMIT - 100) // len(piece)) + b"0]"
+    body = head + piece * ((events.FILE_LIMIT - 100) // len(piece)) + b"0]"
     content = body + b',"crc32":"%08x"}\n' % zlib.crc32(body)
     assert is_journal(content)
 

@@ -18,7 +18,7 @@ import pytest
 from egmctl.cli import saved as commands
 from egmctl.cli.output import OutputOptions, Outputs
 from egmctl.fleet.folder import Folder
-from egmctl.journal import events, write
+from egmctl.journal import events
 from egmctl.journal import read as reading
 from egmctl.journal.events import what
 from egmctl.journal.read import earlier
@@ -80,7 +80,7 @@ def test_killed_at_any_moment_each_journal_has_what_was_measured_and_names_the_s
     for number in range(KILLS):
         said = killed(env, choice.random() * 1.5)
         path = earlier(folder)[-1]
-        assert len(earlier(folder)) == min(number + 1, write.FILES_LIMIT)
+        assert len(earlier(folder)) == min(number + 1, events.FILES_LIMIT)
         kept = load_journal(path)
         measured = {int(line.split()[1]) for line in said if line.startswith("measurement ")}
         finished = [m for m in kept.report.measurements if m.reason != UNDER_WAY]
@@ -147,7 +147,7 @@ def test_there_is_something_to_tell_of_a_run_that_did_not_end_once(content: byte
     assert not reading.is_unmentioned(path)
     path.write_bytes(with_state(content))
     assert reading.is_unmentioned(path)
-    write.mention(path)
+    events.mention(path)
     assert not reading.is_unmentioned(path)
     assert "the run ended" in load_journal(path).report.problems[-1]
     assert not reading.is_unmentioned(tmp_path / "not there")
@@ -182,29 +182,29 @@ def test_it_holds_nothing_private(egmctl: RunEgmctl, fake_node: MakeFakeNode, tm
 
 @pytest.fixture
 def many(tmp_path: Path) -> Path:
-    for number in range(write.FILES_LIMIT + 5):
+    for number in range(events.FILES_LIMIT + 5):
         (tmp_path / f"bench-{number + 1:06}-20261122T0000{59 - number % 60:02}Z.journal").write_text("x" * 100)
     return tmp_path
 
 
 def test_the_oldest_go_and_those_at_work_stay(many: Path) -> None:
     """Oldest by their number, whatever the clock said."""
-    first = write.journals(many)[0]
+    first = events.journals(many)[0]
     with first.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        write.prune(many)
-    numbers = [int(path.name.split("-")[1]) for path in write.journals(many)]
-    assert numbers == [1, *range(6, write.FILES_LIMIT + 6)]
+        events.prune(many)
+    numbers = [int(path.name.split("-")[1]) for path in events.journals(many)]
+    assert numbers == [1, *range(6, events.FILES_LIMIT + 6)]
 
 
 def test_a_clock_that_is_set_back_makes_no_run_the_oldest(
     content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number in range(write.FILES_LIMIT):
+    for number in range(events.FILES_LIMIT):
         (tmp_path / f"bench-{number + 1:06}-20991231T2359{number:02}Z.journal").write_bytes(content)
     report = read(content).report
     for _ in range(2):
-        journal = write.Journal([tmp_path], lambda part: part)
+        journal = events.Journal([tmp_path], lambda part: part)
         journal(events.Begin(report=dataclasses.replace(report, measurements=(), problems=()), steps=3))
         journal.close()
         assert journal.path is not None
@@ -219,10 +219,10 @@ def test_a_fifo_in_the_place_of_a_journal_keeps_nobody_waiting(tmp_path: Path) -
     path = tmp_path / "bench-000001-20261122T000000Z.journal"
     os.mkfifo(path)
     began = time.monotonic()
-    assert not write.at_work(path)
+    assert not events.at_work(path)
     assert not reading.is_unmentioned(path)
     assert not reading.ended(path)
-    write.mention(path)
+    events.mention(path)
     assert earlier(tmp_path) == []
     assert time.monotonic() - began < 5
 
@@ -231,12 +231,12 @@ def test_a_fifo_in_the_place_of_a_journal_keeps_nobody_waiting(tmp_path: Path) -
 def test_a_full_one_ends_and_the_run_goes_on(env: dict[str, str | None], folder: Path, tmp_path: Path) -> None:
     room = 12_000
     (tmp_path / "small.py").write_text(
-        "import sys; from egmctl.journal import write\n"
-        "class Small(write.Journal):\n"
+        "import sys; from egmctl.journal import events\n"
+        "class Small(events.Journal):\n"
         "    def _begin(self, *arguments):\n"
         "        super()._begin(*arguments)\n"
-        f"        write.FILE_LIMIT = self._size + {room}\n"
-        "write.Journal = Small\n"
+        f"        events.FILE_LIMIT = self._size + {room}\n"
+        "events.Journal = Small\n"
         "from egmctl.cli.app import run; sys.exit(run(sys.argv[1:]))\n"
     )
     command = [sys.executable, str(tmp_path / "small.py"), *BENCH, "--json"]
@@ -276,18 +276,18 @@ def test_earlier_runs_are_listed_and_compared_without_their_names(
 
 
 def test_journals_of_others_are_never_removed(tmp_path: Path) -> None:
-    for number in range(write.FILES_LIMIT + 9):
+    for number in range(events.FILES_LIMIT + 9):
         (tmp_path / f"system@{number:03}.journal").write_text("systemd's")
     (tmp_path / "bench-mine.journal").write_text("a copy that somebody keeps")
-    write.prune(tmp_path)
-    assert len(list(tmp_path.iterdir())) == write.FILES_LIMIT + 10
+    events.prune(tmp_path)
+    assert len(list(tmp_path.iterdir())) == events.FILES_LIMIT + 10
 
 
 def test_that_somebody_was_told_is_written_through_no_link(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("untouched")
     (tmp_path / "x.journal").symlink_to(victim)
-    write.mention(tmp_path / "x.journal")
+    events.mention(tmp_path / "x.journal")
     assert victim.read_text() == "untouched"
 
 
@@ -296,7 +296,7 @@ def test_on_a_file_system_without_locks_it_is_kept_too(tmp_path: Path, monkeypat
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    journal = write.Journal([tmp_path], str)
+    journal = events.Journal([tmp_path], str)
     journal._make()
     assert journal.failure is None
     journal.close()

@@ -31,15 +31,15 @@ def node(fake_node: MakeFakeNode) -> FakeNode:
 LIMITED = """
 import resource, sys
 from egmctl.cli.app import run
-from egmctl.journal import write
+from egmctl.journal import events
 
-class Limited(write.Journal):
+class Limited(events.Journal):
     def _begin(self, *arguments):
         # Not before: children share what is larger.
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
         super()._begin(*arguments)
 
-write.Journal = Limited
+events.Journal = Limited
 sys.exit(run(sys.argv[2:]))
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import runpy
 
-from egmctl.bench.processes import mpi
+from egmctl.bench.processes import group
 
-mpi.MARGIN_S = 4.0
+group.MARGIN_S = 4.0
 runpy.run_module("egmctl", run_name="__main__", alter_sys=True)

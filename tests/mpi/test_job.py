@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from egmctl.bench.processes.group import Kind, RankMessage
-from egmctl.bench.processes.mpi import Coordinator, LocalRank
+from egmctl.bench.processes.group import Coordinator, Kind, LocalRank, RankMessage
 from egmctl.launch import Child
 from egmctl.mpi.world import RanksMissing, World
 
@@ -32,6 +31,6 @@ def test_a_message_comes_out_of_the_job_as_it_went_in() -> None:
             return [given, given]
 
     sent = RankMessage(rank=0, kind=Kind.CONTRIBUTE, call="exchange 3", data=[{"a": 1.5}, None])
-    here, other = LocalRank(cast(World, Two()), cast(Child, object())).join([sent])
+    here, other = LocalRank(cast(World, Two()), cast(Child, object())).join([sent], 1.0)
     assert here == sent
     assert (other.rank, other.kind, other.call, other.data) == (1, sent.kind, sent.call, sent.data)

@@ -148,7 +148,7 @@ def put(monkeypatch: pytest.MonkeyPatch, traffic: Traffic, count: int) -> Side:
     side = Side(cast(Any, collective), cast(Any, SimpleNamespace(held=lambda _: held)), task, {})
     side._part = Window(0, 4, 4096)
     side._link = OneSided(traffic)
-    side._remote = RemoteMemory(1, b"key", 4096, {})
+    side._remote = side._held.keep(RemoteMemory(1, b"key", 4096, {}))
     with pytest.raises(DriverCallError, match="ucp_put_nbx"):
         side._pass_one_sided(side._link, count)
     side.close()

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from egmctl.bench.processes.context import WorkerContext
 from egmctl.model.measurement import Measurement, Settings
 from egmctl.model.task import Engine, Task
-
-if TYPE_CHECKING:
-    from egmctl.bench.processes.context import WorkerContext
 
 
 class Measure(Protocol):
@@ -33,10 +31,9 @@ class Measure(Protocol):
 
 
 _FILES = {
-    "copies": {Engine.COPY_ENGINE, Engine.SM_COPY, Engine.SM_READ, Engine.SM_WRITE, Engine.BULK},
-    "atomic": {Engine.ATOMIC, Engine.ATOMIC_LATENCY},
+    "copies": {Engine.COPY_ENGINE, Engine.SM_COPY, Engine.SM_READ, Engine.SM_WRITE, Engine.BULK, Engine.ATOMIC},
     "cpu": {Engine.CPU, Engine.CPU_CHASE},
-    "chase": {Engine.CHASE, Engine.CHASE_BULK},
+    "latency": {Engine.CHASE, Engine.CHASE_BULK, Engine.ATOMIC_LATENCY},
     "round_trips": {Engine.PING_PONG, Engine.EVENT, Engine.SOCKET},
     "ucx": {Engine.UCX, Engine.UCX_PUT, Engine.UCX_GET},
     "life_cycle": {Engine.LIFE_CYCLE},

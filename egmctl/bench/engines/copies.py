@@ -1,12 +1,12 @@
-"""The engines that differ only in how they move the bytes: the copy engine, and kernels that copy, read or write."""
+"""The engines that differ in what they do with the bytes: copy engines, and kernels that copy, read, write or add."""
 
 from __future__ import annotations
 
 from functools import partial
 
 from egmctl.bench.buffers import Window
-from egmctl.bench.engines.transfer import FlowPart, Mover, Transfer, measure
-from egmctl.gpu.pattern import VECTOR_BYTES, Check, Difference
+from egmctl.bench.engines.transfer import THREADS, FlowPart, Mover, Transfer, measure
+from egmctl.gpu.pattern import VECTOR_BYTES, WORD_BYTES, Check, Difference, first_difference
 from egmctl.gpu.timing import FlowParts, Stream
 from egmctl.model.measurement import Verification
 from egmctl.model.task import Engine
@@ -71,7 +71,6 @@ def check_sum(flow: FlowPart, part: Window, passes: int) -> Check | None:
     if flow.mover is None:
         return None
     mover = flow.mover
-    mover.result.fetch()
     pattern, stream = mover.worker.pattern, mover.streams[0]
     whole, rest = divmod(passes, part.slots)
     region = mover.expected(part)
@@ -91,6 +90,32 @@ def check_sum(flow: FlowPart, part: Window, passes: int) -> Check | None:
     return finish
 
 
+def add_ones(mover: Mover, part: Window, passes: int) -> FlowParts:
+    """Return work that adds 1 to each 8-byte word in each pass: ``kernels/atomic.cu``."""
+    return mover.by_kernel("add_ones", part, part.slot_bytes // WORD_BYTES, passes, part.slots)
+
+
+def clear_counts(flow: FlowPart, part: Window) -> None:
+    """Queue a memset of every word to 0."""
+    if flow.destination is not None:
+        flow.destination.stream.fill(flow.destination.region(part).address, part.size_bytes)
+
+
+def check_counts(flow: FlowPart, part: Window, passes: int) -> Check | None:
+    """Queue a check that every word is the number of additions to it, so that none was lost."""
+    if flow.destination is None:
+        return None
+    worker, stream, region = flow.destination.worker, flow.destination.stream, flow.destination.region(part)
+    words = part.slot_bytes // WORD_BYTES
+    result = worker.results.take(stream)
+    result.clear()
+    kernels = worker.kernels[stream.context.bus_id]
+    arguments = (region.address, words, passes, part.slots, result.address)
+    kernels.launch("verify_counts", stream.handle, stream.context.multiprocessors, THREADS, *arguments)
+    whole, rest = divmod(passes, part.slots)
+    return partial(first_difference, stream, result, region, lambda first: whole + (first // words < rest))
+
+
 READ = Transfer(read_vectors, clear_sum, check_sum, Verification.CHECKSUM_EVERY_SAMPLE)
 MEASURE = {
     Engine.COPY_ENGINE: partial(measure, Transfer(copy)),
@@ -98,4 +123,5 @@ MEASURE = {
     Engine.SM_READ: partial(measure, READ),
     Engine.SM_WRITE: partial(measure, Transfer(write_vectors)),
     Engine.BULK: partial(measure, Transfer(copy_bulk)),
+    Engine.ATOMIC: partial(measure, Transfer(add_ones, clear_counts, check_counts)),
 }

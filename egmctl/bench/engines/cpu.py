@@ -9,9 +9,9 @@ from dataclasses import replace
 from functools import partial
 
 from egmctl.bench.buffers import buffers_of
-from egmctl.bench.engines.chase import WARM_UP_LOADS
+from egmctl.bench.engines.latency import WARM_UP_LOADS, Walker
 from egmctl.bench.processes.context import WorkerContext
-from egmctl.bench.results import bandwidth_gb_s, chain_error, failure, mismatch_of, of_latency, summarize
+from egmctl.bench.results import bandwidth_gb_s, failure, mismatch_of, of_latency, summarize
 from egmctl.errors import DriverCallError
 from egmctl.facts.host import NoCpus, cpus_of
 from egmctl.gpu.cpu_threads import CpuThreads, CpuWalk, words_of
@@ -62,7 +62,7 @@ def _measured(engine: type[Passes | Walks], worker: WorkerContext, task: Task, s
     node, end = (flow.destination, flow.source) if reads else (flow.source, flow.destination)
     cpus = cpus_of(node.numa_node or 0)
     (buffer,) = buffers_of([task])
-    with closing(engine(worker, task, worker.destination(buffer), cpus)) as work:
+    with closing(engine(worker, task, worker.held(buffer).memory, cpus)) as work:
         placements = worker.placements((buffer,))
         if end.memory is MemoryKind.GPU_NUMA and not (placements and all(placement.right for placement in placements)):
             details = "; ".join(placement.detail for placement in placements) or "location unknown"
@@ -144,7 +144,8 @@ class Walks:
         """Continue the walk where the last sample ended."""
         self._walk.walk(WARM_UP_LOADS)
         elapsed_ms, wrong_offset = self._walk.walk(self._loads)
-        self._wrong = self._wrong or chain_error(number, wrong_offset)
+        if wrong_offset is not None and self._wrong is None:
+            self._wrong = f"sample {number}: {Walker.wrong_at} {wrong_offset}"
         return Sample(latency_ns=elapsed_ms * 1e6 / self._loads, elapsed_ms=elapsed_ms, wall_ms=elapsed_ms)
 
     def conclude(self, samples: tuple[Sample, ...]) -> Measurement:

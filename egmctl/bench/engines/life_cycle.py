@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import astuple
 
-from egmctl.bench.processes.collective import CollectiveStep, Item, ResourceScope, close_all, resource_scopes
+from egmctl.bench.processes.collective import CollectiveStep, Item, ResourceScope, resource_scopes
 from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.results import mismatch_of, stages
 from egmctl.gpu.context import timed
 from egmctl.gpu.handles import ImportedMemory, SharedMemory
 from egmctl.gpu.memory import Memory
 from egmctl.gpu.pattern import Difference, Region, poison
-from egmctl.gpu.timing import Stream
+from egmctl.launch import close_all
 from egmctl.model.measurement import Measurement, Phase, Settings, Status, Verification, finish
 from egmctl.model.task import Engine, Task
 
@@ -79,7 +78,7 @@ def _live(collective: CollectiveStep, worker: WorkerContext, seed: int) -> list[
         try:
             collective.do(lambda place: lives[place].open(offered[place], received_s))
         finally:
-            close_all(offered)
+            close_all(fd for items in offered for item in items for fd in item.fds)
         for place, items in enumerate(collective.do(lambda place: lives[place].check())):
             lives[place].judge(items)
     gathered = collective.do(lambda place: lives[place].stages_ms)
@@ -110,8 +109,10 @@ class _Life:
 
     def make(self) -> None:
         if self._me == self._owner:
-            self._shared = SharedMemory(self._handle, self._stream.context, self._task.size_bytes, self._end.numa_node)
-            self._held.own.append(self._shared)
+            shared = SharedMemory(
+                self._handle, self._worker.own_stream.context, self._task.size_bytes, self._end.numa_node
+            )
+            self._shared = self._held.own.keep(shared)
             self.stages_ms = self._shared.stages_ms
 
     def offer(self) -> Item:
@@ -124,9 +125,8 @@ class _Life:
         """Open the memory that the owner offers and write all of it."""
         if self._me != self._importer:
             return
-        item, stream = offered[self._owner], self._stream
-        imported = ImportedMemory(stream.context, item.data["offer"], item.fds)
-        self._held.opened.append(imported)
+        item, stream = offered[self._owner], self._worker.own_stream
+        imported = self._held.opened.keep(ImportedMemory(stream.context, item.data["offer"], item.fds))
         self.stages_ms = imported.stages_ms
         if self._collective.ranks[self._owner].host == self._collective.ranks[self._importer].host:
             self.stages_ms["transfer"] = (received_s - item.data["sent_s"]) * 1e3
@@ -138,12 +138,11 @@ class _Life:
         self._worker.pattern.fill(stream, region)
         stream.synchronize()
 
-    def check(self) -> tuple[int, ...] | None:
+    def check(self) -> Difference | None:
         """Return the difference between the owner's memory and the importer's pattern; ``None`` if there is none."""
         if self._shared is None:
             return None
-        difference = self._worker.pattern.check(self._stream, self._region(self._shared))()
-        return None if difference is None else astuple(difference)
+        return self._worker.pattern.check(self._worker.own_stream, self._region(self._shared))()
 
     def judge(self, checked: Sequence[Item]) -> None:
         """End the task in all ranks if the owner has found a difference."""
@@ -160,10 +159,6 @@ class _Life:
             verification=Verification.GPU_EVERY_SAMPLE,
             seeds=(self._seed,),
         )
-
-    @property
-    def _stream(self) -> Stream:
-        return self._worker.stream(self._collective.ranks[self._me].bus_id)
 
     def _region(self, memory: Memory) -> Region:
         return Region(memory.address, self._task.size_bytes, self._seed)

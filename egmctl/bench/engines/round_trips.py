@@ -10,23 +10,20 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.engines.latency import TaskPart, measure
-from egmctl.bench.processes.collective import CollectiveStep, Item, ResourceScope, close_all
+from egmctl.bench.processes.collective import CollectiveStep, Item, ResourceScope
+from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.results import FAILURES, of_latency, round_trips
 from egmctl.gpu.chase import FLAG_BYTES, clear
 from egmctl.gpu.context import ms_since, possible_ms
 from egmctl.gpu.handles import ImportedEvent, ImportedMemory, SharedEvent, SharedMemory
-from egmctl.gpu.timing import Stream
+from egmctl.launch import close_all
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import Measurement, Sample
 from egmctl.model.task import Engine
-
-if TYPE_CHECKING:
-    from egmctl.bench.processes.context import WorkerContext
-
 
 WARM_UP_LAPS = 200
 """The number of untimed round trips before each sample, because one side starts a little before the other."""
@@ -57,12 +54,7 @@ class Pair(TaskPart):
         try:
             collective.do(lambda place: parts[place].open(offered[place]))
         finally:
-            close_all(offered)
-
-    @property
-    def stream(self) -> Stream:
-        """The stream of this rank's GPU."""
-        return self.worker.stream(self.collective.ranks[self.me].bus_id)
+            close_all(fd for items in offered for item in items for fd in item.fds)
 
     @abstractmethod
     def make(self) -> Item:
@@ -119,8 +111,9 @@ class Flags(Pair):
         if end is None or self._alone:
             return Item(None)
         handle = next(flow.destination.handle for flow in self.flows if flow.destination.handle is not None)
-        self._made = SharedMemory(handle, self.stream.context, 2 * APART_BYTES, end.numa_node)
-        self.held.own.append(self._made)
+        self._made = self.held.own.keep(
+            SharedMemory(handle, self.worker.own_stream.context, 2 * APART_BYTES, end.numa_node)
+        )
         description, fds = self._made.offer()
         return Item(description, tuple(fds))
 
@@ -133,13 +126,13 @@ class Flags(Pair):
             if self._made is not None and owner == self.me:
                 return self._made.address + number * APART_BYTES
             if owner not in opened:
-                opened[owner] = ImportedMemory(self.stream.context, offered[owner].data, offered[owner].fds)
-                self.held.opened.append(opened[owner])
+                imported = ImportedMemory(self.worker.own_stream.context, offered[owner].data, offered[owner].fds)
+                opened[owner] = self.held.opened.keep(imported)
             return opened[owner].address + number * APART_BYTES
 
         if self._alone:
             destinations = [buffers.destination for buffers in self.buffers if buffers.destination is not None]
-            self._flags = [self.worker.destination(buffer).address for buffer in destinations]
+            self._flags = [self.worker.held(buffer).memory.address for buffer in destinations]
         elif self.takes_part:
             self._flags = [flag(0), flag(1)]
 
@@ -177,17 +170,16 @@ class Messages(Pair):
     def make(self) -> Item:
         if not self.serves:
             return Item(None)
-        here, there = socket.socketpair()
-        self._keep(here)
-        self.held.own.append(there)
-        return Item(None, (there.fileno(),))
+        here, self._there = map(self.held.own.keep, socket.socketpair())
+        self._use(here)
+        return Item(None, (self._there.fileno(),))
 
     def open(self, offered: Sequence[Item]) -> None:
         if self.serves:
             # The other side has its own descriptor of its end. With this one open, its close would not be noticed.
-            self.held.own.pop().close()
+            self._there.close()
         elif self.takes_part:
-            self._keep(socket.socket(fileno=os.dup(offered[self.serving].fds[0])))
+            self._use(self.held.own.keep(socket.socket(fileno=os.dup(offered[self.serving].fds[0]))))
 
     def ready(self) -> None:
         # A late answer of a sample that timed out would be taken for the answer to the next message.
@@ -238,36 +230,32 @@ class Messages(Pair):
         if not self._socket.recv(1):
             raise EOFError("the peer has closed its end")
 
-    def _keep(self, end: socket.socket) -> None:
+    def _use(self, end: socket.socket) -> None:
         end.settimeout(SILENCE_S)
         self._socket = end
-        self.held.own.append(end)
 
 
 class Events(Messages):
     """Round trips of messages, each sent after an event for which the other stream, at the end the host, waits."""
 
     def make(self) -> Item:
-        sockets = super().make()
         if not self.takes_part:
-            return sockets
-        self._own = SharedEvent(self.stream.context)
-        self.held.own.insert(0, self._own)
-        return Item(self._own.handle.hex(), sockets.fds)
+            return super().make()
+        self._own = self.held.own.keep(SharedEvent(self.worker.own_stream.context))
+        return Item(self._own.handle.hex(), super().make().fds)
 
     def open(self, offered: Sequence[Item]) -> None:
         super().open(offered)
         if self.takes_part:
             handle = offered[self.answering if self.serves else self.serving].data
-            self._others = ImportedEvent(self.stream.context, bytes.fromhex(handle))
-            self.held.opened.append(self._others)
+            self._others = self.held.opened.keep(ImportedEvent(self.worker.own_stream.context, bytes.fromhex(handle)))
 
     def begin(self) -> None:
-        self._own.record(self.stream)
+        self._own.record(self.worker.own_stream)
 
     def answer(self) -> None:
-        self._others.hold(self.stream)
-        self._own.record(self.stream)
+        self._others.hold(self.worker.own_stream)
+        self._own.record(self.worker.own_stream)
 
     def end(self) -> None:
         self._others.synchronize()

@@ -11,26 +11,24 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from egmctl.bench.buffers import Buffer, Window, assign, window
 from egmctl.bench.case import End
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.processes.collective import CollectiveStep, Item, OpenBuffers, open_buffers, with_evidence
+from egmctl.bench.processes.context import AllocatedBuffer, WorkerContext
 from egmctl.bench.results import EXPIRED_LIMIT, GateExpired, bandwidth_sample, mismatch_of, of_bandwidth
+from egmctl.gpu.chase import Result
 from egmctl.gpu.context import ms_since
+from egmctl.gpu.memory import Memory
 from egmctl.gpu.pattern import Check, Difference, Region, poison
 from egmctl.gpu.timing import FlowParts, Gate, GatedWork, Stream
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import BufferCost, Measurement, Mismatch, Phase, Placement, Sample, Settings, Verification
 from egmctl.model.task import Endpoint, Flow, Task
-
-if TYPE_CHECKING:
-    from egmctl.bench.processes.context import AllocatedBuffer, WorkerContext
-    from egmctl.gpu.chase import Result
-    from egmctl.gpu.memory import Memory
 
 THREADS = 512
 BLOCKS = 2
@@ -210,7 +208,8 @@ def measure(transfer: Transfer, worker: WorkerContext, tasks: Sequence[Task], se
     flows = [flow for task in tasks for flow in task.flows if ENGINES[task.engine].needs_kernels]
     sharing = Counter((flow.initiator_rank, flow.initiator) for flow in flows)
     collective.do(lambda place: parts[place].get_ready(opened, sharing))
-    gate = worker.gate(held=all(part.ungated is None for part in parts))
+    # A gate would never open if the work's queueing blocked until it completed.
+    gate = worker.gate if all(part.ungated is None for part in parts) else Gate()
     try:
         with phase(Phase.WARM_UP):
             collective.do(lambda place: parts[place].fill())
@@ -382,7 +381,7 @@ class TransferPart:
 
     def fill(self) -> None:
         """Fill the sources for the warm-up, and time the first write of new destinations."""
-        part = window(self.task.size_bytes, WARM_UP_PASSES, 0, self.task.rotated_bytes)
+        part = self._window(0, WARM_UP_PASSES)
         for flow in self._flows:
             if flow.source is not None:
                 flow.source.fill(part)
@@ -391,7 +390,7 @@ class TransferPart:
 
     def pass_over(self) -> None:
         """Queue the passes of the warm-up, without a gate."""
-        part = window(self.task.size_bytes, WARM_UP_PASSES, 0, self.task.rotated_bytes)
+        part = self._window(0, WARM_UP_PASSES)
         for mover in self.movers.values():
             for stream, operation in self._transfer.launch(mover, part, WARM_UP_PASSES):
                 stream.context.make_current()
@@ -439,7 +438,7 @@ class TransferPart:
     def finish_checks(self) -> list[tuple[int, ...]]:
         """Wait for the checks; return (flow index, difference) tuples."""
         differences = [(flow, finish()) for flow, finish in self._checks]
-        return [(flow, *astuple(difference)) for flow, difference in differences if difference is not None]
+        return [(flow, *difference) for flow, difference in differences if difference is not None]
 
     def keep_mismatch(self, number: int, items: Sequence[Item]) -> None:
         """Record the first difference of the task."""
@@ -473,8 +472,8 @@ class TransferPart:
             placements=tuple(from_json(Placement, placement) for side in data for placement in side["placements"]),
         )
 
-    def _window(self, number: int) -> Window:
-        return window(self.task.size_bytes, self.task.copies, number, self.task.rotated_bytes)
+    def _window(self, number: int, passes: int | None = None) -> Window:
+        return window(self.task.size_bytes, passes or self.task.copies, number, self.task.rotated_bytes)
 
 
 def _region(memory: Memory, part: Window, seed: int) -> Region:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import Any
 
 from egmctl.bench.buffers import Buffer, Window, assign, window
@@ -18,11 +18,10 @@ from egmctl.bench.processes.collective import CollectiveStep, Item
 from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.results import bandwidth_sample, describe, mismatch_of, of_bandwidth, of_latency, round_trips, stages
 from egmctl.errors import DriverCallError
-from egmctl.gpu.context import Context
+from egmctl.gpu.context import Context, ReleaseStack
 from egmctl.gpu.memory import HostNumaMemory, Memory
 from egmctl.gpu.pattern import Difference
-from egmctl.gpu.timing import Stream
-from egmctl.gpu.ucx import Link, NoUcx, RegisteredMemory, RemoteMemory, settings, taken_for
+from egmctl.gpu.ucx import Link, NoUcx, RemoteMemory, Request, settings, taken_for
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
 from egmctl.model.measurement import Measurement, Mismatch, Phase, Placement, Sample, Settings, Verification, waived
@@ -73,7 +72,7 @@ class Side:
         self._other = self._receiver if self._sends else self._sender
         self._one_sided = task.engine is not Engine.UCX
         self._link: Link | None = None
-        self._registered: RegisteredMemory | None = None
+        self._held = ReleaseStack()
         self._remote: RemoteMemory | None = None
         self._destination: OwnBuffer | None = None
         self._arrays: list[Any] = []
@@ -91,21 +90,18 @@ class Side:
         return self._worker.held(self._own).memory
 
     @property
-    def _stream(self) -> Stream:
-        return self._worker.stream(self._collective.ranks[self._me].bus_id)
-
-    @property
     def _over(self) -> bool:
         """Whether the task has ended early in all ranks."""
         return self._collective.outcomes[0] is not None
 
-    def _everywhere(self, work: Callable[[], Any]) -> list[Item]:
-        """Run a function in all ranks; return each rank's result. If the task has ended, nothing runs."""
-        return self._collective.do(lambda _: work())[0]
+    def _everywhere(self, work: Callable[[Link], Any]) -> list[Item]:
+        """Run a function in the ranks with a link; return each rank's result. If the task has ended, nothing runs."""
+        link = self._link
+        return self._collective.do(lambda _: None if link is None else work(link))[0]
 
     def connect(self) -> None:
         """Allocate memory and connect the two sides."""
-        offers = self._everywhere(self._offer)
+        (offers,) = self._collective.do(lambda _: self._offer())
         if self._over:
             return
         missing = next((item.data["missing"] for item in offers if item.data and "missing" in item.data), None)
@@ -113,15 +109,15 @@ class Side:
             self._collective.outcomes[0] = waived(self.task, WaiverKind.UNSUPPORTED_ENGINE, missing)
             return
         self._seed = offers[self._sender].data["seed"]
-        keys = self._everywhere(lambda: self._open(offers))
+        keys = self._everywhere(lambda link: self._open(link, offers))
         if self._one_sided:
-            self._everywhere(lambda: self._unpack(keys))
+            self._everywhere(lambda link: self._unpack(link, keys))
 
     def _offer(self) -> dict[str, Any] | None:
         """Create the link and the memory; return the link's address and the seed, or why UCX cannot be used."""
         if self._me not in (self._sender, self._receiver):
             return None
-        context = self._stream.context
+        context = self._worker.own_stream.context
         context.make_current()
         try:
             self._link = Link(self._options if self._issues else {}, one_sided=self._one_sided)
@@ -130,11 +126,11 @@ class Side:
         self._make_memory(context)
         return {"address": self._link.address.hex(), "seed": self._worker.held(self._own).seed}
 
-    def _unpack(self, keys: Sequence[Item]) -> None:
+    def _unpack(self, link: Link, keys: Sequence[Item]) -> None:
         """Unpack the key of the other side's memory if this rank issues the work."""
-        if self._link is not None and self._issues:
+        if self._issues:
             other = keys[self._other].data
-            self._remote = self._link.remote(bytes.fromhex(other["key"]), other["address"])
+            self._remote = self._held.keep(link.remote(bytes.fromhex(other["key"]), other["address"]))
 
     def _make_memory(self, context: Context) -> None:
         """Allocate HOST_NUMA memory with access for the GPU that UCX takes it for."""
@@ -147,31 +143,29 @@ class Side:
             self._worker.adopt(self._own, memory, self._worker.new_seed())
             context.make_current()
 
-    def _open(self, offers: Sequence[Item]) -> dict[str, Any] | None:
+    def _open(self, link: Link, offers: Sequence[Item]) -> dict[str, Any] | None:
         """Connect to the other side and prepare this side's memory; for puts and gets return its key and address."""
-        if self._link is None:
-            return None
-        self._link.connect(bytes.fromhex(offers[self._other].data["address"]))
+        link.connect(bytes.fromhex(offers[self._other].data["address"]))
         held = self._worker.held(self._own)
-        own = OwnBuffer(self._worker, held, self._stream, self._seed)
+        own = OwnBuffer(self._worker, held, self._worker.own_stream, self._seed)
         if self._sends:
             # A round trip writes both ends, so the previous task may have overwritten this source.
             held.filled_bytes = 0
             own.fill(Window(0, 1, held.memory.size_bytes))
         else:
             self._destination = own
-        self._stream.synchronize()
+        self._worker.own_stream.synchronize()
         if not self._one_sided:
             return None
-        self._registered = self._link.register(held.memory.address, held.memory.size_bytes)
-        return {"key": self._registered.key.hex(), "address": held.memory.address}
+        registered = self._held.keep(link.register(held.memory.address, held.memory.size_bytes))
+        return {"key": registered.key.hex(), "address": held.memory.address}
 
     def warm_up(self) -> None:
         """Warm up, and choose the number of messages of a sample."""
         if self.task.chase is not None:
             # UCX prints its protocol for short messages only if a longer one was sent.
             self._exchange(Window(0, 1, self.task.size_bytes), 1)
-            self._everywhere(lambda: self._laps(WARM_UP_LAPS))
+            self._everywhere(lambda link: self._laps(link, WARM_UP_LAPS))
             return
         count = max(1, min(WARM_UP_MESSAGES, WARM_UP_BYTES // self.task.size_bytes))
         for _ in range(2):
@@ -188,10 +182,10 @@ class Side:
             timed = self._exchange(part, self.task.copies)
         else:
             part = Window(0, 1, chase.stride_bytes)
-            self._everywhere(lambda: self._aim(part))
-            timed = self._everywhere(lambda: self._laps(chase.loads))
+            self._everywhere(lambda link: self._aim(link, part))
+            timed = self._everywhere(lambda link: self._laps(link, chase.loads))
         with self._worker.stopwatch.phase(Phase.VERIFYING):
-            checked = self._everywhere(lambda: self._check(part))
+            checked = self._everywhere(lambda _link: self._check(part))
         if self._over:
             return
         taken = timed[self._clock].data
@@ -235,11 +229,8 @@ class Side:
         wrong = describe(self._mismatch, task) if self._mismatch is not None else None
         return of_latency(task, self._samples, wrong, mismatch=self._mismatch, **more)
 
-    def _ended(self) -> dict[str, Any] | None:
+    def _ended(self, link: Link) -> dict[str, Any]:
         """Close the link; return this rank's data as JSON."""
-        link = self._link
-        if link is None:
-            return None
         version, components, devices = link.version, link.components, network_devices(link.devices)
         protocols = parse(self.close(), self._me)
         return {
@@ -255,24 +246,17 @@ class Side:
     def close(self) -> str:
         """Destroy the remote key, deregister the memory and close the link; return UCX's report."""
         self._arrays = []
-        remote, self._remote = self._remote, None
-        if remote is not None:
-            remote.close()
-        registered, self._registered = self._registered, None
-        if registered is not None:
-            registered.close()
+        self._held.close()
         link, self._link = self._link, None
         return "" if link is None else link.close()
 
     def _exchange(self, part: Window, count: int) -> list[Item]:
         """Prepare all ranks, then send the messages; return each rank's item, with the seconds of the issuing rank."""
-        self._everywhere(lambda: self._aim(part))
-        return self._everywhere(lambda: self._pass(count))
+        self._everywhere(lambda link: self._aim(link, part))
+        return self._everywhere(lambda link: self._pass(link, count))
 
-    def _aim(self, part: Window) -> None:
+    def _aim(self, link: Link, part: Window) -> None:
         """Prepare the slots of a window. Overwrite the receiver's slots, so that old data cannot pass the check."""
-        if self._link is None:
-            return
         end = self._flow.source if self._sends else self._flow.destination
         if self._destination is not None:
             self._destination.poison(part)
@@ -280,29 +264,20 @@ class Side:
         start = self._memory.address + part.offset_bytes
         self._part = part
         self._arrays = [
-            self._link.buffer(start + slot * part.slot_bytes, part.slot_bytes, on_gpu=end.memory is MemoryKind.DEVICE)
+            link.buffer(start + slot * part.slot_bytes, part.slot_bytes, on_gpu=end.memory is MemoryKind.DEVICE)
             for slot in range(part.slots)
         ]
 
-    def _check(self, part: Window) -> tuple[int, ...] | None:
-        difference = self._destination.check(part)() if self._destination is not None else None
-        return None if difference is None else astuple(difference)
+    def _check(self, part: Window) -> Difference | None:
+        return self._destination.check(part)() if self._destination is not None else None
 
-    def _pass(self, count: int) -> float | None:
+    def _pass(self, link: Link, count: int) -> float | None:
         """Send or receive messages; return, on the sender, the seconds until the receiver has confirmed all."""
-        link = self._link
-        if link is None:
-            return None
         if self._one_sided:
             return self._pass_one_sided(link, count)
+        begin = link.send if self._sends else link.receive
         started = time.perf_counter()
-        under_way: list[Any] = []
-        for number in range(count):
-            if len(under_way) == IN_FLIGHT:
-                link.wait(under_way.pop(0))
-            begin = link.send if self._sends else link.receive
-            under_way.append(begin(self._arrays[number % len(self._arrays)], _DATA))
-        link.wait(*under_way)
+        _in_flight(link, [], count, lambda number: begin(self._arrays[number % len(self._arrays)], _DATA))
         link.wait(link.receive(link.word, _ANSWER) if self._sends else link.send(link.word, _ANSWER))
         return time.perf_counter() - started if self._sends else None
 
@@ -322,18 +297,17 @@ class Side:
             link.wait(link.send(link.word, _ANSWER))
 
     def _all_of(self, link: Link, remote: RemoteMemory, count: int) -> float:
-        begin = remote.put if self._sends else remote.get
-        own = self._memory.address
+        transfer = remote.put if self._sends else remote.get
+        own, part = self._memory.address, self._part
+
+        def begin(number: int) -> Request:
+            offset = part.offset_bytes + number % part.slots * part.slot_bytes
+            return transfer(offset, own + offset, part.slot_bytes)
+
         started = time.perf_counter()
         under_way: list[Any] = []
         try:
-            for number in range(count):
-                if len(under_way) == IN_FLIGHT:
-                    link.wait(under_way[0])
-                    del under_way[0]
-                offset = self._part.offset_bytes + number % self._part.slots * self._part.slot_bytes
-                under_way.append(begin(offset, own + offset, self._part.slot_bytes))
-            link.wait(*under_way)
+            _in_flight(link, under_way, count, begin)
             if self._sends:
                 link.wait(remote.flush())
         except BaseException:
@@ -350,13 +324,10 @@ class Side:
                 link.wait(*under_way, flush, patience_s=SETTLE_S)
             flush.check_error()
         except DriverCallError:
-            self._remote = None
+            remote.in_use = True
 
-    def _laps(self, count: int) -> list[float] | None:
+    def _laps(self, link: Link, count: int) -> list[float] | None:
         """Send a message back and forth; return, on the sender, the nanoseconds of each round trip."""
-        link = self._link
-        if link is None:
-            return None
         message = self._arrays[0]
         laps: list[float] = []
         for _ in range(count):
@@ -369,6 +340,16 @@ class Side:
                 link.wait(link.receive(message, _DATA))
                 link.wait(link.send(message, _ANSWER))
         return laps if self._sends else None
+
+
+def _in_flight(link: Link, under_way: list[Any], count: int, begin: Callable[[int], Any]) -> None:
+    """Begin ``count`` operations, at most :data:`IN_FLIGHT` at a time, and wait for all; those begun are in a list."""
+    for number in range(count):
+        if len(under_way) == IN_FLIGHT:
+            link.wait(under_way[0])
+            del under_way[0]
+        under_way.append(begin(number))
+    link.wait(*under_way)
 
 
 _STAGES = ("register", "pack", "unpack", "deregister")

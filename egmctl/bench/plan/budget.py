@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from egmctl.bench.buffers import ROTATED_BELOW_BYTES, Peak, buffers_of, peaks
+from egmctl.bench.plan import Plan
 from egmctl.errors import UsageError
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.gpu import Gpu
@@ -16,9 +16,6 @@ from egmctl.model.measurement import Settings
 from egmctl.model.route import MemoryKind
 from egmctl.model.task import Endpoint, Flow, Quantity, Task
 from egmctl.units import MIB, format_size
-
-if TYPE_CHECKING:
-    from egmctl.bench.plan import Plan
 
 
 def pools_of(machine: Machine, node: int | None) -> tuple[HugePages, ...] | None:

@@ -165,7 +165,7 @@ def task_seconds(task: listing.PlannedTask, samples: int) -> float:
     if task.quantity is Quantity.DURATION:
         pages_s = ALLOCATE_S_PER_GIB * task.size_bytes / GIB if task.flows[0].source.memory in HOST_MEMORY else 0
         return max(samples, _LIVES) * (_LIFE_S + pages_s)
-    copy_s = flows_on_a_link(task) * task.size_bytes / (task.planned_gb_s * GB)
+    copy_s = flows_on_a_link(task.pattern, task.flows) * task.size_bytes / (task.planned_gb_s * GB)
     on_host = any(flow.destination.memory in HOST_MEMORY for flow in task.flows)
     # A single process verifies all destinations; of several processes, each verifies its own.
     checked = max(Counter(flow.destination.rank for flow in task.flows).values())

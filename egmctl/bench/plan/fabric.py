@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import combinations
 
 from egmctl.bench.case import Case, End
@@ -88,7 +88,7 @@ def make_fabric_plan(layout: RankLayout, cases: Sequence[Case], settings: Settin
         numa_nodes=(),
         tasks=tasks,
         steps=make_steps(
-            slots(tasks, _rank_numbers, by_link=False, memory=_host_memory(layout)),
+            slots(tasks, _rank_numbers, by_link=False, memory=partial(_host_memory, layout)),
             serial=settings.serial,
             rounds=rounds,
         ),
@@ -161,15 +161,12 @@ def _paths(layout: RankLayout) -> Callable[[Case, RankFlow], Path]:
     def path(case: Case, rank_flow: RankFlow) -> Path:
         issuer, owner = rank_flow.initiator, rank_flow.owner
         if case.engine in UCX_ENGINES:
-            return ucx_path(case, issuer, layout.machine(issuer), owner, layout.machine(owner))
+            return ucx_path(case, rank_flow, layout.machine)
         same_host = issuer.host == owner.host
         ends = (case.source, case.destination, case.initiator)
         key = (*ends, issuer.host, issuer.bus_id, owner.bus_id, same_host or owner.host)
         if key not in known:
-            if same_host:
-                known[key] = _path_within_node(layout, case, rank_flow)
-            else:
-                known[key] = _path_between_nodes(layout, case, rank_flow)
+            known[key] = (_path_within_node if same_host else _path_between_nodes)(layout, case, rank_flow)
         return known[key]
 
     return path
@@ -182,21 +179,17 @@ def _rank_numbers(flow: Flow) -> tuple[str, ...]:
     return str(issuer), str(other)
 
 
-def _host_memory(layout: RankLayout) -> Callable[[Flow], frozenset[str]]:
-    """Return a function that returns the NUMA nodes whose host memory one GPU both reads and writes in a flow.
+def _host_memory(layout: RankLayout, flow: Flow) -> frozenset[str]:
+    """Return the NUMA nodes whose host memory one GPU both reads and writes in a flow.
 
     Two GPUs of one CPU would share its memory, and perhaps one C2C (:mod:`egmctl.topology.routes`).
     """
-
-    def nodes(flow: Flow) -> frozenset[str]:
-        ends = (flow.source, flow.destination) if flow.through_gpu else ()
-        return frozenset(f"{layout.node_of(end)} NUMA{end.numa_node}" for end in ends)
-
-    return nodes
+    ends = (flow.source, flow.destination) if flow.through_gpu else ()
+    return frozenset(f"{layout.node_of(end)} NUMA{end.numa_node}" for end in ends)
 
 
 def _path_within_node(layout: RankLayout, case: Case, rank_flow: RankFlow) -> Path:
-    path = local_path(layout.machine(rank_flow.initiator))(case, rank_flow)
+    path = local_path(layout.machine(rank_flow.initiator), case, rank_flow)
     # EGM is reached through the GPU that owns it, which no other pair of the round uses.
     return replace(path, disjoint=True) if path.route.egm is Egm.YES else path
 

@@ -14,7 +14,7 @@ from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.gpu import Gpu
 from egmctl.model.route import HOST_MEMORY, MemoryKind, Rank
 from egmctl.model.task import CPU_ENGINES, Endpoint, Engine, Flow, Pattern, Task
-from egmctl.units import GIB, format_size, printable
+from egmctl.units import GIB, format_size, printable, shortened
 
 FlowEnds = tuple[int, int]
 """The two ends of a flow: source and destination or, for ranks, the issuer and its peer."""
@@ -51,27 +51,24 @@ def expand(
         case Pattern.BOTH_DIRECTIONS:
             pairs = combinations(indices, 2) if meetings is None else meetings
             yield from (((first, second), (second, first)) for first, second in pairs)
-        case Pattern.RING:
-            yield tuple((first, (first + 1) % count) for first in indices)
-        case Pattern.BISECT:
-            yield tuple((first, (first + count // 2) % count) for first in indices)
+        case Pattern.RING | Pattern.BISECT:
+            distance = 1 if pattern is Pattern.RING else count // 2
+            yield tuple((first, (first + distance) % count) for first in indices)
         case Pattern.ALL_PAIRS:
             yield tuple(permutations(indices, 2))
-        case Pattern.ONE_TO_ALL:
-            for first in indices if hubs is None else hubs:
-                yield tuple((first, second) for second in indices if second != first)
-        case Pattern.ALL_TO_ONE:
-            for first in indices if hubs is None else hubs:
-                yield tuple((second, first) for second in indices if second != first)
+        case Pattern.ONE_TO_ALL | Pattern.ALL_TO_ONE:
+            for hub in indices if hubs is None else hubs:
+                flows = tuple((hub, other) for other in indices if other != hub)
+                yield flows if pattern is Pattern.ONE_TO_ALL else tuple(flow[::-1] for flow in flows)
         case _ if meetings is not None:
             for first, second in meetings:
                 yield ((first, second),)
                 yield ((second, first),)
         case _:
             # The load on a path is a flow of its own.
-            flows = 2 if pattern is Pattern.LOADED else 1
+            count_of_flows = 2 if pattern is Pattern.LOADED else 1
             pairs = combinations(indices, 2) if one_way else permutations(indices, 2)
-            yield from ((pair,) * flows for pair in pairs)
+            yield from ((pair,) * count_of_flows for pair in pairs)
 
 
 _LOCATION = re.compile(r"(?P<kind>GPU|NUMA)?(?P<number>[0-9]{1,4})", re.ASCII | re.IGNORECASE)
@@ -251,10 +248,9 @@ def endpoint(memory: MemoryKind, location: Location, allocated_by: Gpu | None = 
     if isinstance(location, Gpu):
         node = numa_node_of(location) if memory is MemoryKind.GPU_NUMA else None
         return Endpoint(memory=memory, label=f"GPU{location.index}", bus_id=location.bus_id, numa_node=node)
-    if memory is MemoryKind.REGISTERS:
-        return Endpoint(memory=memory, label=f"CPU{location}", numa_node=location)
     if allocated_by is None:
-        return Endpoint(memory=memory, label=f"NUMA{location}", numa_node=location)
+        label = f"{'CPU' if memory is MemoryKind.REGISTERS else 'NUMA'}{location}"
+        return Endpoint(memory=memory, label=label, numa_node=location)
     name = f"GPU{allocated_by.index}"
     return Endpoint(
         memory=memory,
@@ -279,7 +275,7 @@ IDLE_MEMORY_BYTES = GIB
 was seen to hold some 600 MiB on H200. If a GPU's memory is a NUMA node, the operating system's own pages are there
 too."""
 
-_SHOWN = 3
+PIDS_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +291,7 @@ class Use:
     def __str__(self) -> str:
         label = f"GPU{self.gpu.index}"
         if self.pids:
-            return f"{label} is in use by process {listed(self.pids)}"
+            return f"{label} is in use by process {shortened(self.pids, PIDS_SHOWN)}"
         return f"{format_size(self.used_bytes)} of {label} are in use, by no process that is visible from here"
 
 
@@ -315,9 +311,3 @@ def busy_waiver(gpu: Gpu) -> Waiver | None:
     if (use := gpu_use(gpu)) is None:
         return None
     return Waiver.about(WaiverKind.GPU_BUSY, f"{use}; 'egmctl bench --allow-busy' measures it anyway", gpu)
-
-
-def listed(pids: tuple[int, ...]) -> str:
-    """Return process ids as text; of many, the first ones and the number of the others."""
-    more = f" and {len(pids) - _SHOWN} more" if len(pids) > _SHOWN else ""
-    return ", ".join(map(str, pids[:_SHOWN])) + more

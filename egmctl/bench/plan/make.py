@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from egmctl.bench.case import Case, Processes
 from egmctl.bench.engine import ENGINES
@@ -66,14 +67,12 @@ def make_plan(
     usable = [gpu for gpu in gpus if gpu_waiver(machine, gpu) is None and (settings.allow_busy or gpu_use(gpu) is None)]
     ranks = ranks_of([*usable, *(gpu for gpu in gpus if gpu not in usable)], numa_nodes)
 
-    path_of = local_path(machine)
-
     def make(case: Case) -> tuple[PlannedTask, ...]:
         if case.processes is Processes.ONE:
             candidates = tuple(_candidates(case, machine, gpus, numa_nodes))
         else:
             candidates = tuple(
-                rank_candidate(case, rank_flows, path_of, lambda rank: machine.gpu(rank.bus_id))
+                rank_candidate(case, rank_flows, partial(local_path, machine), lambda rank: machine.gpu(rank.bus_id))
                 for rank_flows in node_flows(case, ranks, numa_nodes)
             )
         not_installed = no_ucx if case.engine in UCX_ENGINES else ""
@@ -151,7 +150,7 @@ def _not_native(tasks: Iterable[PlannedTask], gpus: Sequence[Gpu]) -> Iterator[s
     labels = [
         f"GPU{gpu.index}"
         for gpu in gpus
-        if gpu.bus_id in initiators and gpu.cuda and gpu.cuda.attributes.get("HOST_NATIVE_ATOMIC_SUPPORTED") == 0
+        if gpu.bus_id in initiators and gpu.attribute("HOST_NATIVE_ATOMIC_SUPPORTED") == 0
     ]
     if labels:
         yield (
@@ -236,17 +235,13 @@ def _flow(case: Case, machine: Machine, ends: Ends, *, reverse: bool) -> tuple[F
     memory = (case.destination, case.source) if reverse else (case.source, case.destination)
     gpu = initiator(case, ends)
     path = path_between(machine, memory, ends[:2], gpu, staging=_staging(case), allocated_by=ends.allocated_by)
-    if gpu is None:
-        label = next(
-            f"CPU{location}" for location, kind in zip(ends[:2], memory, strict=True) if kind is MemoryKind.REGISTERS
-        )
-    else:
-        label = f"GPU{gpu.index}"
+    source, destination = (endpoint(kind, end, ends.allocated_by) for kind, end in zip(memory, ends[:2], strict=True))
+    cpus = source if source.memory is MemoryKind.REGISTERS else destination
     flow = Flow(
-        source=endpoint(memory[0], ends[0], ends.allocated_by),
-        destination=endpoint(memory[1], ends[1], ends.allocated_by),
+        source=source,
+        destination=destination,
         initiator=gpu.bus_id if gpu else None,
-        initiator_label=label,
+        initiator_label=f"GPU{gpu.index}" if gpu else cpus.label,
         route=path.route,
     )
     return flow, path

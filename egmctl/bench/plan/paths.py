@@ -136,11 +136,9 @@ def host_path(machine: Machine, gpu: Gpu, node: int, memory: MemoryKind, *, allo
     # Pinned, registered and plain memory does not depend on the EGM route, only on the GPU and the node.
     is_blocked = links.kind is RouteKind.BLOCKED and not links.otherwise
     if is_blocked:
-        blocked = Route(carrier=Carrier.NONE, memory=memory, egm=Egm.NO, egm_reason=links.reason)
-        forbidden = links.blocked_by in (Block.MEMS_ALLOWED, Block.NO_MEMORY)
-        kind = WaiverKind.NO_NUMA_MEMORY if forbidden else WaiverKind.GPU_UNUSABLE
-        gpus = () if forbidden else (gpu,)
-        return Path(route=blocked, waiver=Waiver.about(kind, links.reason, *gpus), rate_gb_s=_UNKNOWN_GB_S)
+        if links.blocked_by in (Block.MEMS_ALLOWED, Block.NO_MEMORY):
+            return no_path(memory, Waiver.about(WaiverKind.NO_NUMA_MEMORY, links.reason))
+        return no_path(memory, Waiver.about(WaiverKind.GPU_UNUSABLE, links.reason, gpu))
     degraded = own and bool(links.otherwise)
     waiver = _memory_waiver(gpu, memory)
     if own:
@@ -197,12 +195,15 @@ _BY_UVM = (
 )
 
 
+def no_path(memory: MemoryKind, waiver: Waiver) -> Path:
+    """Return the waived path to host memory that cannot be reached or does not exist."""
+    route = Route(carrier=Carrier.NONE, memory=memory, egm=Egm.NO, egm_reason=waiver.reason)
+    return Path(route=route, waiver=waiver, rate_gb_s=_UNKNOWN_GB_S)
+
+
 def path_without_memory(memory: MemoryKind, label: str) -> Path:
     """Return the waived path to host memory of a rank whose node has no known NUMA node with memory."""
-    reason = f"{label} has no NUMA node that has memory"
-    route = Route(carrier=Carrier.NONE, memory=memory, egm=Egm.NO, egm_reason=reason)
-    waiver = Waiver(kind=WaiverKind.NO_NUMA_MEMORY, reason=reason)
-    return Path(route=route, waiver=waiver, rate_gb_s=_UNKNOWN_GB_S)
+    return no_path(memory, Waiver.about(WaiverKind.NO_NUMA_MEMORY, f"{label} has no NUMA node that has memory"))
 
 
 def coherent_path(machine: Machine, gpu: Gpu, cpu_node: int) -> Path:
@@ -210,7 +211,7 @@ def coherent_path(machine: Machine, gpu: Gpu, cpu_node: int) -> Path:
     hops = (rates.c2c(gpu),) if cpu_node == gpu.host_numa_id else (smp(machine), rates.c2c(gpu))
     name = "PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES"
     reason = None
-    if _attribute(gpu, name) == 0:
+    if gpu.attribute(name) == 0:
         reason = f"CPUs cannot address GPU{gpu.index}'s memory: CU_DEVICE_ATTRIBUTE_{name} is 0"
     elif numa_node_of(gpu) is None:
         reason = f"GPU{gpu.index}'s memory is no NUMA node of the host"
@@ -239,7 +240,7 @@ def path_across(initiator: Gpu, owner_machine: Machine, owner: Gpu, memory: Memo
         direct = Route(hops=(nvlinks,), across_nodes=True)
         return Path(route=direct, rate_gb_s=_planned(direct.hops), disjoint=True)
     name = "HOST_NUMA_MULTINODE_IPC_SUPPORTED"
-    missing = next((gpu for gpu in (initiator, owner) if _attribute(gpu, name) == 0), None)
+    missing = next((gpu for gpu in (initiator, owner) if gpu.attribute(name) == 0), None)
     refused = None
     if missing is not None:
         reason = f"GPU{missing.index} cannot share host memory across nodes: CU_DEVICE_ATTRIBUTE_{name} is 0"
@@ -338,14 +339,10 @@ def cuda_visible(machine: Machine) -> frozenset[str] | None:
     return frozenset(visible)
 
 
-def _attribute(gpu: Gpu, name: str) -> int | None:
-    return None if gpu.cuda is None else gpu.cuda.attributes.get(name)
-
-
 def _memory_waiver(gpu: Gpu, memory: MemoryKind) -> Waiver | None:
     """Return why a GPU cannot use a kind of memory; ``None`` if it can, or if the attribute is unknown."""
     attribute = _NEEDS_ATTRIBUTE.get(memory)
-    if attribute is None or _attribute(gpu, attribute) != 0:
+    if attribute is None or gpu.attribute(attribute) != 0:
         return None
     name = HOST_NAMES.get(memory, "default pool")
     reason = f"GPU{gpu.index} cannot use {name} memory: CU_DEVICE_ATTRIBUTE_{attribute} is 0"

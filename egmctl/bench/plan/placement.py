@@ -213,9 +213,7 @@ def rank_of(number: int, machine: Machine, gpu: Gpu, host: str = "", node: str =
 def nearest_node(machine: Machine, gpu: Gpu) -> int | None:
     """Return the NUMA node on which a rank allocates host memory; ``None`` if no node has memory."""
     nodes = machine.cpu_nodes
-    if gpu.host_numa_id in nodes:
-        return gpu.host_numa_id
-    return min(nodes, default=None)
+    return gpu.host_numa_id if gpu.host_numa_id in nodes else min(nodes, default=None)
 
 
 def merge_gpus(machine: Machine, others: Iterable[Gpu]) -> Machine:

@@ -25,6 +25,7 @@ _POOL_HANDLES = "MEMPOOL_SUPPORTED_HANDLE_TYPES"
 _POOL_BITS = {HandleKind.POOL: (1, "file descriptor"), HandleKind.POOL_FABRIC: (8, "fabric handle")}
 """CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR and CU_MEM_HANDLE_TYPE_FABRIC (cuda.h), in the mask of pools."""
 _MESSAGES = Path(route=Route(carrier=Carrier.SOCKET), rate_gb_s=1.0)
+"""Messages. The rate to plan with: of UCX within a node, TCP reaches about half of it, CUDA IPC two hundred times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ def rank_candidate(
 
 
 def flow_of(case: Case, rank_flow: RankFlow, path: Path, *, across_nodes: bool = False) -> Flow:
-    """Return the record of a flow.
+    """Return the record of a flow. Each end of messages by UCX is memory of its own rank.
 
     Parameters
     ----------
@@ -119,22 +120,23 @@ def flow_of(case: Case, rank_flow: RankFlow, path: Path, *, across_nodes: bool =
         node has a NUMA 0. The allocating GPU is left out, because GPUs of several nodes may have the same bus id.
     """
     issuer, owner = rank_flow.initiator, rank_flow.owner
-    if case.engine in UCX_ENGINES:
-        return ucx_flow(case, issuer, owner, path)
     pushed = case.initiator is End.SOURCE
     near = own_endpoint(own_memory(case), issuer)
     on_host = rank_flow.numa_node is not None
-    far = Endpoint(
-        memory=shared_memory(case),
-        label=f"{f'{owner.label}:' if across_nodes else ''}NUMA{rank_flow.numa_node}" if on_host else owner.label,
-        bus_id=None if on_host else owner.bus_id,
-        numa_node=rank_flow.numa_node,
-        rank=owner.number,
-        handle=None if issuer is owner else case.handle,
-        # The owner's process uses no other GPU.
-        allocated_by=owner.bus_id if on_host and not across_nodes else None,
-        allocated_by_label=owner.label if on_host and not across_nodes else None,
-    )
+    if case.engine in UCX_ENGINES:
+        far = own_endpoint(shared_memory(case), owner)
+    else:
+        far = Endpoint(
+            memory=shared_memory(case),
+            label=f"{f'{owner.label}:' if across_nodes else ''}NUMA{rank_flow.numa_node}" if on_host else owner.label,
+            bus_id=None if on_host else owner.bus_id,
+            numa_node=rank_flow.numa_node,
+            rank=owner.number,
+            handle=None if issuer is owner else case.handle,
+            # The owner's process uses no other GPU.
+            allocated_by=owner.bus_id if on_host and not across_nodes else None,
+            allocated_by_label=owner.label if on_host and not across_nodes else None,
+        )
     return Flow(
         source=near if pushed else far,
         destination=far if pushed else near,
@@ -174,29 +176,25 @@ def waive_blocked_egm(path: Path) -> Path:
     return replace(path, waiver=Waiver(kind=WaiverKind.EGM_BLOCKED, reason=path.route.egm_reason))
 
 
-def local_path(machine: Machine) -> PathOf:
-    """Return a function that returns the paths between ranks of one node."""
-
-    def path(case: Case, rank_flow: RankFlow) -> Path:
-        if case.engine in (Engine.EVENT, Engine.SOCKET):
-            return _MESSAGES
-        if case.engine in UCX_ENGINES:
-            return ucx_path(case, rank_flow.initiator, machine, rank_flow.owner, machine)
-        if (waived := waived_path(case, rank_flow)) is not None:
-            return waived
-        issuer, owner = machine.gpu(rank_flow.initiator.bus_id), machine.gpu(rank_flow.owner.bus_id)
-        far = owner if rank_flow.numa_node is None else rank_flow.numa_node
-        near: Location = issuer
-        if own_memory(case) in HOST_MEMORY and rank_flow.initiator.numa_node is not None:
-            near = rank_flow.initiator.numa_node
-        ends = (near, far) if case.initiator is End.SOURCE else (far, near)
-        path = waive_blocked_egm(path_between(machine, (case.source, case.destination), ends, issuer))
-        # Life cycles run alone, because other work of the host would disturb them. A flag's round trip uses one pair of
-        # ranks.
-        alone = case.engine in (Engine.LIFE_CYCLE, Engine.PING_PONG)
-        return replace(path, disjoint=False) if alone else path
-
-    return path
+def local_path(machine: Machine, case: Case, rank_flow: RankFlow) -> Path:
+    """Return the path of a flow between ranks of one node."""
+    if case.engine in (Engine.EVENT, Engine.SOCKET):
+        return _MESSAGES
+    if case.engine in UCX_ENGINES:
+        return ucx_path(case, rank_flow, lambda _rank: machine)
+    if (waived := waived_path(case, rank_flow)) is not None:
+        return waived
+    issuer, owner = machine.gpu(rank_flow.initiator.bus_id), machine.gpu(rank_flow.owner.bus_id)
+    far = owner if rank_flow.numa_node is None else rank_flow.numa_node
+    near: Location = issuer
+    if own_memory(case) in HOST_MEMORY and rank_flow.initiator.numa_node is not None:
+        near = rank_flow.initiator.numa_node
+    ends = (near, far) if case.initiator is End.SOURCE else (far, near)
+    path = waive_blocked_egm(path_between(machine, (case.source, case.destination), ends, issuer))
+    # Life cycles run alone, because other work of the host would disturb them. A flag's round trip uses one pair of
+    # ranks.
+    alone = case.engine in (Engine.LIFE_CYCLE, Engine.PING_PONG)
+    return replace(path, disjoint=False) if alone else path
 
 
 def handle_waiver(machine: Machine, handle: HandleKind | None, gpu: Gpu) -> Waiver | None:
@@ -204,11 +202,10 @@ def handle_waiver(machine: Machine, handle: HandleKind | None, gpu: Gpu) -> Waiv
 
     Attributes that report support are not taken as proof; the first allocation is.
     """
-    attributes = {} if gpu.cuda is None else gpu.cuda.attributes
     needed = _NEEDS_ATTRIBUTE.get(handle) if handle is not None else None
-    if needed is not None and attributes.get(needed) == 0:
+    if needed is not None and gpu.attribute(needed) == 0:
         return _unsupported(gpu, f"does not support these handles: CU_DEVICE_ATTRIBUTE_{needed} is 0")
-    mask = attributes.get(_POOL_HANDLES)
+    mask = gpu.attribute(_POOL_HANDLES)
     bit, handle_name = _POOL_BITS.get(handle, (0, "")) if handle is not None else (0, "")
     if bit and mask is not None and not mask & bit:
         return _unsupported(gpu, f"exports no pools by {handle_name}: CU_DEVICE_ATTRIBUTE_{_POOL_HANDLES} is {mask}")
@@ -235,50 +232,32 @@ def _owner(ranks: Sequence[Rank], index: int, node: int) -> Rank:
     return next((rank for rank in others if rank.numa_node == node), others[0])
 
 
-RATE_GB_S = 1.0
-"""The rate to plan with: TCP within a node reaches about half of it, CUDA IPC two hundred times as much."""
-
-
-def ucx_path(case: Case, issuer: Rank, issuer_machine: Machine, other: Rank, other_machine: Machine) -> Path:
+def ucx_path(case: Case, rank_flow: RankFlow, machine_of: Callable[[Rank], Machine]) -> Path:
     """Return the path of messages, with the waiver if nothing can be sent and whether an end is EGM.
 
     Parameters
     ----------
-    issuer, other
-        The rank that issues the work (the receiver of a get, else the sender), and the rank at the other end.
-    issuer_machine, other_machine
-        The machines of the two ranks.
+    machine_of
+        A function that returns the node of a rank.
     """
-    if case.initiator is End.DESTINATION:
-        issuer, issuer_machine, other, other_machine = other, other_machine, issuer, issuer_machine
-    memory, egm, reason = None, None, ""
-    for rank, machine, kind in ((issuer, issuer_machine, case.source), (other, other_machine, case.destination)):
+    ends = (rank_flow.initiator, rank_flow.owner)
+    source, destination = ends if case.initiator is End.SOURCE else ends[::-1]
+    routes = []
+    for rank, kind in ((source, case.source), (destination, case.destination)):
         if kind not in HOST_MEMORY:
             continue
-        if rank.numa_node is None:
-            waiver = path_without_memory(kind, rank.label).waiver
-            return Path(route=Route(carrier=Carrier.UCX), rate_gb_s=RATE_GB_S, waiver=waiver)
+        machine = machine_of(rank)
         gpu = machine.gpu(rank.bus_id)
-        own = path_between(machine, (kind, MemoryKind.DEVICE), (rank.numa_node, gpu), gpu)
+        own = path_without_memory(kind, rank.label)
+        if rank.numa_node is not None:
+            own = path_between(machine, (kind, MemoryKind.DEVICE), (rank.numa_node, gpu), gpu)
         if own.waiver is not None:
-            return Path(route=Route(carrier=Carrier.UCX), rate_gb_s=RATE_GB_S, waiver=own.waiver)
-        if memory is None or _ORDER.index(own.route.egm) < _ORDER.index(egm):
-            memory, egm, reason = kind, own.route.egm, own.route.egm_reason
-    return Path(route=Route(carrier=Carrier.UCX, memory=memory, egm=egm, egm_reason=reason), rate_gb_s=RATE_GB_S)
+            return replace(_MESSAGES, route=Route(carrier=Carrier.UCX), waiver=own.waiver)
+        routes.append(own.route)
+    decisive = min(routes, key=lambda route: _ORDER.index(route.egm), default=Route())
+    ucx = Route(carrier=Carrier.UCX, memory=decisive.memory, egm=decisive.egm, egm_reason=decisive.egm_reason)
+    return replace(_MESSAGES, route=ucx)
 
 
 _ORDER = (Egm.YES, Egm.NO, Egm.UNKNOWN, None)
 """The order of precedence: the end whose value comes first decides whether a flow is EGM."""
-
-
-def ucx_flow(case: Case, issuer: Rank, other: Rank, path: Path) -> Flow:
-    """Return the flow of messages. Each end is memory of its own rank; ``issuer`` issues the work."""
-    source, destination = (issuer, other) if case.initiator is End.SOURCE else (other, issuer)
-    return Flow(
-        source=own_endpoint(case.source, source),
-        destination=own_endpoint(case.destination, destination),
-        initiator=issuer.bus_id,
-        initiator_label=issuer.label,
-        initiator_rank=issuer.number,
-        route=path.route,
-    )

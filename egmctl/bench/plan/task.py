@@ -72,7 +72,8 @@ def planned_task(
     size_bytes = point.size or settings.size_bytes
     if case.footprint is not None:
         size_bytes = point.footprint or _footprint(case.footprint, made.cache)
-    task = PlannedTask(
+    copies = settings.copies or copies_for(size_bytes * flows_on_a_link(case.pattern, made.flows), rate)
+    return PlannedTask(
         case=case.name,
         point=point,
         family=case.family,
@@ -82,17 +83,13 @@ def planned_task(
         flows=made.flows,
         counted=ENGINES[case.engine].counted if bandwidth else "",
         size_bytes=size_bytes,
-        copies=1,
+        copies=copies if bandwidth else 1,
         rotated_bytes=_rotated_bytes(case, made.gpus) if bandwidth else 0,
         chase=chase,
         waivers=tuple(dict.fromkeys(waiver for waiver in waivers if waiver is not None)),
         planned_gb_s=rate,
         disjoint=all(path.disjoint for path in made.paths),
     )
-    if bandwidth:
-        copies = settings.copies or copies_for(size_bytes * flows_on_a_link(task), rate)
-        task = replace(task, copies=copies)
-    return task
 
 
 def copies_for(size_bytes: int, rate_gb_s: float) -> int:
@@ -105,12 +102,12 @@ def copies_for(size_bytes: int, rate_gb_s: float) -> int:
     )
 
 
-def flows_on_a_link(task: Task) -> int:
+def flows_on_a_link(pattern: Pattern, flows: Sequence[Flow]) -> int:
     """Return how many flows of a task share the busiest link, that of the GPU that sends or receives them all."""
-    if task.pattern in (Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE):
-        return len(task.flows)
-    if task.pattern is Pattern.ALL_PAIRS:
-        return len({flow.source.bus_id for flow in task.flows}) - 1
+    if pattern in (Pattern.ONE_TO_ALL, Pattern.ALL_TO_ONE):
+        return len(flows)
+    if pattern is Pattern.ALL_PAIRS:
+        return len({flow.source.bus_id for flow in flows}) - 1
     return 1
 
 
@@ -125,8 +122,7 @@ def shortened(task: AnyTask) -> AnyTask:
 def capability_waiver(engine: Engine, gpu: Gpu) -> Waiver | None:
     """Return why a GPU is too old for an engine; ``None`` if it is not, or its capability is unknown."""
     needed = ENGINES[engine].needs_capability
-    attributes = gpu.cuda.attributes if gpu.cuda is not None else {}
-    major, minor = (attributes.get(f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR"))
+    major, minor = (gpu.attribute(f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR"))
     if major is None or minor is None or (major, minor) >= needed:
         return None
     least = f"{ENGINES[engine].caption} needs {needed[0]}.{needed[1]}"
@@ -144,7 +140,7 @@ def blocks_waiver(point: Point, gpu: Gpu) -> Waiver | None:
 
 def _multiprocessors(gpus: Sequence[Gpu]) -> int | None:
     """Return the smallest number of multiprocessors among GPUs; ``None`` if one is unknown."""
-    counts = [gpu.cuda.attributes.get("MULTIPROCESSOR_COUNT") if gpu.cuda is not None else None for gpu in gpus]
+    counts = [gpu.attribute("MULTIPROCESSOR_COUNT") for gpu in gpus]
     known = [count for count in counts if count is not None]
     return min(known) if known and len(known) == len(counts) else None
 
@@ -171,7 +167,7 @@ def _footprint(footprint: Footprint, gpu: Gpu | None) -> int:
 
 
 def _l2_bytes(gpu: Gpu | None) -> int:
-    return (gpu is not None and gpu.cuda is not None and gpu.cuda.attributes.get("L2_CACHE_SIZE")) or _USUAL_L2_BYTES
+    return (gpu is not None and gpu.attribute("L2_CACHE_SIZE")) or _USUAL_L2_BYTES
 
 
 _MEASURED_L2_BYTES = 64 * MIB

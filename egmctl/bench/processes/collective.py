@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from egmctl.bench.buffers import Buffer, FlowBuffers
 from egmctl.bench.case import End
@@ -20,7 +19,7 @@ from egmctl.facts.host import page_sizes
 from egmctl.gpu.context import ReleaseStack
 from egmctl.gpu.handles import ImportedMemory
 from egmctl.gpu.telemetry import Traffic
-from egmctl.launch import Channel
+from egmctl.launch import Channel, close_all
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
 from egmctl.model.measurement import BufferCost, Evidence, GpuEvidence, Measurement, Status, finish, waived
@@ -73,8 +72,7 @@ class Exchange:
         self._parent.send({"event": Event.EXCHANGE, "call": f"exchange {self._calls}", "data": data}, fds)
         message, received = self._parent.receive()
         if message["do"] == Request.ABANDON:
-            for fd in received:
-                os.close(fd)
+            close_all(received)
             raise Abandoned(message["why"])
         rest = iter(received)
         return [Item(item["data"], tuple(next(rest) for _ in range(item["fds"]))) for item in message["items"]]
@@ -131,7 +129,7 @@ class CollectiveStep:
         -------
         list
             For each task, the item of each process; data is ``None`` if the task has ended. The caller must close the
-            file descriptors (:func:`close_all`).
+            file descriptors.
 
         Raises
         ------
@@ -233,14 +231,6 @@ def _attempt(failed: dict[int, Exception], index: int, work: Callable[[], Any]) 
         return None
 
 
-def close_all(gathered: Iterable[Iterable[Item]]) -> None:
-    """Close the file descriptors of contributions."""
-    for items in gathered:
-        for item in items:
-            for fd in item.fds:
-                os.close(fd)
-
-
 @dataclass
 class OpenBuffers:
     """The buffers of a step in one process."""
@@ -278,29 +268,25 @@ def open_buffers(
     opened = OpenBuffers()
 
     def offer(index: int) -> Item:
+        offers: list[dict[str, Any]] = []
+        fds: list[int] = []
         with ReleaseStack() as undo:
             # Undoes the preparation if the buffers of the task cannot be allocated.
             undo.callback(worker.disconnect_unused)
             before(index)
-            item = make(index)
-            undo.pop_all()
-        return item
-
-    def make(index: int) -> Item:
-        offers: list[dict[str, Any]] = []
-        fds: list[int] = []
-        for number, _, end, buffer in _ends(collective.tasks[index], assigned[index]):
-            if not collective.owns(buffer.end):
-                continue
-            known = worker.has(buffer)
-            held = worker.held(buffer)
-            if not known:
-                opened.made.append((index, buffer, held))
-            offers.append({"flow": number, "end": end, "seed": held.seed, "fds": 0})
-            if buffer.end.handle is not None:
-                description, handles = held.memory.offer()  # type: ignore[attr-defined]  # made by WorkerContext with a handle
-                offers[-1] |= {"description": description, "fds": len(handles)}
+            for number, _, end, buffer in _ends(collective.tasks[index], assigned[index]):
+                if not collective.owns(buffer.end):
+                    continue
+                known = worker.has(buffer)
+                held = worker.held(buffer)
+                if not known:
+                    opened.made.append((index, buffer, held))
+                description, handles = held.memory.offer()
                 fds += handles
+                offers.append(
+                    {"flow": number, "end": end, "seed": held.seed, "description": description, "fds": len(handles)}
+                )
+            undo.pop_all()
         return Item(offers, tuple(fds))
 
     gathered = collective.do(offer)
@@ -312,7 +298,7 @@ def open_buffers(
                 key = index, offered["flow"], End(offered["end"])
                 opened.seeds[key] = offered["seed"]
                 own_fds = [next(fds) for _ in range(offered["fds"])]
-                descriptions[key] = offered.get("description", {}), own_fds
+                descriptions[key] = offered["description"], own_fds
 
     def open_others(index: int) -> None:
         for number, flow, end, buffer in _ends(collective.tasks[index], assigned[index]):
@@ -329,7 +315,7 @@ def open_buffers(
         if collective.exchange.size > 1:
             collective.do(open_others)
     finally:
-        close_all(gathered)
+        close_all(fd for items in gathered for item in items for fd in item.fds)
     return opened
 
 
@@ -368,27 +354,13 @@ def _cost_of(buffer: Buffer, held: AllocatedBuffer) -> BufferCost:
     )
 
 
-class Closable(Protocol):
-    """A resource with a ``close`` method."""
-
-    def close(self) -> None: ...
-
-
 @dataclass(slots=True)
 class ResourceScope:
-    """The resources that a rank holds for one task, the oldest first."""
+    """The resources that a rank holds for one task."""
 
-    own: list[Closable] = field(default_factory=list)
-    opened: list[Closable] = field(default_factory=list)
+    own: ReleaseStack = field(default_factory=ReleaseStack)
+    opened: ReleaseStack = field(default_factory=ReleaseStack)
     """The resources of other ranks."""
-
-    def close(self) -> None:
-        """Close all resources of other ranks, the latest first, and then raise the first error if any."""
-        _close(self.opened)
-
-    def free(self) -> None:
-        """Free this rank's own resources in the same way."""
-        _close(self.own)
 
 
 @contextmanager
@@ -400,58 +372,45 @@ def resource_scopes(collective: CollectiveStep) -> Iterator[list[ResourceScope]]
     scopes = [ResourceScope() for _ in collective.tasks]
     try:
         yield scopes
-        collective.do_for_all(lambda index: scopes[index].close())
-        collective.do_for_all(lambda index: scopes[index].free())
+        collective.do_for_all(lambda index: scopes[index].opened.close())
+        collective.do_for_all(lambda index: scopes[index].own.close())
     except BaseException:
         # The other ranks are gone, or this process is ending: release without an exchange.
         for scope in scopes:
-            for work in (scope.close, scope.free):
+            for resources in (scope.opened, scope.own):
                 with suppress(*FAILURES):
-                    work()
+                    resources.close()
         raise
 
 
-def _close(held: list[Closable]) -> None:
-    problem: Exception | None = None
-    while held:
-        try:
-            held.pop().close()
-        except FAILURES as error:
-            problem = problem or error
-    if problem is not None:
-        raise problem
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """The observations of one process of its GPUs."""
 
-
-def observed(watch: Watch, worker: WorkerContext) -> dict[str, Any]:
-    """Return this process' observations of its GPUs as JSON."""
-    return {
-        "gpus": [to_json(gpu) for gpu in watch.seen(worker.gpus)],
-        "traffic": {
-            bus_id: [dict(traffic.sent_bytes), dict(traffic.received_bytes)]
-            for bus_id, traffic in watch.traffic.items()
-        },
-        "unread": watch.unread,
-    }
+    gpus: tuple[GpuEvidence, ...]
+    traffic: Mapping[str, Traffic]
+    no_counters: str | None
+    """The reason why NVML was not used."""
 
 
 def evidence_of(task: Task, samples: int, ranks: Sequence[Rank], items: Sequence[Item]) -> Evidence:
-    """Return the evidence of a task from the observations (:func:`observed`) of all ranks.
+    """Return the evidence of a task from the :class:`Observations` of all ranks.
 
     Link counters confirm routes on one node only, because GPUs of different nodes may have the same bus id.
     """
-    parts = [item.data for item in items]
+    parts = [from_json(Observations, item.data) for item in items]
     gpus = [
         replace(gpu, label=ranks[number].label) if ranks else gpu
         for number, part in enumerate(parts)
         if number in (task.ranks or (0,))
-        for gpu in _in_task(task, [from_json(GpuEvidence, gpu) for gpu in part["gpus"]])
+        for gpu in _in_task(task, part.gpus)
     ]
-    traffic = {bus_id: Traffic(*rises) for part in parts for bus_id, rises in part["traffic"].items()}
+    traffic = {bus_id: rises for part in parts for bus_id, rises in part.traffic.items()}
     one_node = len({rank.host for rank in ranks}) <= 1
     return Evidence(
         gpus=tuple(gpus),
         route=route(task, samples, traffic) if one_node else None,
-        unread=next((part["unread"] for part in parts if part["unread"]), None),
+        unread=next((part.no_counters for part in parts if part.no_counters), None),
     )
 
 
@@ -459,7 +418,8 @@ def with_evidence(
     collective: CollectiveStep, worker: WorkerContext, watch: Watch, conclude: Callable[[int], Measurement]
 ) -> list[Measurement]:
     """Return each task's measurement with the evidence of its GPUs, the early outcome or else ``conclude(index)``."""
-    observations = collective.do(lambda _place: observed(watch, worker))
+    own = to_json(Observations(watch.seen(worker.gpus), watch.traffic, watch.unread))
+    observations = collective.do(lambda _place: own)
     measurements = [outcome or conclude(index) for index, outcome in enumerate(collective.outcomes)]
     return [
         replace(m, evidence=evidence_of(m, len(m.samples), worker.ranks, items)) if m.samples else m

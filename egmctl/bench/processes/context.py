@@ -8,17 +8,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import TypeVar
 
 from egmctl.bench.buffers import Buffer
 from egmctl.bench.evidence import LinkCounters
-from egmctl.bench.processes.collective import Closable, Exchange
+from egmctl.bench.processes.collective import Exchange
 from egmctl.bench.processes.protocol import Preparation
 from egmctl.driver.cuda import call
 from egmctl.errors import DriverCallError
 from egmctl.facts.host import Before, NoPages, huge_page_bytes
 from egmctl.gpu.chase import Results
 from egmctl.gpu.context import Context, ReleaseStack
+from egmctl.gpu.cpu_threads import Node
 from egmctl.gpu.handles import SharedMemory
 from egmctl.gpu.memory import (
     DefaultPool,
@@ -33,7 +33,6 @@ from egmctl.gpu.memory import (
     SystemMemory,
     location,
 )
-from egmctl.gpu.numa import Node
 from egmctl.gpu.pattern import Pattern
 from egmctl.gpu.program import Kernels, NoKernels
 from egmctl.gpu.telemetry import Telemetry
@@ -42,8 +41,6 @@ from egmctl.model.measurement import Phase, PhaseSeconds, Placement
 from egmctl.model.route import HOST_NAMES, MemoryKind
 from egmctl.model.task import Endpoint, Flow
 from egmctl.units import format_size
-
-T = TypeVar("T", bound=Closable)
 
 
 @dataclass(slots=True)
@@ -75,6 +72,8 @@ class WorkerContext:
         The ranks of all processes; empty for a single worker.
     stopwatch
         The time that the process spends in each phase.
+    gate
+        The gate of this process. It must not hold work whose queueing may block until it completes.
     """
 
     def __init__(self, preparation: Preparation, exchange: Exchange) -> None:
@@ -83,7 +82,6 @@ class WorkerContext:
         self.ranks = preparation.ranks
         self._nodes = {access.numa_node: access for access in preparation.host_access}
         self.gpus = preparation.gpus
-        self._gated = preparation.settings.gate
         self._contexts: dict[str, Context] = {}
         self._more: dict[str, Context] = {}
         self._unusable: dict[str, DriverCallError | NoKernels] = {}
@@ -93,51 +91,40 @@ class WorkerContext:
         self._before: dict[Buffer, Before] = {}
         self._placements: dict[Buffer, Placement] = {}
         self._new_seeds = count(1 + (exchange.rank << 32))
-        self._gate = Gate()
+        self.gate = Gate()
         self.kernels: dict[str, Kernels] = {}
         with ReleaseStack() as undo:
             self._undo = undo
             for bus_id in preparation.gpus:
                 try:
-                    self._contexts[bus_id] = self._keep(Context(bus_id))
+                    self._contexts[bus_id] = self._undo.keep(Context(bus_id))
                 except DriverCallError as error:
                     self._unusable[bus_id] = error
-            self.link_counters = LinkCounters(self._keep(Telemetry(self._contexts, preparation.no_counters)))
+            self.link_counters = LinkCounters(self._undo.keep(Telemetry(self._contexts, preparation.no_counters)))
             if self._contexts:
-                self._set_up()
+                self._set_up(gated=preparation.settings.gate)
             self._undo = undo.pop_all()
 
-    def _set_up(self) -> None:
+    def _set_up(self, *, gated: bool) -> None:
         """Create the shared resources on every GPU before anything is timed."""
         for bus_id in self._contexts:
             self.stream(bus_id)
         for bus_id, context in list(self._contexts.items()):
             try:
-                self.kernels[bus_id] = self._keep(Kernels(context))
+                self.kernels[bus_id] = self._undo.keep(Kernels(context))
             except NoKernels as error:
                 self._unusable[bus_id] = error
                 del self._contexts[bus_id]
-        words = self._keep(PinnedWords(2))
-        if self._gated:
-            self._gate = Gate(words, self.kernels)
-        self.results = self._keep(Results(self._contexts))
+        words = self._undo.keep(PinnedWords(2))
+        if gated:
+            self.gate = Gate(words, self.kernels)
+        self.results = self._undo.keep(Results(self._contexts))
         self.pattern = Pattern(self.kernels, self.results)
-
-    def gate(self, *, held: bool = True) -> Gate:
-        """Return the gate of this process.
-
-        Parameters
-        ----------
-        held
-            Whether the gate blocks work. It must not if queueing may block until the work completes, as for pageable
-            memory or staged copies: the gate would never open.
-        """
-        return self._gate if held else Gate()
 
     def one_more(self, bus_id: str) -> Context:
         """Return the context of a GPU outside of the run, created on first use."""
         if bus_id not in self._more:
-            self._more[bus_id] = self._keep(Context(bus_id))
+            self._more[bus_id] = self._undo.keep(Context(bus_id))
         return self._more[bus_id]
 
     def stream(self, bus_id: str, number: int = 0) -> Stream:
@@ -151,7 +138,7 @@ class WorkerContext:
         if bus_id in self._unusable:
             raise self._unusable[bus_id]
         if (bus_id, number) not in self._streams:
-            self._streams[bus_id, number] = self._keep(Stream(self._contexts[bus_id]))
+            self._streams[bus_id, number] = self._undo.keep(Stream(self._contexts[bus_id]))
         return self._streams[bus_id, number]
 
     def near(self, end: Endpoint, flow: Flow) -> Stream:
@@ -162,6 +149,11 @@ class WorkerContext:
         """
         candidates = (end.bus_id, flow.initiator, *self.gpus)
         return self.stream(next(bus_id for bus_id in candidates if bus_id in self.gpus))
+
+    @property
+    def own_stream(self) -> Stream:
+        """A stream of the first GPU, which for a rank is its only one."""
+        return self.stream(self.gpus[0])
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
@@ -181,10 +173,6 @@ class WorkerContext:
     def adopt(self, buffer: Buffer, memory: Memory, seed: int) -> None:
         """Use existing memory, e.g. opened memory of another process, as a buffer."""
         self._buffers[buffer] = AllocatedBuffer(memory, seed)
-
-    def destination(self, buffer: Buffer) -> Memory:
-        """Return the memory of a buffer, allocated on first use."""
-        return self.held(buffer).memory
 
     def new_seed(self) -> int:
         """Return a seed that no rank has used."""
@@ -311,12 +299,8 @@ class WorkerContext:
         else:
             key, place = context.bus_id, None
         if key not in self._pools:
-            self._pools[key] = self._keep(DefaultPool(context, place))
+            self._pools[key] = self._undo.keep(DefaultPool(context, place))
         return self._pools[key]
-
-    def _keep(self, resource: T) -> T:
-        self._undo.callback(resource.close)
-        return resource
 
 
 def _registered(memory: MemoryKind, node: Node, size_bytes: int, context: Context) -> Memory:
@@ -358,13 +342,7 @@ class Stopwatch:
         """Return the seconds by phase since the last call."""
         self._count()
         spent, self._spent = self._spent, defaultdict(float)
-        return PhaseSeconds(
-            set_up_s=spent[Phase.SET_UP],
-            warm_up_s=spent[Phase.WARM_UP],
-            measuring_s=spent[Phase.MEASURING],
-            verifying_s=spent[Phase.VERIFYING],
-            tear_down_s=spent[Phase.TEAR_DOWN],
-        )
+        return PhaseSeconds(**{f"{phase.name.lower()}_s": seconds for phase, seconds in spent.items()})
 
     def _count(self) -> None:
         now = time.perf_counter()

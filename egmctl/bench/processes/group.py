@@ -1,9 +1,13 @@
-"""The command's side of the processes that measure: one worker, one process per GPU, or the ranks of an MPI job."""
+"""The command's side of the processes that measure: one worker, one process per GPU, or the ranks of an MPI job.
+
+Each command of an MPI job drives one process. Rank 0 coordinates and supervises the run as on one node: it first sends
+each request to the other commands, which pass it to their processes. Then all commands exchange the messages of their
+ranks round by round.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +16,8 @@ from typing import Any
 from egmctl.bench.processes.protocol import ENVIRONMENT, Event, Request
 from egmctl.compat import StrEnum
 from egmctl.errors import ChildFailed
-from egmctl.launch import ChannelClosed, Child, wait_for_any
+from egmctl.launch import ChannelClosed, Child, close_all, wait_for_any
+from egmctl.mpi.world import RanksMissing, World
 
 RELEASE_S = 15.0
 """The time in which ranks must end a step in which another rank failed. Kernels that wait for another GPU time out
@@ -41,12 +46,12 @@ def start_rank(number: int, size: int, target: str = WORKER) -> Child:
     return Child(target, {"rank": number, "size": size}, environment=ENVIRONMENT)
 
 
-def start_group(size: int, target: str = WORKER) -> Group:
+def start_group(size: int) -> Group:
     """Start the processes of ``size`` ranks, all on this node."""
     with contextlib.ExitStack() as undo:
         children = {}
         for number in range(size):
-            children[number] = start_rank(number, size, target)
+            children[number] = start_rank(number, size)
             undo.callback(children[number].close)
         undo.pop_all()
         return Group(children)
@@ -79,12 +84,6 @@ class RankMessage:
     """File descriptors in this process; none between nodes."""
 
 
-Join = Callable[[Sequence[RankMessage]], list[RankMessage]]
-"""A function that exchanges the messages of this command's ranks with those of all other commands of the run.
-
-Every command calls it once per round and gets the messages of all ranks, by rank."""
-
-
 class GroupFailed(ChildFailed):
     """A rank failed, so that the group cannot continue.
 
@@ -111,13 +110,10 @@ class Group:
     ----------
     members
         This command's ranks by number, or the worker as number 0. The group ends them.
-    join
-        The function that exchanges messages with other commands; ``None`` if this command started all ranks.
     """
 
-    def __init__(self, members: Mapping[int, Child], join: Join | None = None) -> None:
+    def __init__(self, members: Mapping[int, Child]) -> None:
         self._members = dict(members)
-        self._join = join
 
     def ask(self, request: Message, timeout_s: float, on_event: OnEvent | None = None) -> list[Message]:
         """Send a request to this command's ranks, and serve their exchanges until every rank of the run is done.
@@ -142,9 +138,7 @@ class Group:
         """
         self._send(request, timeout_s=max(timeout_s, RELEASE_S))
         while True:
-            messages = self._listen(self._members, timeout_s, on_event)
-            if self._join is not None:
-                messages = self._join(messages)
+            messages = self.join(self._listen(self._members, timeout_s, on_event), timeout_s)
             try:
                 if (failure := _failure(messages)) is not None:
                     self._release(messages, failure, on_event)
@@ -157,7 +151,11 @@ class Group:
                 fds = [fd for message in messages for fd in message.fds]
                 self._send({"do": Request.EXCHANGED, "items": items}, fds, timeout_s=timeout_s)
             finally:
-                _close_descriptors(messages)
+                close_all(fd for message in messages for fd in message.fds)
+
+    def join(self, messages: list[RankMessage], _timeout_s: float) -> list[RankMessage]:
+        """Return the messages of all ranks of the run in one round: here only those of this command's ranks."""
+        return messages
 
     def close(self) -> None:
         """End the processes."""
@@ -218,7 +216,7 @@ class Group:
             self._send({"do": Request.ABANDON, "why": f"rank {failure.rank}: {failure.reason}"}, to=waiting)
             # A member may enter another exchange while it unwinds; it is then sent the message again.
             messages = self._listen(waiting, max(0, until - time.monotonic()), on_event)
-            _close_descriptors(messages)
+            close_all(fd for message in messages for fd in message.fds)
 
 
 def _receive(rank: int, child: Child, patience_s: float, timeout_s: float) -> RankMessage:
@@ -235,8 +233,7 @@ def _receive(rank: int, child: Child, patience_s: float, timeout_s: float) -> Ra
         return RankMessage(
             rank=rank, kind=Kind.CONTRIBUTE, call=message["call"], data=message.get("data"), fds=tuple(fds)
         )
-    for fd in fds:
-        os.close(fd)
+    close_all(fds)
     is_last = message.get("event") in (Event.READY, Event.OVER, Event.DONE)
     return RankMessage(rank=rank, kind=Kind.DONE if is_last else Kind.EVENT, data=message)
 
@@ -261,7 +258,138 @@ def _place(message: RankMessage) -> str:
     return "through with the step" if message.kind is Kind.DONE else f"in {message.call}"
 
 
-def _close_descriptors(messages: Sequence[RankMessage]) -> None:
-    for message in messages:
-        for fd in message.fds:
-            os.close(fd)
+MARGIN_S = RELEASE_S + 10.0
+"""The additional timeout of a command over that of its rank, to release a rank or to kill it."""
+REPORT_S = 0.4
+"""The timeout for an interrupted command's report to rank 0: mpirun sends SIGKILL 1 s after SIGTERM."""
+IDLE_S = 600.0
+"""The time that a command waits for an order. Between orders rank 0 plans, writes, or waits for the user."""
+
+
+class LocalRank(Group):
+    """This command's part of a group: the process of its rank.
+
+    Parameters
+    ----------
+    child
+        The running process.
+    """
+
+    def __init__(self, world: World, child: Child) -> None:
+        self.world = world
+        super().__init__({world.rank: child})
+
+    def join(self, messages: list[RankMessage], timeout_s: float) -> list[RankMessage]:
+        """Exchange this rank's message; return the messages of all ranks of the job."""
+        (own,) = messages
+        given = {"kind": own.kind, "call": own.call, "data": own.data}
+        received = self.world.all_gather(given, timeout_s + MARGIN_S)
+        return [
+            RankMessage(rank=rank, kind=Kind(message["kind"]), call=message["call"], data=message["data"])
+            for rank, message in enumerate(received)
+        ]
+
+    def restart(self) -> None:
+        """End the process and start a new one."""
+        self.close()
+        self._members = {self.world.rank: start_rank(self.world.rank, self.world.size)}
+
+    def kill(self) -> None:
+        """Kill the process."""
+        self._members[self.world.rank].kill()
+
+
+class Coordinator(LocalRank):
+    """The ranks of all commands, driven by rank 0.
+
+    Parameters
+    ----------
+    child
+        See :class:`LocalRank`.
+    name
+        A function that returns the name of a rank's GPU and node.
+
+    Attributes
+    ----------
+    lost
+        The ranks whose commands are gone. With any, the job accepts no more requests.
+    """
+
+    def __init__(self, world: World, child: Child, name: Callable[[int], str]) -> None:
+        super().__init__(world, child)
+        self.lost: tuple[int, ...] = ()
+        self._name = name
+        self._is_new = True
+
+    def start(self) -> Coordinator:
+        """Return the group of all ranks: on the first call with the running processes, later with new ones."""
+        if not self._is_new:
+            self.order(0, {"do": "start"})
+            self.restart()
+        self._is_new = False
+        return self
+
+    def ask(self, request: Message, timeout_s: float, on_event: OnEvent | None = None) -> list[Message]:
+        self.order(timeout_s, {"do": "ask", "request": request, "timeout_s": timeout_s})
+        try:
+            return super().ask(request, timeout_s, on_event)
+        except GroupFailed as error:
+            name = self._name(error.rank)
+            raise GroupFailed(error.rank, error.reason, error.how, error.last_call, name) from None
+        except RanksMissing as error:
+            raise self.failed(error.ranks) from None
+
+    def finish(self) -> None:
+        """Send the other commands the order to finish. The results do not depend on its arrival."""
+        if not self.lost:
+            with contextlib.suppress(GroupFailed):
+                self.order(0, {"do": "finish"})
+
+    def order(self, timeout_s: float, order: Message) -> None:
+        """Send an order to the other commands."""
+        if self.lost:
+            raise self.failed(self.lost)
+        try:
+            self.world.all_gather(order, timeout_s + MARGIN_S)
+        except RanksMissing as error:
+            raise self.failed(error.ranks) from None
+
+    def failed(self, ranks: tuple[int, ...]) -> GroupFailed:
+        """Record that commands are gone; return the exception for the request."""
+        self.lost = ranks
+        gone = ", ".join(f"rank {rank} ({self._name(rank)})" for rank in ranks) or "an unknown rank"
+        reason = f"the process that MPI started is gone or does not respond: {gone}"
+        return GroupFailed(min(ranks, default=0), reason, "crashed")
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is KeyboardInterrupt:
+            # The launcher kills this command after a second.
+            self.kill()
+        self.close()
+
+
+def serve_rank(world: World, child: Child) -> None:
+    """Carry out rank 0's orders until it finishes; for the parameters see :class:`LocalRank`.
+
+    Raises
+    ------
+    RanksMissing
+        Some commands are gone. Rank 0 reports this and ends the job.
+    """
+    member = LocalRank(world, child)
+    try:
+        while (order := world.all_gather(None, IDLE_S)[0])["do"] != "finish":
+            if order["do"] == "start":
+                member.restart()
+                continue
+            # Rank 0 sees the failure in the same messages.
+            with contextlib.suppress(GroupFailed):
+                member.ask(order["request"], order["timeout_s"])
+    except KeyboardInterrupt:
+        # mpirun interrupts all commands when it has lost one, and rank 0 then calls the roll. The report comes before
+        # the end of the child, which may be slow in a driver call.
+        world.roll_call(REPORT_S)
+        member.kill()
+        raise
+    finally:
+        member.close()
