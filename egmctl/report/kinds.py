@@ -83,10 +83,7 @@ class Kind:
 
 _CHECKED = (Format.PROM, Format.NAGIOS, Format.JUNIT)
 BENCH = Kind(
-    name="bench",
-    record="egmctl.model.measurement:RunReport",
-    data=(Format.CSV, Format.PROM, Format.JUNIT),
-    drawn=True,
+    name="bench", record="egmctl.model.measurement:RunReport", data=(Format.CSV, Format.PROM, Format.JUNIT), drawn=True
 )
 TOPO = Kind(name="topo", record="egmctl.topology.topology:Topology", data=(Format.CSV,), drawn=True)
 DOCTOR = Kind(name="doctor", record="egmctl.model.finding:Diagnosis", data=_CHECKED)
@@ -101,25 +98,10 @@ CHECKS = Kind(name="checks", record="egmctl.model.listing:CheckList", views="doc
 EXPLAIN = Kind(name="explain", record="egmctl.model.explanation:Explanations", views="doctor", pages=False)
 CASES = Kind(name="cases", record="egmctl.model.listing:CaseList", views="bench_plan", pages=False)
 PLAN = Kind(name="plan", record="egmctl.model.listing:PlanReport", views="bench_plan", pages=False)
+WATCH = Kind(name="watch", record="egmctl.model.machine:TrafficSample", pages=False)
 COST = Kind(name="cost", record="egmctl.model.listing:JobCost", views="bench_plan", pages=False)
 
-KINDS = (
-    BENCH,
-    TOPO,
-    DOCTOR,
-    BRINGUP,
-    COMPARISON,
-    FLEET,
-    MATCH,
-    HISTORY,
-    PROFILES,
-    MACHINES,
-    CHECKS,
-    EXPLAIN,
-    CASES,
-    PLAN,
-    COST,
-)
+KINDS = tuple(value for value in [*globals().values()] if isinstance(value, Kind))
 
 
 def kind_of(result: object) -> Kind:
