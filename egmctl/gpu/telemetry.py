@@ -67,6 +67,7 @@ _PCIE_WRAPS = 1 << 32
 _PCIE_WINDOW_S = 0.02
 """The time between the two readings of the PCIe counters in a sample of :func:`watch`: that of
 nvmlDeviceGetPcieThroughput (nvml.h)."""
+_LATE = "its 32-bit counters were read too late and may have wrapped"
 _NO_RISE = "a counter is smaller than in the last sample, as after a reset, or NVML's two kinds contradict each other"
 _MEMORY_V2 = 0x2000028
 """nvmlMemory_v2, the version of nvmlMemory_v2_t: its used memory is without the reserved one."""
@@ -239,13 +240,13 @@ class TrafficWatch(Telemetry):
         super().__init__(rates)
         self._rates = rates
         self._c2c = {bus_id: gpm_rates(handle, *_GPM_C2C) for bus_id, handle in self._handles.items()}
-        self._now: dict[str, tuple[Traffic, float]] = {}
+        self._now: dict[str, tuple[float, Traffic, float]] = {}
         self.read()
 
     def read(self) -> None:
         """Read the byte counters of all GPUs: the end of one interval, and the beginning of the next."""
         self._before = self._now
-        self._now = {bus_id: (self.traffic(bus_id, _COUNTERS), time.monotonic()) for bus_id in self._handles}
+        self._now = {gpu: (time.monotonic(), self.traffic(gpu, _COUNTERS), time.monotonic()) for gpu in self._handles}
 
     def record(self, bus_id: str) -> dict[str, Any]:
         """Return the links and load of a ``GpuTraffic``: between the last two readings, of PCIe since the last one."""
@@ -282,20 +283,19 @@ class TrafficWatch(Telemetry):
 
     def _counted(self, bus_id: str, kind: str) -> list[float] | Unreadable:
         """Return the bytes per second by the counters, sent and received, or why they are unknown."""
-        (before, begun), (after, ended) = self._before[bus_id], self._now[bus_id]
+        (first, before, begun), (_, after, ended) = self._before[bus_id], self._now[bus_id]
         if kind == LinkKind.PCIE:
-            before, begun, after, ended = after, ended, self.traffic(bus_id, [kind]), time.monotonic()
-        seconds, rise = ended - begun, after.since(before)
-        # If the rate is unknown: 121 GB/s, that of PCIe 6.0 x16 (egmctl.topology.links.pcie).
-        if kind == LinkKind.PCIE and seconds * (self._rates[bus_id][kind] or 121) * GB >= _PCIE_WRAPS:
-            return Unreadable(Reason.TIMED_OUT, f"its 32-bit counters may have wrapped within {1000 * seconds:.0f} ms")
-        rates = [counted(rises, kind) for rises in (rise.sent_bytes, rise.received_bytes)]
-        known = [rate / seconds for rate in rates if rate is not None]
-        if len(known) == len(rates) or _COUNTERS[kind].keys() & after.sent_bytes & after.received_bytes.keys():
-            return known if len(known) == len(rates) else Unreadable(Reason.FAILED, _NO_RISE)
+            (first, before, begun), after, ended = self._now[bus_id], self.traffic(bus_id, [kind]), time.monotonic()
+            # If the rate is unknown: 121 GB/s, that of PCIe 6.0 x16 (egmctl.topology.links.pcie).
+            if (ended - first) * (self._rates[bus_id][kind] or 121) * GB >= _PCIE_WRAPS:
+                return Unreadable(Reason.TIMED_OUT, _LATE)
+        ways = [counted(rises, kind) for rises in (after.since(before).sent_bytes, after.since(before).received_bytes)]
+        known = [rise / (ended - begun) for rise in ways if rise is not None]
+        if len(known) == len(ways) or _COUNTERS[kind].keys() & after.sent_bytes & after.received_bytes.keys():
+            return known if len(known) == len(ways) else Unreadable(Reason.FAILED, _NO_RISE)
         scope = _ALL_LINKS if kind == LinkKind.NVLINK else 0
-        answers = field_values(self._handle(bus_id), [(number, scope) for number in _COUNTERS[kind][kind][:2]])
-        refusals = (answer for answer in answers.values() if isinstance(answer, Unreadable))
+        answers = field_values(self._handle(bus_id), [(number, scope) for number in _COUNTERS[kind][kind][:2]]).values()
+        refusals = (answer for answer in answers if isinstance(answer, Unreadable))
         return next(refusals, Unreadable(Reason.FAILED, "NVML did not answer this time"))
 
 

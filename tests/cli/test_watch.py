@@ -101,7 +101,7 @@ def test_a_32_bit_counter_of_pcie_that_wraps_once_is_no_reset(nvml: Nvml) -> Non
         ({"NVLINK_OUT": MIB, "NEWER_OUT": 3 << 30, "NEWER_IN": 0}, "nvlink", "contradict each other"),
         ({"NVLINK_OUT": DENIED}, "nvlink", "Insufficient Permissions"),
         ({"PCIE_IN": DENIED}, "pcie", "Insufficient Permissions"),
-        ({"seconds": 20.0}, "pcie", "may have wrapped within 200 ms"),
+        ({"seconds": 20.0}, "pcie", "may have wrapped"),
     ],
 )
 def test_a_counter_without_a_rise_is_unknown_and_says_why(
