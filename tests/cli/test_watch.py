@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import json
 import os
 import pty
 import re
 import signal
+import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -247,6 +250,25 @@ def test_json_is_a_document_per_line_and_nvml_alone_is_asked(fake_node: MakeFake
     gpus = documents[-1]["result"]["gpus"]
     details = sorted(gpu["unread"].get("links.pcie", {}).get("detail", "") for gpu in gpus)
     assert details == ["", "nvmlDeviceGetFieldValues: 15 (GPU is lost)"]
+
+
+def test_the_link_whose_counter_rises_is_named_first(fake_node: MakeFakeNode, egmctl: RunEgmctl) -> None:
+    node = fake_node("hgx-h200x4")
+    env = node.environment() | {"EGMCTL_FAKE_COUNTERS": "older"}
+    ended = threading.Event()
+
+    def send() -> None:
+        """Have GPU 0 send 1 GB over NVLink every 10 ms: the first number of the file is its counter."""
+        with open(node.directory / "state" / "traffic", "wb", buffering=0) as file:
+            for number in itertools.takewhile(lambda _: not ended.wait(0.01), itertools.count(1)):
+                os.pwrite(file.fileno(), struct.pack("Q", number * 10**9), 0)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    done = egmctl("watch", "--once", "--interval", "0.5", env=env)
+    ended.set()
+    thread.join()
+    assert re.match(r"GPU0: [0-9.]+ GB/s over NVLink out, [0-9]+ % of 450 GB/s; PCIe idle\n", done.out)
 
 
 @pytest.mark.processes
