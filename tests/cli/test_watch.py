@@ -311,4 +311,7 @@ def test_it_ends_when_nobody_reads_it_any_more(fake_node: MakeFakeNode) -> None:
         assert process.stdout is not None
         process.stdout.readline()
         process.stdout.close()
-        assert process.wait(60) == 0
+        try:
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
