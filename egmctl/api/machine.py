@@ -1,18 +1,23 @@
-"""Reads a machine, and derives its topology."""
+"""Reads a machine, derives its topology, and watches its traffic."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 
-from egmctl.facts.collect import collect
+from egmctl import launch
+from egmctl.errors import NothingToDo
+from egmctl.facts.collect import DEADLINE_S, collect
 from egmctl.facts.redact import redact
 from egmctl.facts.replay import load
 from egmctl.facts.replay import names as machine_names
-from egmctl.model.machine import SECTION_VERSIONS, Machine
+from egmctl.model.codec import from_json, to_json
+from egmctl.model.machine import SECTION_VERSIONS, Machine, TrafficSample
 from egmctl.selectors import select_gpus, select_numa
+from egmctl.topology.links import links_at
+from egmctl.topology.notes import missing
 from egmctl.topology.topology import Topology, topology
 
-__all__ = ["machine_names", "read_machine", "topology_of"]
+__all__ = ["machine_names", "read_machine", "topology_of", "traffic"]
 
 SECTIONS = tuple(name for name in SECTION_VERSIONS if name != "probes")
 """The sections that can be read. The section ``probes`` is the result of :meth:`egmctl.Doctor.probe`."""
@@ -65,3 +70,33 @@ def topology_of(machine: Machine, *, gpus: str = "all", numa: str = "all", redac
         machine = redact(machine)
         chosen = tuple(machine.gpu(gpu.bus_id) for gpu in chosen)
     return topology(machine, chosen, nodes)
+
+
+def traffic(gpus: str = "all", interval_s: float = 1.0) -> Generator[TrafficSample, None, None]:
+    """Yield the traffic of this node's GPUs at the end of each interval, read from NVML in a child process.
+
+    Parameters
+    ----------
+    gpus
+        As for :func:`topology_of`.
+
+    Raises
+    ------
+    UsageError
+        If the node lacks a selected GPU.
+    NothingToDo
+        If NVML lists no GPU.
+    ChildFailed
+        If a call of NVML crashes or hangs.
+    """
+    node = collect(("host", "gpus", "driver"), cuda=False)
+    if nothing := missing(node):
+        raise NothingToDo(nothing.sentence)
+    chosen = select_gpus(gpus, node.gpus or ())
+    rates = {gpu.bus_id: {hop.link: hop.nominal_gb_s for hop in links_at(node, gpu)} for gpu in chosen}
+    known = [{"index": gpu.index, "bus_id": gpu.bus_id, "name": gpu.name} for gpu in chosen]
+    arguments, origin = {"gpus": known, "rates": rates, "interval_s": interval_s}, to_json(node.origin)
+    with launch.Child("egmctl.gpu.telemetry:watch", arguments, grace_s=0) as child:
+        child.receive(DEADLINE_S)
+        while True:
+            yield from_json(TrafficSample, {"origin": origin, **child.receive(interval_s + DEADLINE_S)[0]})

@@ -27,6 +27,7 @@ from egmctl.cli.output import discard_stdout, emit, say, settle_stdout
 from egmctl.cli.profile import app as profile
 from egmctl.cli.saved import compare, history, show
 from egmctl.cli.topo import snapshot, topo
+from egmctl.cli.watch import watch
 from egmctl.errors import ERROR_SCHEMA, ChildFailed, EgmctlError, ExitCode, UsageError
 from egmctl.files import read_bounded
 from egmctl.signals import stopping
@@ -77,6 +78,7 @@ command = partial(app.command, cls=GroupedCommand)
 command(short_help="Judge whether this node can be handed over: GO or NO-GO.")(bringup)
 command(short_help="Show how GPUs, NICs and host memory are connected.")(topo)
 command(short_help="Measure the paths between GPUs and to host memory.")(bench)
+command(short_help="Show live which link of each GPU carries traffic.")(watch)
 command(short_help="Find what stops EGM, P2P, IPC and RDMA, and what to do.")(doctor)
 command(cls=ExplainCommand, short_help="Say what an error of CUDA means, and what causes it here.")(explain)
 command(short_help="Record this node in one file, to replay anywhere.")(snapshot)

@@ -152,8 +152,8 @@ emitted = False
 """Whether this process has written, or tried to write, a result. No error document is written after it."""
 
 
-def emit(content: Text | str, file: Path | None = None, *, force: bool = False, color: Color = Color.AUTO) -> None:
-    """Write a command's result to a file or to standard output.
+def emit(content: Text | str, file: Path | None = None, *, force: bool = False, color: Color = Color.AUTO) -> bool:
+    """Write a command's result to a file or to standard output, and return whether a reader may still be there.
 
     If the file cannot be written, the result goes to another file or to standard output. It is no error if the reader
     of standard output exits early (``| head``).
@@ -179,14 +179,14 @@ def emit(content: Text | str, file: Path | None = None, *, force: bool = False, 
     global emitted
     emitted = True
     if muted:
-        return
+        return True
     if file is not None:
         text = _render(content, colored=False)
         try:
             write_whole(file, text.encode(), replace=force)
         except EgmctlError as error:
             raise type(error)(f"{error}; the result is {_rescued(text, file)}") from error
-        return
+        return True
     check_output(None)
     text = _render(content, colored=colored(sys.stdout, color))
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -201,9 +201,11 @@ def emit(content: Text | str, file: Path | None = None, *, force: bool = False, 
             settle(sys.stdout.fileno())
     except BrokenPipeError:
         discard_stdout()
+        return False
     except OSError as error:
         discard_stdout()
         raise EgmctlError(f"cannot write the result to standard output: {error.strerror}") from error
+    return True
 
 
 _IN_ASCII = str.maketrans("╭╮╰╯╔╗╚╝├┤┬┴╥╩─═│║▕╳█▉▊▋▌▍▎▏·■▲✕□", "++++++++++++++-=|H|X########.#^Xo")  # noqa: RUF001

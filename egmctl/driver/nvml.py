@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from ctypes import byref
 from typing import Any, NamedTuple
@@ -153,6 +154,29 @@ def field_values(handle: Any, fields: Iterable[Field]) -> dict[Field, int | Unre
     except Unreadable as error:
         return dict.fromkeys(wanted, error)
     return {field: _field_value(field, answer) for field, answer in zip(wanted, answers, strict=True)}
+
+
+def gpm_rates(handle: Any, *metrics: int) -> Iterator[list[float] | Unreadable]:
+    """Yield metrics of a GPU by NVML's GPM since they were last asked for, or why there are none, as at the first time.
+
+    GPM needs a Hopper or newer GPU, and 100 ms between two samples (nvml.h, nvmlGpmMetricsGet).
+    """
+    try:
+        last, other = (ask("nvmlGpmSampleAlloc") for _ in range(2))
+        request = pynvml.c_nvmlGpmMetricsGet_t(version=pynvml.NVML_GPM_METRICS_GET_VERSION, numMetrics=len(metrics))
+        ask("nvmlGpmSampleGet", handle, last)
+        yield Unreadable(Reason.NOT_ASKED, "GPM metrics need two samples")
+        while True:
+            request.sample1, request.sample2 = last, ask("nvmlGpmSampleGet", handle, other)
+            for place, metric in enumerate(metrics):
+                request.metrics[place].metricId = metric
+            answers = ask("nvmlGpmMetricsGet", request).metrics[: len(metrics)]
+            if failed := [answer for answer in answers if answer.nvmlReturn != pynvml.NVML_SUCCESS]:
+                raise _error(f"GPM metric {failed[0].metricId}", failed[0].nvmlReturn)
+            yield [answer.value for answer in answers]
+            last, other = other, last
+    except Unreadable as error:
+        yield from itertools.repeat(error)
 
 
 def _error(what: str, code: int) -> Unreadable:

@@ -6,15 +6,21 @@ NVML is queried between samples or at most every 20 ms. The queries go through t
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import Any
 
-from egmctl.driver.nvml import GPU_IS_LOST, Field, ask, event_reasons, field_values
-from egmctl.driver.reading import Unreadable
-from egmctl.model.measurement import NVLINK_COUNT
+from egmctl.driver.nvml import GPU_IS_LOST, Field, ask, event_reasons, field_values, gpm_rates
+from egmctl.driver.reading import Reasons, Unreadable
+from egmctl.launch import Channel
+from egmctl.model.codec import to_json
+from egmctl.model.measurement import NVLINK_COUNT, counted
+from egmctl.model.record import Reason
 from egmctl.model.route import LinkKind
+from egmctl.units import GB, MIB
 
 _ALL_LINKS = 0xFFFFFFFF
 """The scope id of all links: "A scopeId of UINT_MAX returns aggregate value summed up across all links" (nvml.h)."""
@@ -58,6 +64,15 @@ _TEMPERATURE_GPU = 0
 
 _PCIE_WRAPS = 1 << 32
 """The range of the PCIe counters, which have 32 bits (measured on H200): at 55 GB/s they wrap every 78 ms."""
+_PCIE_WINDOW_S = 0.02
+"""The time between the two readings of the PCIe counters in a sample of :func:`watch`: that of
+nvmlDeviceGetPcieThroughput (nvml.h)."""
+_LATE = "its 32-bit counters were read too late and may have wrapped"
+_NO_RISE = "a counter is smaller than in the last sample, as after a reset, or NVML's two kinds contradict each other"
+_MEMORY_V2 = 0x2000028
+"""nvmlMemory_v2, the version of nvmlMemory_v2_t: its used memory is without the reserved one."""
+_GPM_C2C = (102, 103)
+"""NVML_GPM_METRIC_C2C_DATA_TX_PER_SEC and _RX_PER_SEC, in MiB/s. Not seen to answer yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +84,11 @@ class Traffic:
 
     def since(self, before: Traffic) -> Traffic:
         """Return the increase of each counter. The PCIe counter must have wrapped at most once."""
-        return Traffic(
-            rise(self.sent_bytes, before.sent_bytes),
-            rise(self.received_bytes, before.received_bytes),
-        )
+        return Traffic(rise(self.sent_bytes, before.sent_bytes), rise(self.received_bytes, before.received_bytes))
 
     def __add__(self, other: Traffic) -> Traffic:
         """Add the increases of two intervals."""
-        return Traffic(
-            _sum(self.sent_bytes, other.sent_bytes),
-            _sum(self.received_bytes, other.received_bytes),
-        )
+        return Traffic(_sum(self.sent_bytes, other.sent_bytes), _sum(self.received_bytes, other.received_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +224,97 @@ class Telemetry:
             if isinstance(answer, Unreadable):
                 self._note_loss(bus_id, answer)
         return {field: value for field, value in answers.items() if isinstance(value, int)}
+
+
+class TrafficWatch(Telemetry):
+    """The traffic of GPUs between two readings. NVLink-C2C has no byte counters: NVML's GPM reports its rates.
+
+    Parameters
+    ----------
+    rates
+        The rates of the links in GB/s, by bus id and kind; ``None`` if unknown. A GPU has no other links.
+    """
+
+    def __init__(self, rates: Mapping[str, Mapping[str, float | None]]) -> None:
+        super().__init__(rates)
+        self._rates = rates
+        self._c2c = {bus_id: gpm_rates(handle, *_GPM_C2C) for bus_id, handle in self._handles.items()}
+        self._now: dict[str, tuple[float, Traffic, float]] = {}
+        self.read()
+
+    def read(self) -> None:
+        """Read the byte counters of all GPUs: the end of one interval, and the beginning of the next."""
+        self._before = self._now
+        self._now = {gpu: (time.monotonic(), self.traffic(gpu, COUNTERS), time.monotonic()) for gpu in self._handles}
+
+    def record(self, bus_id: str) -> dict[str, Any]:
+        """Return the links and load of a ``GpuTraffic``: between the last two readings, of PCIe since the last one."""
+        reasons = Reasons()
+        links = reasons.mapping("links", self._rates[bus_id], lambda kind: self._link(bus_id, kind))
+        busy = reasons.fields("busy_percent", lambda: ask("nvmlDeviceGetUtilizationRates", self._handle(bus_id)).gpu)
+        memory = reasons.fields("memory_used_bytes memory_total_bytes", lambda: self._memory(bus_id))
+        return reasons.record(dict, links=links, **busy, **memory)
+
+    def _memory(self, bus_id: str) -> tuple[int, int]:
+        info = ask("nvmlDeviceGetMemoryInfo", self._handle(bus_id), _MEMORY_V2)
+        return info.used, info.total
+
+    def _handle(self, bus_id: str) -> Any:
+        """Return a GPU's handle; raise Unreadable if NVML does not list it or has lost it."""
+        if bus_id in self._handles and bus_id not in self.lost:
+            return self._handles[bus_id]
+        raise Unreadable(Reason.NOT_PRESENT, self.lost.get(bus_id) or self.why_not or "NVML does not list this GPU")
+
+    def _link(self, bus_id: str, kind: str) -> dict[str, float | None]:
+        """Return a ``LinkTraffic``.
+
+        Raises
+        ------
+        Unreadable
+            A counter is missing or not permitted, has been reset, or may have wrapped.
+        """
+        self._handle(bus_id)
+        rates = next(self._c2c[bus_id]) if kind == LinkKind.C2C else self._counted(bus_id, kind)
+        if isinstance(rates, Unreadable):
+            raise rates
+        sent, received = (rate * (MIB if kind == LinkKind.C2C else 1) / GB for rate in rates)
+        return {"sent_gb_s": sent, "received_gb_s": received, "rate_gb_s": self._rates[bus_id][kind]}
+
+    def _counted(self, bus_id: str, kind: str) -> list[float] | Unreadable:
+        """Return the bytes per second by the counters, sent and received, or why they are unknown."""
+        (first, before, begun), (_, after, ended) = self._before[bus_id], self._now[bus_id]
+        if kind == LinkKind.PCIE:
+            (first, before, begun), after, ended = self._now[bus_id], self.traffic(bus_id, [kind]), time.monotonic()
+            # If the rate is unknown: 121 GB/s, that of PCIe 6.0 x16 (egmctl.topology.links.pcie).
+            if (ended - first) * (self._rates[bus_id][kind] or 121) * GB >= _PCIE_WRAPS:
+                return Unreadable(Reason.TIMED_OUT, _LATE)
+        ways = [counted(rises, kind) for rises in (after.since(before).sent_bytes, after.since(before).received_bytes)]
+        known = [rise / (ended - begun) for rise in ways if rise is not None]
+        if len(known) == len(ways) or COUNTERS[kind].keys() & after.sent_bytes & after.received_bytes.keys():
+            return known if len(known) == len(ways) else Unreadable(Reason.FAILED, _NO_RISE)
+        scope = _ALL_LINKS if kind == LinkKind.NVLINK else 0
+        answers = field_values(self._handle(bus_id), [(number, scope) for number in COUNTERS[kind][kind][:2]]).values()
+        refusals = (answer for answer in answers if isinstance(answer, Unreadable))
+        return next(refusals, Unreadable(Reason.FAILED, "NVML did not answer this time"))
+
+
+def watch(parent: Channel, arguments: dict[str, Any]) -> None:
+    """Send the fields of a ``TrafficSample`` at once and then after each interval, until the parent ends this process.
+
+    Parameters
+    ----------
+    arguments
+        ``gpus``, the fields of each ``GpuTraffic`` that do not change; ``rates``, as for :class:`TrafficWatch`; and
+        ``interval_s``.
+    """
+    traffic, due = TrafficWatch(arguments["rates"]), time.monotonic()
+    while True:
+        traffic.read()
+        time.sleep(_PCIE_WINDOW_S)
+        gpus = [{**gpu, **to_json(traffic.record(gpu["bus_id"]))} for gpu in arguments["gpus"]]
+        parent.send({"taken_at": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), "gpus": gpus})
+        due = max(due + arguments["interval_s"], time.monotonic())
+        time.sleep(max(0.0, due - time.monotonic()))
 
 
 def _supported(handle: Any) -> frozenset[Field]:

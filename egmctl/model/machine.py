@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from egmctl.compat import StrEnum
 from egmctl.model.gpu import Gpu, Pair
 from egmctl.model.host import Confinement, Driver, Host, Nic, NumaKind, NvSwitch, Process, System
 from egmctl.model.kernel_log import KernelLog
 from egmctl.model.probes import Peers, Probe
-from egmctl.model.record import Plain, Unread
+from egmctl.model.record import BusId, Plain, Record, Unread
 
 MACHINE_SCHEMA = "egmctl.machine/1"
 
@@ -114,3 +115,42 @@ class Machine:
     def pair(self, source: str, target: str) -> Pair | None:
         """Return the ordered pair with these bus ids, or ``None`` if it was not read."""
         return next((p for p in self.pairs or () if (p.source, p.target) == (source, target)), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkTraffic:
+    """The traffic of all of a GPU's links of one kind, in GB/s (1e9 bytes per second)."""
+
+    sent_gb_s: float
+    received_gb_s: float
+    rate_gb_s: float | None = None
+    """The rate of the links in one direction; ``None`` if unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuTraffic(Record):
+    """The traffic and the load of one GPU, by all processes together."""
+
+    index: int
+    """The GPU's number on the whole node: 0 is ``GPU0``."""
+    bus_id: BusId
+    name: Plain | None
+    links: Mapping[Plain, LinkTraffic | None]
+    """By kind of link: ``nvlink``, ``c2c``, ``pcie``. A kind that the GPU lacks is left out. PCIe's is that of 20 ms at
+    the end of the interval, the others are averages over the interval."""
+    busy_percent: int | None = None
+    """The share of the time in which a kernel ran, in NVML's last sample period."""
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficSample:
+    """One sample of ``egmctl watch``: the traffic of the chosen GPUs in one interval."""
+
+    SCHEMA: ClassVar[str] = "egmctl.watch/1"
+
+    origin: Origin
+    taken_at: Plain
+    """The end of the interval: UTC, ISO 8601."""
+    gpus: tuple[GpuTraffic, ...]

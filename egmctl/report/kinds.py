@@ -97,6 +97,7 @@ CHECKS = Kind(name="checks", record="egmctl.model.listing:CheckList", views="doc
 EXPLAIN = Kind(name="explain", record="egmctl.model.explanation:Explanations", views="doctor", pages=False)
 CASES = Kind(name="cases", record="egmctl.model.listing:CaseList", views="lists", pages=False)
 PLAN = Kind(name="plan", record="egmctl.model.listing:PlanReport", views="lists", pages=False)
+WATCH = Kind(name="watch", record="egmctl.model.machine:TrafficSample", pages=False)
 COST = Kind(name="cost", record="egmctl.model.listing:JobCost", views="lists", pages=False)
 KINDS = tuple(kind for kind in [*vars().values()] if isinstance(kind, Kind))
 """All kinds of results, those above."""

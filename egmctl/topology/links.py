@@ -12,6 +12,7 @@ from egmctl.model.host import Nic
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
 from egmctl.model.route import Hop, LinkClass, LinkKind
+from egmctl.topology import platform
 from egmctl.topology.access import without_nvml
 
 NEAR = (LinkClass.PIX, LinkClass.PXB)
@@ -321,6 +322,14 @@ def c2c(gpu: Gpu) -> Hop:
     if min(rates) <= 0:
         return Hop(link=LinkKind.C2C, reason=f"NVML reports an active NVLink-C2C of {min(rates)} MB/s")
     return Hop(link=LinkKind.C2C, nominal_gb_s=sum(rates) / 1000)
+
+
+def links_at(machine: Machine, gpu: Gpu) -> tuple[Hop, ...]:
+    """Return a GPU's links and their rates: PCIe, and NVLink and NVLink-C2C unless it is known to lack them."""
+    active = active_nvlinks(gpu)
+    has_nvlink = active != 0 and not has_no_nvlink(gpu)
+    has_c2c = platform.c2c(machine, gpu) is not platform.C2c.ABSENT
+    return (*(nvlink(gpu, active or 0),) * has_nvlink, *(c2c(gpu),) * has_c2c, pcie(gpu))
 
 
 def pcie(gpu: Gpu, pci: LinkClass | None = None) -> Hop:

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.processes
 RESULTS = ROOT / "tests" / "data" / "runs"
 RUNS = (
     ("topo",),
+    ("watch", "--once"),
     ("snapshot",),
     ("bench", "--quick"),
     ("bringup", "--machine", "hgx-h200x4"),

@@ -53,7 +53,7 @@ ON_TRAY = {
 ELSEWHERE = {
     "--no-such": "no such option: --no-such; 'egmctl --help' says what is valid",
     "topo --no-such": "no such option: --no-such; 'egmctl topo --help' says what is valid",
-    "no-such": "no such command 'no-such'; the commands are bringup, topo, bench, doctor, explain, snapshot, ",
+    "no-such": "no such command 'no-such'; the commands are bringup, topo, bench, watch, doctor, explain, snapshot, ",
     "profile no-such": "no such command 'no-such'; the commands are list, show, match, learn",
     "topo --machine missing.json": "missing.json",
     "topo --machine pyproject.toml": "pyproject.toml is not JSON",

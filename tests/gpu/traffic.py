@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -20,8 +20,24 @@ def pushing() -> Iterator[None]:
             process.kill()
 
 
+@contextmanager
+def copying(to_host: bool, seconds: float) -> Iterator[Callable[[], float]]:
+    """Have another process copy from GPU 0 to pinned memory, or to GPU 1, for so long.
+
+    Yield a function that waits for its end and returns the GB/s that it counted itself.
+    """
+    command = [sys.executable, "-c", PUSH, "host" if to_host else "peer", str(seconds)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "pushing\n"
+            yield lambda: float(process.communicate()[0])
+        finally:
+            process.kill()
+
+
 PUSH = """
-import sys
+import sys, time
 from cuda.bindings import driver as cuda
 
 def call(function, *arguments):
@@ -31,20 +47,28 @@ def call(function, *arguments):
 
 SIZE = 256 << 20
 call(cuda.cuInit, 0)
-contexts = [call(cuda.cuDevicePrimaryCtxRetain, call(cuda.cuDeviceGet, gpu)) for gpu in (0, 1)]
+to_host = sys.argv[1:2] == ["host"]
+seconds = float(sys.argv[2]) if len(sys.argv) > 2 else float("inf")
+contexts = [call(cuda.cuDevicePrimaryCtxRetain, call(cuda.cuDeviceGet, gpu)) for gpu in (0, 1)[:2 - to_host]]
 buffers = []
 for context in contexts:
     call(cuda.cuCtxSetCurrent, context)
     buffers.append(call(cuda.cuMemAlloc, SIZE))
 call(cuda.cuCtxSetCurrent, contexts[0])
-call(cuda.cuCtxEnablePeerAccess, contexts[1], 0)
+if to_host:
+    buffers.append(call(cuda.cuMemHostAlloc, SIZE, 1))
+else:
+    call(cuda.cuCtxEnablePeerAccess, contexts[1], 0)
 streams = [call(cuda.cuStreamCreate, 1) for _ in range(2)]
 print("pushing", flush=True)
-while True:
+begun, copied = time.monotonic(), 0
+while time.monotonic() < begun + seconds:
     for stream in streams:
         for _ in range(8):
-            call(cuda.cuMemcpyAsync, buffers[1], buffers[0], SIZE, stream)
+            call(cuda.cuMemcpyAsync, int(buffers[1]), int(buffers[0]), SIZE, stream)
+            copied += SIZE
     for stream in streams:
         call(cuda.cuStreamSynchronize, stream)
+print(copied / (time.monotonic() - begun) / 1e9)
 """
-"""Copies from GPU 0 to GPU 1 until it is killed."""
+"""Copies from GPU 0 to GPU 1, or with "host" to pinned memory, for some seconds or until it is killed."""

@@ -54,18 +54,18 @@ def error_entry(error: EgmctlError) -> dict[str, Any]:
     return {"code": error.code, "message": str(error), "details": to_json(details)}
 
 
-def dump(document: dict[str, Any]) -> str:
-    """Return a document as JSON text: ASCII, indented, with a final newline.
+def dump(document: dict[str, Any], indent: int | None = 2) -> str:
+    """Return a document as JSON text: ASCII, indented or (``None``) in one line, with a final newline.
 
     Raises
     ------
     ValueError
         The document contains NaN or infinity, which JSON cannot represent.
     """
-    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+    return json.dumps(document, indent=indent, allow_nan=False) + "\n"
 
 
-def result_json(result: Any) -> str:
+def result_json(result: Any, indent: int | None = 2) -> str:
     """Return any result of :mod:`egmctl.report.kinds` as a JSON document.
 
     Private values of a machine in the result are replaced by pseudonyms. If nothing could be determined, ``errors``
@@ -81,4 +81,4 @@ def result_json(result: Any) -> str:
     nothing = getattr(result, "nothing", None)
     errors = [] if nothing is None else [NothingToDo(nothing)]
     code = getattr(result, "exit_code", ExitCode.OK)
-    return dump(envelope(result.SCHEMA, code, to_json(body), machine=origin, errors=errors))
+    return dump(envelope(result.SCHEMA, code, to_json(body), machine=origin, errors=errors), indent)

@@ -34,6 +34,10 @@ typedef struct {
 } nvmlMemory_v2_t;
 
 typedef struct {
+    unsigned int gpu, memory; /* per cent of the time */
+} nvmlUtilization_t;
+
+typedef struct {
     unsigned int fieldId, scopeId;
     long long timestamp, latencyUsec;
     unsigned int valueType, nvmlReturn;

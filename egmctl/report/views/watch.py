@@ -1,0 +1,75 @@
+"""The view of one sample of traffic: which link of which GPU carries most, then all links of all GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from egmctl.model.machine import GpuTraffic, TrafficSample
+from egmctl.report import document as doc
+from egmctl.report.document import Cell, Level, Tone
+from egmctl.units import GIB, counted, format_kernel_list, gpu_name, grouped, listed
+
+_NAMES = {"nvlink": "NVLink", "c2c": "C2C", "pcie": "PCIe"}
+_KEYS = {**{f"links.{kind}": _NAMES[kind] for kind in _NAMES}, "busy_percent": "load", "memory_used_bytes": "memory"}
+_WAYS = {"out": "sent_gb_s", "in": "received_gb_s"}
+_IDLE_GB_S = 0.05
+"""The rate below which a link is called idle. Chosen: launches and monitoring alone stay below it."""
+_NOTE = "NVLink, C2C: since the last sample. PCIe: 20 ms, as its counters have 32 bits. Per GPU, by all processes."
+
+
+def watch_document(sample: TrafficSample) -> doc.Document:
+    """Return the links that carry traffic, a table of all links and the load of each GPU, and what is unknown."""
+    answer = doc.Paragraph("; ".join(_answer(sample.gpus)), Tone.STRONG, level=Level.SUMMARY)
+    table = doc.grid(
+        f"{sample.taken_at}, {counted(gpu_name(gpu.name) for gpu in sample.gpus)}",
+        ((f"GPU{gpu.index}", dict(_row(gpu))) for gpu in sample.gpus),
+        notes=("GB/s out of and into each GPU, and their share of the rate of its links",),
+        after=tuple(_unknown(sample.gpus)),
+    )
+    body = (answer, table, doc.Paragraph(_NOTE, Tone.DIM))
+    return doc.Document(command="egmctl watch", subject="this node", body=body)
+
+
+def _answer(gpus: Sequence[GpuTraffic]) -> Iterator[str]:
+    """Yield a clause on the busiest GPU of each kind of link, from the busiest kind to idle ones, and unknown kinds."""
+    links = [(gpu.index, _NAMES[kind], link) for gpu in gpus for kind, link in gpu.links.items()]
+    flows = (
+        (getattr(link, field), index, f"{name} {way}", name, link.rate_gb_s or 0)
+        for index, name, link in links
+        if link is not None
+        for way, field in _WAYS.items()
+    )
+    busiest = {flow[3]: flow for flow in sorted(flows)}
+    for gb_s, index, way, _, rate in sorted((flow for flow in busiest.values() if flow[0] >= _IDLE_GB_S), reverse=True):
+        share = f", {100 * gb_s / rate:.0f} % of {_amount(rate)} GB/s" if rate else ", of an unknown rate"
+        yield f"GPU{index}: {_amount(gb_s)} GB/s over {way}{share}"
+    if idle := [name for name in _NAMES.values() if name in busiest and busiest[name][0] < _IDLE_GB_S]:
+        yield f"{listed(idle)} idle"
+    for name, unread in grouped((name, index) for index, name, link in links if link is None).items():
+        yield f"{name} unknown" + f" on GPU{format_kernel_list(unread)}" * (name in busiest)
+
+
+def _unknown(gpus: Sequence[GpuTraffic]) -> Iterator[str]:
+    """Yield a sentence for each reason why something is unknown, with its GPUs and links."""
+    unread = [(gpu.index, name, gpu.unread[key]) for gpu in gpus for key, name in _KEYS.items() if key in gpu.unread]
+    reasons = grouped(((index, gap.detail or gap.reason.value), name) for index, name, gap in unread)
+    causes = grouped(((detail, tuple(names)), index) for (index, detail), names in reasons.items())
+    for (detail, names), indices in causes.items():
+        yield f"GPU{format_kernel_list(indices)}: {listed(names)} unknown: {detail}"
+
+
+def _row(gpu: GpuTraffic) -> Iterator[tuple[tuple[str, ...], str | Cell]]:
+    """Yield the headings and cells of a GPU."""
+    used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
+    yield ("load",), "?" if gpu.busy_percent is None else f"{gpu.busy_percent} %"
+    yield ("memory", "GiB"), "?" if used is None or total is None else f"{used / GIB:.0f}/{total / GIB:.0f}"
+    for kind, link in gpu.links.items():
+        for way, field in _WAYS.items():
+            gb_s = getattr(link, field, 0.0)
+            share = f"{100 * gb_s / link.rate_gb_s:4.0f}%" if link and link.rate_gb_s else ""
+            text = f"{_amount(gb_s)}{share}" if link else "?"
+            yield (_NAMES[kind], way), Cell(text, Tone.STRONG if gb_s >= _IDLE_GB_S else Tone.PLAIN)
+
+
+def _amount(gb_s: float) -> str:
+    return f"{gb_s:.1f}" if gb_s < 10 else f"{gb_s:.0f}"
