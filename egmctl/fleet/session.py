@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -139,6 +139,20 @@ def _folded(report: FleetReport, folder: Folder, warn: Callable[[str], None]) ->
                     answer, reach=Reach.GARBAGE, reason=str(error), exit_code=int(ExitCode.CRASHED), file=""
                 )
         answers.append(answer)
+    return folded(dataclasses.replace(report, answers=tuple(answers)), loaded, warn)
+
+
+def folded(report: FleetReport, loaded: Mapping[str, Saved], warn: Callable[[str], None]) -> FleetReport:
+    """Return the report with groups of equal nodes, a comparison of their results, and the readiness of their GPUs.
+
+    Parameters
+    ----------
+    loaded
+        The results of the nodes that answered.
+    warn
+        Called with a sentence about each broken profile.
+    """
+    answers = list(report.answers)
     lines = {node: lines_of(saved) for node, saved in loaded.items()}
     results = list(loaded.values())
     comparison = compare(results, spread=spread_of(results, warn)) if len(results) > 1 else None
@@ -158,13 +172,20 @@ def _report(session: Session, launcher: Launcher, new: Sequence[NodeAnswer]) -> 
         or NodeAnswer(node=node, reach=Reach.NOT_ASKED, exit_code=ExitCode.INTERRUPTED, reason="not started")
         for node in session.asked.nodes
     )
+    return report_of(session.asked, answers, session.started_at, launcher, str(session.folder.path))
+
+
+def report_of(
+    asked: Asked, answers: Sequence[NodeAnswer], started_at: str, launcher: Launcher | None = None, folder: str = ""
+) -> FleetReport:
+    """Return the report of some answers, before their comparison; an MPI job has no launcher and no folder."""
     return FleetReport(
-        asked=session.asked,
-        folded=fold(session.asked.nodes),
+        asked=asked,
+        folded=fold(asked.nodes),
         launcher=launcher,
-        folder=str(session.folder.path),
-        started_at=session.started_at,
+        folder=folder,
+        started_at=started_at,
         finished=not any(answer.reach in (Reach.NOT_ASKED, Reach.INTERRUPTED) for answer in answers),
         counts=counts(answers),
-        answers=answers,
+        answers=tuple(answers),
     )

@@ -1,0 +1,43 @@
+"""``egmctl bringup`` by the ranks of an MPI job on fake nodes: one answer for all nodes and the fabric between them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from egmctl.model.host import System
+from egmctl.model.machine import Machine
+from egmctl.units import MIB
+from tests.docs.test_schemas import check as validate
+from tests.doctor.machines import of_two_gpus, patched
+from tests.fake.plugin import MakeFakeNode
+from tests.mpi.nodes import Place, egmctl_under_mpi, in_domain
+
+pytestmark = pytest.mark.processes
+
+
+def tray(host: str) -> Machine:
+    """Return a healthy node of two GPUs with little memory, which makes small buffers: a fake copies them fast."""
+    machine = patched(of_two_gpus(in_domain(host)), "gpus[*].nvml", memory_total_bytes=280 * MIB, memory_used_bytes=0)
+    return patched(machine, "", system=System(daemons=("nvidia-imex",)))
+
+
+@pytest.mark.long
+def test_a_sick_node_among_eight_ranks_is_named_in_the_first_three_lines_and_the_fabric_is_measured(
+    fake_node: MakeFakeNode, tmp_path: Path
+) -> None:
+    sick = patched(tray("rack1-n2"), "gpus[1].nvml.nvlinks[4]", active=False)
+    places = [Place(fake_node(machine), 2) for machine in (tray("rack1-n1"), sick, tray("rack1-n3"), tray("rack1-n4"))]
+    written, page = tmp_path / "rack.json", tmp_path / "rack.html"
+    done = egmctl_under_mpi(places, "bringup", "-o", "-", "-o", written, "-o", page)
+    document = json.loads(written.read_text())
+    validate(document, "fleet")
+    lines = [line for line in done.out.splitlines() if line and not line.startswith("FAKE")]
+    assert "GPU1 of rack1-n2: 17 of 18 NVLinks are active" in " ".join(lines[:3])
+    assert lines[0].startswith("NO-GO: ")
+    result = document["result"]
+    assert [answer["node"] for answer in result["answers"]] == [f"rack1-n{number}" for number in range(1, 5)]
+    run = result["fabric"]["run"]
+    assert {m["status"] for m in run["measurements"]} <= {"ok", "unstable", "waived"}
