@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,8 @@ from egmctl.units import MIB
 from tests.docs.test_schemas import check as validate
 from tests.doctor.machines import of_two_gpus, patched
 from tests.fake.plugin import MakeFakeNode
-from tests.mpi.nodes import Place, egmctl_under_mpi, in_domain
+from tests.mpi.nodes import Place, egmctl_under_mpi, in_domain, wait_for
+from tests.mpi.test_fabric import IMPATIENT, RECOVER
 
 pytestmark = pytest.mark.processes
 
@@ -41,3 +44,22 @@ def test_a_sick_node_among_eight_ranks_is_named_in_the_first_three_lines_and_the
     assert [answer["node"] for answer in result["answers"]] == [f"rack1-n{number}" for number in range(1, 5)]
     run = result["fabric"]["run"]
     assert {m["status"] for m in run["measurements"]} <= {"ok", "unstable", "waived"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "hangs"])
+def test_a_node_whose_task_dies_or_hangs_is_named_in_the_answer_and_the_job_ends(
+    fake_node: MakeFakeNode, tmp_path: Path, number: int
+) -> None:
+    written = tmp_path / "rack.json"
+    places = [Place(fake_node(tray(f"rack1-n{n}")), 1) for n in (1, 2)]
+    arguments = ("bringup", "--gpus", "0", "-o", written)
+    with ThreadPoolExecutor() as beside:
+        job = beside.submit(egmctl_under_mpi, places, *arguments, options=RECOVER, program=IMPATIENT, timeout_s=200)
+        wait_for(lambda: bool(places[1].node.calls("cuInit")), job)
+        places[1].signal_commands(number)
+        done = job.result()
+    result = json.loads(written.read_text())["result"]
+    assert [answer["reach"] for answer in result["answers"]] == ["answered", "timed-out"]
+    assert result["fabric"]["reason"] == "no answer from rank 1 on rack1-n2"
+    assert "rack1-n2 gave no answer (timed-out)" in " ".join(done.out.split())

@@ -38,7 +38,7 @@ _ANSWERS = {Answer.GO: Tone.GOOD, Answer.NO_GO: Tone.BAD, Answer.INCOMPLETE: Ton
 def fleet_document(report: FleetReport) -> doc.Document:
     """Return the document of a fleet report."""
     return doc.Document(
-        command="egmctl fleet",
+        command="egmctl bringup" if report.fabric else "egmctl fleet",
         subject=f"{several(len(report.asked.nodes), 'node')} {report.folded}",
         banners=() if report.comparison is None else tuple(banners(report.comparison)),
         body=tuple(_body(report)),
