@@ -41,7 +41,8 @@ def bringup(
     """Say whether this node can be handed over: GO, NO-GO or INCOMPLETE, with the cause and what to do.
 
     Runs doctor with its active probes, the topology and the quick bench, and joins what they find. Needs idle GPUs.
-    With --machine nothing can be measured: the answer is then NO-GO or INCOMPLETE.
+    With --machine nothing can be measured: the answer is then NO-GO or INCOMPLETE. Under mpirun or srun one task brings
+    up each node, then all measure the fabric between their GPUs, and rank 0 writes one answer.
     """
     launch = MpiOptions().launched() if machine is None else None
     # Whether MPI starts is not known yet.
