@@ -23,7 +23,7 @@ from egmctl.cli.options import read_machine
 from egmctl.cli.output import Outputs, say
 from egmctl.cli.progress import show_progress
 from egmctl.doctor.check import expectation
-from egmctl.errors import EgmctlError, ExitCode
+from egmctl.errors import EgmctlError, ExitCode, NothingToDo, UsageError
 from egmctl.facts.redact import redact_run
 from egmctl.fleet.session import folded, report_of
 from egmctl.model.bringup import Answer, Bringup
@@ -39,9 +39,10 @@ from egmctl.saved import Saved, load_text
 from egmctl.units import require_clustershell, several
 from egmctl.verdict.bringup import run_gaps
 
-SAMPLE = 8
-"""The number of other GPUs that each GPU is measured with. Disjoint pairs are measured at the same time, so the time
-hardly grows with the number of GPUs."""
+SAMPLE, SAMPLED = 8, 1000
+"""The number of other GPUs that each GPU is measured with, and the maximum of its product with the number of GPUs, so
+that the document stays far below its limit of 64 MiB. Disjoint pairs are measured at the same time, so the time hardly
+grows with the number of GPUs (docs/decisions/0020-a-rack-is-one-job.md)."""
 CASES = (
     *("fabric_device_write_ce", "fabric_device_read_ce", "fabric_host_numa_write_ce", "fabric_host_numa_read_ce"),
     *("fabric_device_ring_write_ce", "fabric_device_bisect_write_ce", "fabric_device_latency"),
@@ -84,29 +85,32 @@ def bring_up(world: World, node: Callable[[], Bringup], options: NodeOptions, ou
         parts = world.gather(to_json(own), INTERRUPTED_S if interrupted else NODE_S)
     except KeyboardInterrupt:
         interrupted, parts = True, world.gather(to_json(own), INTERRUPTED_S)
-    if world.rank:
-        world.all_gather(None, 2 * NODE_S)
-        _fabric(world, options, outputs)
-        return ExitCode.OK
-    if interrupted or world.broken:
+    silent = [rank for rank in range(len(hosts)) if rank not in parts and not world.rank]
+    try:
+        if interrupted or silent:
+            raise RanksMissing(tuple(silent))
+        fabric = _fabric(world, options, outputs)
+    except RanksMissing as error:
+        if world.rank:
+            raise
         # The other ranks wait for rank 0, which aborts the job when the answer is written.
         world.broken = True
-        silent = [f"rank {rank} on {host}" for rank, host in enumerate(hosts) if rank not in parts]
-        reason = "interrupted" if interrupted else f"no answer from {', '.join(silent)}"
-        fabric = Fabric(answer=Answer.INCOMPLETE, reason=reason)
-    else:
-        world.all_gather(None, GATHER_S)
-        fabric = _fabric(world, options, outputs)
+        reason = "no answer from " + ", ".join(f"rank {rank} on {hosts[rank]}" for rank in error.ranks)
+        fabric = Fabric(answer=Answer.INCOMPLETE, reason="interrupted" if interrupted else reason)
+    if world.rank:
+        return ExitCode.OK
     reach, code = (Reach.INTERRUPTED, ExitCode.INTERRUPTED) if interrupted else (Reach.TIMED_OUT, ExitCode.CRASHED)
     answers = {name: NodeAnswer(node=name, reach=reach, exit_code=code) for name in nodes}
-    loaded: dict[str, Saved] = {}
+    packed = {}
     for part in filter(None, parts.values()):
         answer = from_json(NodeAnswer, part[0])
-        answers[answer.node] = answer
-        if answer.reach is Reach.ANSWERED:
-            loaded[answer.node] = load_text(zlib.decompress(base64.b64decode(part[1])), answer.node)
+        answers[answer.node], packed[answer.node] = answer, part[1]
     report = replace(report_of(_asked(nodes, options), [*answers.values()], started), fabric=fabric)
-    report = folded(report, loaded, say)
+
+    def document(answer: NodeAnswer) -> Saved:
+        return load_text(zlib.decompress(base64.b64decode(packed[answer.node])), answer.node)
+
+    report = folded(report, document, say)
     outputs.show(report)
     return report.exit_code
 
@@ -141,25 +145,24 @@ def _asked(nodes: tuple[str, ...], options: NodeOptions) -> AskedNodes:
 def _fabric(world: World, options: NodeOptions, outputs: Outputs) -> Fabric:
     """Measure between all ranks; return the outcome on rank 0."""
     bench = Bench(suites=(FABRIC,), cases=CASES, gpus=options.gpus)
-    sample = SAMPLE if world.size > SAMPLE + 1 else None
+    sample = max(1, min(SAMPLE, SAMPLED // world.size)) if world.size > SAMPLE + 1 else None
     asked = Asked(cases=bench.selected_cases, settings=bench.settings, sample=sample)
+    # The others have waited for rank 0's node and those of all others.
+    world.all_gather(None, 2 * NODE_S)
     child, facts = start_rank(world.rank, world.size), partial(facts_of_rank, bench, outputs)
     try:
         with show_progress(outputs.options.quiet) as shown:
             run = measure_job(world, child, facts, asked, shown, on_plan=_say_plan)
-    except EgmctlError as error:
-        if world.rank and isinstance(error, RanksMissing):
-            raise
+    except (NothingToDo, UsageError) as error:
         return Fabric(answer=Answer.INCOMPLETE, reason=str(error))
     return Fabric(answer=Answer.INCOMPLETE) if run is None else _judged(bench, run)
 
 
 def _say_plan(plan: Plan) -> None:
     """Say how many pairs of GPUs will be measured, and for how long."""
-    count = len(plan.ranks)
-    pairs = {frozenset(task.ranks) for task in plan.tasks if len(task.ranks) == 2}
-    total = count * (count - 1) // 2
-    say(f"fabric: {len(pairs)} of {several(total, 'pair')} of {count} GPUs, about {plan_seconds(plan):.0f} s")
+    count, pairs = len(plan.ranks), {frozenset(task.ranks) for task in plan.tasks if len(task.ranks) == 2}
+    every = several(count * (count - 1) // 2, "pair")
+    say(f"fabric: {len(pairs)} of {every} of {count} GPUs, about {plan_seconds(plan):.0f} s")
 
 
 def _judged(bench: Bench, run: RunReport) -> Fabric:

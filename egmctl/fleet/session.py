@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -118,7 +118,8 @@ def ask(
         # The answers are written before the grouping, which may fail.
         with contextlib.suppress(EgmctlError):
             write(answers)
-        report = _folded(_report(session, launch.launcher, answers), folder, warn)
+        report = _report(session, launch.launcher, answers)
+        report = folded(report, lambda answer: load(folder.path / answer.file), warn)
         try:
             folder.write_report(result_json(report))
         except EgmctlError as error:
@@ -126,33 +127,27 @@ def ask(
     return report, failure
 
 
-def _folded(report: FleetReport, folder: Folder, warn: Callable[[str], None]) -> FleetReport:
-    """Return the report with groups of equal nodes and a comparison of their results."""
+def folded(report: FleetReport, document: Callable[[NodeAnswer], Saved], warn: Callable[[str], None]) -> FleetReport:
+    """Return the report with groups of equal nodes, a comparison of their results, and the readiness of their GPUs.
+
+    Parameters
+    ----------
+    document
+        A function that loads the document of a node that answered. If it is invalid, the node has given no answer.
+    warn
+        Called with a sentence about each broken profile.
+    """
     answers: list[NodeAnswer] = []
     loaded: dict[str, Saved] = {}
     for answer in report.answers:
         if answer.reach is Reach.ANSWERED:
             try:
-                loaded[answer.node] = load(folder.path / answer.file)
+                loaded[answer.node] = document(answer)
             except UsageError as error:
                 answer = dataclasses.replace(
                     answer, reach=Reach.GARBAGE, reason=str(error), exit_code=int(ExitCode.CRASHED), file=""
                 )
         answers.append(answer)
-    return folded(dataclasses.replace(report, answers=tuple(answers)), loaded, warn)
-
-
-def folded(report: FleetReport, loaded: Mapping[str, Saved], warn: Callable[[str], None]) -> FleetReport:
-    """Return the report with groups of equal nodes, a comparison of their results, and the readiness of their GPUs.
-
-    Parameters
-    ----------
-    loaded
-        The results of the nodes that answered.
-    warn
-        Called with a sentence about each broken profile.
-    """
-    answers = list(report.answers)
     lines = {node: lines_of(saved) for node, saved in loaded.items()}
     results = list(loaded.values())
     comparison = compare(results, spread=spread_of(results, warn)) if len(results) > 1 else None

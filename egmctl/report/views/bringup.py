@@ -91,13 +91,12 @@ def verdict(bringup: Bringup) -> doc.Verdict:
     if bringup.answer is Answer.NO_GO:
         first, *others = (cause for cause in bringup.causes if cause.status is Status.FAIL)
         also = f"; and {several(len(others), 'more cause')}" if others else ""
-        return doc.Verdict(
-            "NO-GO", Tone.BAD, cause_words(bringup, first) + also + no_fabric, advice=_advice(bringup, first)
-        )
+        sentence = cause_words(bringup, first) + also + no_fabric
+        return doc.Verdict("NO-GO", Tone.BAD, sentence, advice=_advice(bringup, first))
     if bringup.answer is Answer.INCOMPLETE:
         gap = bringup.gaps[0]
-        also = no_fabric if gap.kind is not GapKind.FABRIC else ""
-        return doc.Verdict("INCOMPLETE", Tone.WARN, _gap(bringup, gap) + also, advice=_next_step(bringup, gap))
+        sentence = _gap(bringup, gap) + no_fabric * (gap.kind is not GapKind.FABRIC)
+        return doc.Verdict("INCOMPLETE", Tone.WARN, sentence, advice=_next_step(bringup, gap))
     answered = None if bringup.run is None else bench_answer(bringup.run)
     warnings = sum(cause.status is Status.WARN and not cause.by_run for cause in bringup.causes)
     measured = "" if answered is None else doc.plain(answered.sentence)
