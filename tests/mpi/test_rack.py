@@ -56,7 +56,7 @@ def test_a_node_whose_task_dies_or_hangs_is_named_in_the_answer_and_the_job_ends
     arguments = ("bringup", "--gpus", "0", "-o", written)
     with ThreadPoolExecutor() as beside:
         job = beside.submit(egmctl_under_mpi, places, *arguments, options=RECOVER, program=IMPATIENT, timeout_s=200)
-        wait_for(lambda: bool(places[1].node.calls("cuInit")), job)
+        wait_for(lambda: bool(places[1].node.calls("cuEventElapsedTime")), job)
         places[1].signal_commands(number)
         done = job.result()
     result = json.loads(written.read_text())["result"]
