@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -86,9 +88,9 @@ Ask = Callable[..., tuple[ExitCode, dict[str, Any], str]]
 def answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ask:
     """Return the exit code, the result and the text of a job's answer."""
 
-    def ask(job: Job, own: Machine = WELL, fabric: Fabric = MEASURED, **options: str) -> Any:
+    def ask(job: Job, own: Machine = WELL, fabric: Fabric = MEASURED, file: str = "rack.json", **options: str) -> Any:
         monkeypatch.setattr(rack, "_fabric", lambda *_: fabric)
-        written = tmp_path / "rack.json"
+        written = tmp_path / file
         outputs = OutputOptions(output=(written,), quiet=True).chosen(BRINGUP.formats)
         code = rack.bring_up(cast(World, job), lambda: go(own), NodeOptions(**options), outputs)
         document = json.loads(written.read_text())
@@ -165,3 +167,37 @@ def test_an_interruption_gives_the_answers_that_there_are(answer: Ask) -> None:
     assert [node["reach"] for node in result["answers"]] == ["answered", "answered", "interrupted"]
     assert "GPU2 of tray02: 17 of 18 NVLinks are active" in text
     assert "fabric not measured: interrupted" in text
+    job = Job(three(), interrupted=True)
+    assert answer(job, file="all.json")[0] is ExitCode.NOTHING
+    assert job.broken, "the other ranks wait, and are aborted"
+
+
+def test_a_rank_that_is_not_the_first_of_its_node_brings_up_nothing_and_writes_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Second(Job):
+        rank = 1
+
+        def share(self, *_: object) -> tuple[str, list[str]]:
+            return HOSTS[1], [*HOSTS]
+
+        def gather(self, own: Any, _timeout_s: float) -> dict[int, Any]:
+            assert own is None
+            return {}
+
+    def node() -> Bringup:
+        raise AssertionError("brought up twice")
+
+    monkeypatch.setattr(rack, "_fabric", lambda *_: MEASURED)
+    outputs = OutputOptions(output=(tmp_path / "rack.json",)).chosen(BRINGUP.formats)
+    assert rack.bring_up(cast(World, Second({})), node, NodeOptions(), outputs) is ExitCode.OK
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_document_that_is_none_costs_its_own_node_only(answer: Ask) -> None:
+    messages = three()
+    packed = base64.b64encode(zlib.compress(b'{"schema": "no"}')).decode()
+    messages[2] = ((messages[2] or ({},))[0], packed)
+    code, result, text = answer(Job(messages))
+    assert (code, [node["reach"] for node in result["answers"]]) == (4, ["answered", "garbage", "answered"])
+    assert "tray02 gave no answer (garbage)" in text
