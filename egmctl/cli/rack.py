@@ -35,7 +35,7 @@ from egmctl.model.measurement import RunReport
 from egmctl.model.record import Command
 from egmctl.mpi.world import RanksMissing, World
 from egmctl.report.exports.json import result_json
-from egmctl.saved import Saved, load_text
+from egmctl.saved import load_text
 from egmctl.units import require_clustershell, several
 from egmctl.verdict.bringup import run_gaps
 
@@ -104,13 +104,9 @@ def bring_up(world: World, node: Callable[[], Bringup], options: NodeOptions, ou
     packed = {}
     for part in filter(None, parts.values()):
         answer = from_json(NodeAnswer, part[0])
-        answers[answer.node], packed[answer.node] = answer, part[1]
+        answers[answer.node], packed[answer.node] = answer, base64.b64decode(part[1])
     report = replace(report_of(_asked(nodes, options), [*answers.values()], started), fabric=fabric)
-
-    def document(answer: NodeAnswer) -> Saved:
-        return load_text(zlib.decompress(base64.b64decode(packed[answer.node])), answer.node)
-
-    report = folded(report, document, say)
+    report = folded(report, lambda answer: load_text(zlib.decompress(packed[answer.node]), answer.node), say)
     outputs.show(report)
     return report.exit_code
 

@@ -20,6 +20,7 @@ from egmctl.errors import ExitCode, NothingToDo
 from egmctl.model.bringup import Answer, Bringup
 from egmctl.model.codec import to_json
 from egmctl.model.fleet import Fabric
+from egmctl.model.gpu import FAKE
 from egmctl.model.machine import Machine
 from egmctl.mpi.world import World
 from egmctl.report.kinds import BRINGUP
@@ -201,3 +202,11 @@ def test_a_document_that_is_none_costs_its_own_node_only(answer: Ask) -> None:
     code, result, text = answer(Job(messages))
     assert (code, [node["reach"] for node in result["answers"]]) == (4, ["answered", "garbage", "answered"])
     assert "tray02 gave no answer (garbage)" in text
+
+
+def test_a_job_on_one_node_of_fake_gpus_says_that_they_are(answer: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a second node there is no comparison, which has this banner elsewhere."""
+    monkeypatch.setattr(Job, "share", lambda *_: (HOSTS[0], [HOSTS[0]] * 6))
+    fake = replace(RUN, gpus=tuple(replace(gpu, name=f"FAKE {gpu.name}") for gpu in RUN.gpus))
+    _, result, text = answer(Job(dict.fromkeys(range(1, 6))), fabric=replace(MEASURED, run=fake))
+    assert (len(result["answers"]), text.startswith(FAKE)) == (1, True)

@@ -13,7 +13,7 @@ from egmctl.model.fleet import FleetReport, GroupLine, NodeGroup, NodeState, Rea
 from egmctl.model.record import Command
 from egmctl.report import document as doc
 from egmctl.report.document import Better, Level, Tone
-from egmctl.report.views.bench import bench_document
+from egmctl.report.views.bench import bench_banners, bench_document
 from egmctl.report.views.bench_answer import answer as bench_answer
 from egmctl.report.views.bringup import part
 from egmctl.report.views.causes import cause_entry
@@ -37,10 +37,12 @@ _ANSWERS = {Answer.GO: Tone.GOOD, Answer.NO_GO: Tone.BAD, Answer.INCOMPLETE: Ton
 
 def fleet_document(report: FleetReport) -> doc.Document:
     """Return the document of a fleet report."""
+    run = report.fabric.run if report.fabric else None
+    of_nodes = () if report.comparison is None else banners(report.comparison)
     return doc.Document(
         command="egmctl bringup" if report.fabric else "egmctl fleet",
         subject=f"{several(len(report.asked.nodes), 'node')} {report.folded}",
-        banners=() if report.comparison is None else tuple(banners(report.comparison)),
+        banners=(*of_nodes, *(bench_banners(run) if run and not report.comparison else ())),
         body=tuple(_body(report)),
     )
 
