@@ -22,7 +22,7 @@ from egmctl.model.codec import to_json
 from egmctl.model.fleet import Fabric
 from egmctl.model.gpu import FAKE
 from egmctl.model.machine import Machine
-from egmctl.mpi.world import World
+from egmctl.mpi.world import RanksMissing, World
 from egmctl.report.kinds import BRINGUP
 from egmctl.saved import load_any
 from egmctl.verdict.bringup import bringup
@@ -39,6 +39,8 @@ OUT = patched(WELL, "gpus[*].nvml", fabric=OUTSIDE)
 BOARD = shipped("hgx-h200x4")
 RUN = replace(measured_report("gb200-tray"), machines=())
 MEASURED = Fabric(answer=Answer.GO, run=RUN)
+GONE = Fabric(answer=Answer.INCOMPLETE)
+"""Stands for a fabric during which a rank dies."""
 Message = tuple[Any, str] | None
 
 
@@ -90,7 +92,13 @@ def answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ask:
     """Return the exit code, the result and the text of a job's answer."""
 
     def ask(job: Job, own: Machine = WELL, fabric: Fabric = MEASURED, file: str = "rack.json", **options: str) -> Any:
-        monkeypatch.setattr(rack, "_fabric", lambda *_: fabric)
+
+        def measured(*_: object) -> Fabric:
+            if fabric is GONE:
+                raise RanksMissing((3,))
+            return fabric
+
+        monkeypatch.setattr(rack, "_fabric", measured)
         written = tmp_path / file
         outputs = OutputOptions(output=(written,), quiet=True).chosen(BRINGUP.formats)
         code = rack.bring_up(cast(World, job), lambda: go(own), NodeOptions(**options), outputs)
@@ -140,6 +148,7 @@ def test_who_is_not_ready_is_named_in_the_first_sentence(
     ("fabric", "code", "words"),
     [
         (Fabric(answer=Answer.NO_GO, run=RUN), 1, "NO-GO: 3 of 3 nodes are ready; fabric "),
+        (GONE, 3, "3 of 3 nodes are ready; fabric not measured: no answer from rank 3 on tray02"),
         (Fabric(answer=Answer.INCOMPLETE, run=RUN), 3, "INCOMPLETE: 3 of 3 nodes are ready; fabric "),
         (
             Fabric(answer=Answer.INCOMPLETE, reason="no channel"),
