@@ -145,6 +145,18 @@ def load_any(path: str | os.PathLike[str]) -> Saved:
     return dataclasses.replace(saved, content=content)
 
 
+def load_text(text: bytes, node: str) -> Saved:
+    """Load the document of a node that is in no file.
+
+    Raises
+    ------
+    UsageError
+        The document is invalid. The message names the node and the invalid part.
+    """
+    source = f"the document of {node}"
+    return _load(parse_object(text, source, "result of egmctl"), source, Path(f"{node}.json"))
+
+
 def load_journal(path: Path) -> journal.Kept:
     """Load a journal by the rules for all documents.
 

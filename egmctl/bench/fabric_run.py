@@ -88,6 +88,7 @@ def measure_job(
     asked: Asked,
     on_progress: Progress,
     recorder: Recorder = forget,
+    on_plan: Callable[[Plan], object] = lambda _plan: None,
 ) -> RunReport | None:
     """Measure between all ranks of an MPI job.
 
@@ -97,6 +98,8 @@ def measure_job(
         The process of this command's rank, which this function ends.
     facts
         A function that reads the node and returns it with the GPUs that the user chose.
+    on_plan
+        Called on rank 0 with the plan, before anything is measured.
 
     Returns
     -------
@@ -122,6 +125,7 @@ def measure_job(
     coordinator = Coordinator(world, child, lambda number: f"{ranks[number].label} on {ranks[number].host}")
     try:
         plan = plan_for(layout, asked)
+        on_plan(plan)
         report = _supervised(plan, layout, on_progress, lambda _count: coordinator.start(), recorder)
     except EgmctlError:
         coordinator.finish()

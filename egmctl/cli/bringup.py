@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
+import typer
+
 from egmctl.api.options import NodeOptions
-from egmctl.cli.fabric import node_outputs
+from egmctl.cli.fabric import MpiOptions, answers_alone, job
 from egmctl.cli.options import ExitStyle, ExitStyleOption, MachineOption, read_machine, takes_options
 from egmctl.cli.output import OutputOptions, Outputs
 from egmctl.cli.progress import Shown, probing, show_progress
 from egmctl.cli.saved import JournalOptions, end_journal, open_journal
 from egmctl.cli.topo import SECTIONS as TOPO_SECTIONS
-from egmctl.errors import ChildNotStarted, NothingToDo
-from egmctl.report.kinds import BRINGUP
+from egmctl.errors import ChildNotStarted, NothingToDo, UsageError
+from egmctl.report.kinds import BRINGUP, FLEET
 
 if TYPE_CHECKING:
     from egmctl.api.bench import Bench
@@ -37,16 +41,42 @@ def bringup(
     """Say whether this node can be handed over: GO, NO-GO or INCOMPLETE, with the cause and what to do.
 
     Runs doctor with its active probes, the topology and the quick bench, and joins what they find. Needs idle GPUs.
-    With --machine nothing can be measured: the answer is then NO-GO or INCOMPLETE.
+    With --machine nothing can be measured: the answer is then NO-GO or INCOMPLETE. Under mpirun or srun one task brings
+    up each node, then all measure the fabric between their GPUs, and rank 0 writes one answer.
     """
-    outputs = node_outputs(output, BRINGUP, machine)
+    launch = MpiOptions().launched() if machine is None else None
+    # Whether MPI starts is not known yet.
+    formats = BRINGUP.formats if launch is None else [format for format in FLEET.formats if format in BRINGUP.formats]
+    outputs, no_fabric = output.chosen(formats), ""
+    if launch is not None:
+        if exit_style is ExitStyle.NAGIOS:
+            raise UsageError("--exit-style nagios is for one node: leave it out under mpirun or srun")
+        from egmctl.cli.rack import bring_up
+        from egmctl.mpi.world import MpiFailed
 
+        try:
+            with job(launch) as world:
+                raise typer.Exit(bring_up(world, lambda: _bring_up_node(options, outputs)[1](), options, outputs))
+        except MpiFailed as error:
+            no_fabric = error.reason
+        outputs = answers_alone(launch, outputs, f"the fabric is not measured: {no_fabric}")
+    outputs.check()
+    answer, redacted = _bring_up_node(options, outputs, machine, no_fabric)
+    outputs.show(answer, redacted)
+    return answer.nagios_state if exit_style is ExitStyle.NAGIOS else answer.exit_code
+
+
+def _bring_up_node(
+    options: NodeOptions, outputs: Outputs, machine: str | None = None, no_fabric: str = ""
+) -> tuple[Bringup, Callable[[], Bringup]]:
+    """Return the answer for this node or a recorded machine, and a function that returns it with pseudonyms."""
     from egmctl.api.bench import Bench
     from egmctl.api.doctor import Doctor
     from egmctl.bench.processes.group import start_worker
     from egmctl.facts.redact import redact_run
-    from egmctl.verdict.bringup import bringup as answered
+    from egmctl.verdict.bringup import bringup as bringup_answer
 
+    quiet = outputs.options.quiet
     doctor = Doctor(**vars(options))
     bench = Bench(suites=(SUITE,), gpus=options.gpus, numa=options.numa or "all")
     sections = dict.fromkeys((*doctor.sections, *TOPO_SECTIONS, *bench.sections))
@@ -55,11 +85,11 @@ def bringup(
     worker: Child | None = None
     not_measured = "a recorded machine cannot be measured"
     if machine is not None:
-        node = read_machine(machine, sections, quiet=output.quiet)
+        node = read_machine(machine, sections, quiet=quiet)
     else:
-        with show_progress(output.quiet) as shown, contextlib.ExitStack() as started:
+        with show_progress(quiet) as shown, contextlib.ExitStack() as started:
             shown.doing(0.0, "doctor: reading this node")
-            node = read_machine(None, sections, quiet=output.quiet)
+            node = read_machine(None, sections, quiet=quiet)
             # The worker initialises CUDA at the same time as doctor's processes, and creates no context until it
             # measures.
             with contextlib.suppress(ChildNotStarted):
@@ -70,15 +100,14 @@ def bringup(
                 run, node = _measured(bench, node, outputs, shown, worker or started.enter_context(start_worker()))
             except (NothingToDo, ChildNotStarted) as error:
                 not_measured = str(error)
-    answer = answered(doctor.diagnose(node), run, before=before, not_measured=not_measured)
+    answered = partial(bringup_answer, before=before, not_measured=not_measured, no_fabric=no_fabric)
 
     def redacted() -> Bringup:
         diagnosis = doctor.diagnose(node, redacted=True)
         redacted_run = None if run is None else redact_run(run, node)
-        return answered(diagnosis, redacted_run, before=before, not_measured=not_measured)
+        return answered(diagnosis, redacted_run)
 
-    outputs.show(answer, redacted)
-    return answer.nagios_state if exit_style is ExitStyle.NAGIOS else answer.exit_code
+    return answered(doctor.diagnose(node), run), redacted
 
 
 def _measured(

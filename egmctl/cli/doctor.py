@@ -124,9 +124,7 @@ def _read_with_others(
     try:
         world = joined.enter_context(job(launch))
     except MpiFailed as error:
-        outputs = answers_alone(launch, outputs)
-        if launch.rank == 0:
-            say(f"{error}; the first process of each node answers for that node alone")
+        outputs = answers_alone(launch, outputs, str(error))
         node = _read(asked, way, None, outputs, None)
         return replace(node, peers=Peers(nodes=(), problem=error.reason)), None, outputs
     node = with_peers(

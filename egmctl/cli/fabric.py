@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import typer
@@ -15,7 +16,7 @@ import typer
 from egmctl.api.options import BenchOptions, option
 from egmctl.cli import output
 from egmctl.cli.options import read_machine
-from egmctl.cli.output import OutputOptions, Outputs
+from egmctl.cli.output import Outputs
 from egmctl.cli.progress import show_progress
 from egmctl.compat import StrEnum
 from egmctl.errors import EgmctlError, ExitCode, NothingToDo, UsageError
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from egmctl.model.machine import Machine
     from egmctl.model.measurement import RunReport
     from egmctl.mpi.world import Launched, World
-    from egmctl.report.kinds import Kind
 
 
 class Mpi(StrEnum):
@@ -65,8 +65,13 @@ class MpiOptions:
         return launch
 
 
-def answers_alone(launch: Launched, outputs: Outputs) -> Outputs:
+def answers_alone(launch: Launched, outputs: Outputs, problem: str = "") -> Outputs:
     """Let the first process of each node report for that node, and end the others silently.
+
+    Parameters
+    ----------
+    problem
+        The reason, which rank 0 says.
 
     Returns
     -------
@@ -76,17 +81,10 @@ def answers_alone(launch: Launched, outputs: Outputs) -> Outputs:
     """
     if not launch.first_of_node:
         raise typer.Exit
+    if problem:
+        output.say(f"{problem}; the first process of each node answers for that node alone")
     output.muted = False
     return outputs.of_node(socket.gethostname()) if launch.rank else outputs
-
-
-def node_outputs(chosen: OutputOptions, kind: Kind, machine: str | None) -> Outputs:
-    """Return the checked outputs of a command that reports on one node; under MPI, one process reports on each node."""
-    launch = MpiOptions().launched() if machine is None else None
-    outputs = chosen.chosen(kind.formats)
-    outputs = outputs if launch is None else answers_alone(launch, outputs)
-    outputs.check()
-    return outputs
 
 
 @contextlib.contextmanager
@@ -207,16 +205,8 @@ def measured_together(
 
     asked, quiet = _asked(bench, options), outputs.options.quiet
 
-    def facts() -> tuple[Machine, Sequence[Gpu]]:
-        # Only rank 0 writes. If it cannot, the error must reach the other ranks, or they would wait for it.
-        outputs.check()
-        node = read_machine(None, bench.sections, quiet=True)
-        if not node.gpus:
-            raise NothingToDo("no GPU to measure; 'egmctl topo' shows what was found")
-        return node, bench.chosen(node)
-
     if launch is None:
-        node, chosen = facts()
+        node, chosen = facts_of_rank(bench, outputs)
         with show_progress(quiet) as shown:
             report = measure_here(node, chosen, asked, shown, recorder)
         yield report
@@ -224,10 +214,27 @@ def measured_together(
     with job(launch) as world:
         child = start_rank(world.rank, world.size)
         with show_progress(quiet) as shown:
-            report_of_job = measure_job(world, child, facts, asked, shown, recorder)
+            report_of_job = measure_job(world, child, partial(facts_of_rank, bench, outputs), asked, shown, recorder)
         if report_of_job is None:
             raise typer.Exit
         yield report_of_job
+
+
+def facts_of_rank(bench: Bench, outputs: Outputs) -> tuple[Machine, Sequence[Gpu]]:
+    """Return this rank's node and the GPUs to measure.
+
+    Only rank 0 writes. If it cannot, the error must reach the other ranks, or they would wait for it.
+
+    Raises
+    ------
+    NothingToDo
+        The node has no GPU.
+    """
+    outputs.check()
+    node = read_machine(None, bench.sections, quiet=True)
+    if not node.gpus:
+        raise NothingToDo("no GPU to measure; 'egmctl topo' shows what was found")
+    return node, bench.chosen(node)
 
 
 def _asked(bench: Bench, job: JobOptions) -> Asked:

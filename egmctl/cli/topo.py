@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from egmctl.api.options import TopoOptions
-from egmctl.cli.fabric import node_outputs
+from egmctl.cli.fabric import MpiOptions, answers_alone
 from egmctl.cli.options import ForceOption, MachineOption, read_machine, takes_options
 from egmctl.cli.output import OutputOptions, Target, check_output, emit, file_of, say
 from egmctl.errors import ExitCode, UsageError
@@ -30,7 +30,10 @@ def topo(
     -m leaves out everything but the matrix of nvidia-smi topo -m and that of the routes. JSON and CSV are the same
     with it.
     """
-    outputs = node_outputs(output, TOPO, machine)
+    launch = MpiOptions().launched() if machine is None else None
+    outputs = output.chosen(TOPO.formats)
+    outputs = outputs if launch is None else answers_alone(launch, outputs)
+    outputs.check()
 
     from egmctl.api.machine import topology_of
     from egmctl.topology.notes import missing

@@ -118,7 +118,8 @@ def ask(
         # The answers are written before the grouping, which may fail.
         with contextlib.suppress(EgmctlError):
             write(answers)
-        report = _folded(_report(session, launch.launcher, answers), folder, warn)
+        report = _report(session, launch.launcher, answers)
+        report = folded(report, lambda answer: load(folder.path / answer.file), warn)
         try:
             folder.write_report(result_json(report))
         except EgmctlError as error:
@@ -126,14 +127,22 @@ def ask(
     return report, failure
 
 
-def _folded(report: FleetReport, folder: Folder, warn: Callable[[str], None]) -> FleetReport:
-    """Return the report with groups of equal nodes and a comparison of their results."""
+def folded(report: FleetReport, document: Callable[[NodeAnswer], Saved], warn: Callable[[str], None]) -> FleetReport:
+    """Return the report with groups of equal nodes, a comparison of their results, and the readiness of their GPUs.
+
+    Parameters
+    ----------
+    document
+        A function that loads the document of a node that answered. If it is invalid, the node has given no answer.
+    warn
+        Called with a sentence about each broken profile.
+    """
     answers: list[NodeAnswer] = []
     loaded: dict[str, Saved] = {}
     for answer in report.answers:
         if answer.reach is Reach.ANSWERED:
             try:
-                loaded[answer.node] = load(folder.path / answer.file)
+                loaded[answer.node] = document(answer)
             except UsageError as error:
                 answer = dataclasses.replace(
                     answer, reach=Reach.GARBAGE, reason=str(error), exit_code=int(ExitCode.CRASHED), file=""
@@ -158,13 +167,20 @@ def _report(session: Session, launcher: Launcher, new: Sequence[NodeAnswer]) -> 
         or NodeAnswer(node=node, reach=Reach.NOT_ASKED, exit_code=ExitCode.INTERRUPTED, reason="not started")
         for node in session.asked.nodes
     )
+    return report_of(session.asked, answers, session.started_at, launcher, str(session.folder.path))
+
+
+def report_of(
+    asked: Asked, answers: Sequence[NodeAnswer], started_at: str, launcher: Launcher | None = None, folder: str = ""
+) -> FleetReport:
+    """Return the report of some answers, before their comparison; an MPI job has no launcher and no folder."""
     return FleetReport(
-        asked=session.asked,
-        folded=fold(session.asked.nodes),
+        asked=asked,
+        folded=fold(asked.nodes),
         launcher=launcher,
-        folder=str(session.folder.path),
-        started_at=session.started_at,
+        folder=folder,
+        started_at=started_at,
         finished=not any(answer.reach in (Reach.NOT_ASKED, Reach.INTERRUPTED) for answer in answers),
         counts=counts(answers),
-        answers=answers,
+        answers=tuple(answers),
     )

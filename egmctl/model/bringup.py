@@ -42,6 +42,8 @@ class GapKind(StrEnum):
     """Some or all measured values have no reference."""
     NOT_DETERMINED = "not-determined"
     """Too many checks had no data."""
+    FABRIC = "fabric"
+    """The node is one of a job whose tasks could not measure the fabric between them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

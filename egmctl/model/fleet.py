@@ -11,6 +11,7 @@ from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
 from egmctl.model.bringup import ANSWER_CODES, Answer
 from egmctl.model.comparison import Comparison, Outcome
+from egmctl.model.measurement import RunReport
 from egmctl.model.record import Command, Plain, Shown
 from egmctl.units import format_kernel_list, grouped
 
@@ -211,6 +212,18 @@ class Readiness:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """The measurement between the GPUs of all nodes, by the ranks of an MPI job."""
+
+    answer: Answer
+    """``GO`` if every path was measured and is as fast as expected."""
+    run: RunReport | None = None
+    """The run, without its machines; null if it could not begin."""
+    reason: str = ""
+    """The reason why there is no run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetReport(Shown):
     """One run of ``egmctl fleet``."""
 
@@ -219,8 +232,10 @@ class FleetReport(Shown):
     asked: Asked
     folded: str
     """The names of all nodes in short form."""
-    launcher: Launcher
+    launcher: Launcher | None
+    """The program that started the command on each node; null: its ranks are an MPI job (:attr:`fabric`)."""
     folder: str
+    """The folder of the results; empty for an MPI job."""
     started_at: Plain
     """UTC, ISO 8601, to the second."""
     finished: bool
@@ -235,6 +250,8 @@ class FleetReport(Shown):
     """The comparison of the answers; null for fewer than two."""
     readiness: Readiness | None = None
     """The GPUs of ``doctor`` and ``bringup`` by NVLink domain; null if none is in one and none is expected."""
+    fabric: Fabric | None = None
+    """What an MPI job measured between the nodes; null for other launchers."""
 
     @property
     def exit_code(self) -> ExitCode:
@@ -242,12 +259,24 @@ class FleetReport(Shown):
 
         Of two nodes, the first is no better reference than the second, so a difference in either direction counts.
         """
+        return worst_exit_code(self._codes)
+
+    @property
+    def answer(self) -> Answer:
+        """Whether all nodes and the fabric between them can be handed over."""
+        if ExitCode.FAILED in self._codes:
+            return Answer.NO_GO
+        return Answer.GO if self.exit_code is ExitCode.OK else Answer.INCOMPLETE
+
+    @property
+    def _codes(self) -> list[int]:
         codes = [answer.exit_code for answer in self.answers]
         if self.comparison is not None:
             grave = {Outcome.WORSE} if self.comparison.of_nodes else {Outcome.WORSE, Outcome.BETTER}
             codes += [ExitCode.FAILED] if grave & {*self.comparison.outcomes} else []
         codes += [ANSWER_CODES[self.readiness.answer]] if self.readiness else []
-        return worst_exit_code(codes)
+        codes += [ANSWER_CODES[self.fabric.answer]] if self.fabric else []
+        return [*codes, *([self.fabric.run.exit_code] if self.fabric and self.fabric.run else [])]
 
 
 def worst_exit_code(codes: Iterable[int]) -> ExitCode:

@@ -27,8 +27,8 @@ _SPIN_S = 2e-3
 """The time that a call is polled without pauses. Ranks that arrive within it start a measurement together; later polls
 are a pause apart."""
 _PAUSE_MS = 1
-_ALIVE = 7
-"""The tag of the messages of a roll call."""
+_ALIVE, _GIVEN = 7, 8
+"""The tags of the messages of a roll call and of a gathering at rank 0."""
 
 
 def serve(parent: Channel, _arguments: dict[str, Any]) -> None:
@@ -75,6 +75,8 @@ class Communicator:
         self._order.register(parent, select.POLLIN)
         # The requests of current and abandoned calls: MPI still writes to the buffers of the latter.
         self._requests: list[Any] = []
+        self._given: dict[int, tuple[bytearray, Any]] = {}
+        """On rank 0, what other ranks have sent to :meth:`gather`, also to an abandoned call, and the requests."""
 
     def make(self, order: dict[str, Any]) -> list[str]:
         """Make the call that the command requests; return each rank's contribution (``all_gather`` only).
@@ -90,6 +92,8 @@ class Communicator:
         match order["call"]:
             case "all_gather":
                 return self.all_gather(order["text"].encode(), timeout_s)
+            case "gather":
+                return self.gather(order["text"].encode(), timeout_s)
             case "roll_call":
                 if ranks := self.roll_call(timeout_s):
                     raise Missing(ranks)
@@ -114,6 +118,29 @@ class Communicator:
         self._wait(self._comm.Iallgatherv([data, self._mpi.BYTE], layout), timeout_s)
         parts = zip(starts, sizes, strict=True)
         return [received[start : start + size].decode("utf-8", "replace") for start, size in parts]
+
+    def gather(self, data: bytes, timeout_s: float) -> list[str]:
+        """Send bytes to rank 0; there, return each rank's bytes, empty for ranks that sent none in time.
+
+        Other ranks do not wait until rank 0 has received theirs. A rank may only call it again in place of an abandoned
+        call.
+        """
+        if self.rank:
+            self._requests.append(self._comm.Isend([data, self._mpi.BYTE], 0, _GIVEN))
+            return []
+        status = self._mpi.Status()
+
+        def all_there() -> bool:
+            while self._comm.Iprobe(self._mpi.ANY_SOURCE, _GIVEN, status):
+                part, rank = bytearray(status.Get_count(self._mpi.BYTE)), status.Get_source()
+                self._given[rank] = part, self._comm.Irecv([part, self._mpi.BYTE], rank, _GIVEN)
+            return [bool(request.Test()) for _, request in self._given.values()].count(True) == self.size - 1
+
+        self._poll(all_there, timeout_s)
+        parts = {rank: part for rank, (part, request) in self._given.items() if request.Test()} | {0: data}
+        if sum(map(len, parts.values())) > MESSAGE_LIMIT:
+            raise EgmctlError(f"the ranks gave more than {MESSAGE_LIMIT} bytes, which rank 0 may gather at once")
+        return [parts.get(rank, b"").decode("utf-8", "replace") for rank in range(self.size)]
 
     def roll_call(self, within_s: float) -> tuple[int, ...]:
         """Report to rank 0; on rank 0, return the ranks that did not report in time. Other ranks return ``()``."""

@@ -172,6 +172,15 @@ class World:
         """
         return read_parts(self._call("all_gather", timeout_s, text=json.dumps(value)), json.loads)
 
+    def gather(self, value: Any, timeout_s: float) -> dict[int, Any]:
+        """Send a JSON value to rank 0; there, return the values by rank, without ranks that sent none in time.
+
+        Missing ranks make the job :attr:`broken`. Other ranks do not wait.
+        """
+        texts = self._call("gather", timeout_s, text=json.dumps(value))
+        self.broken = self.broken or "" in texts
+        return {rank: json.loads(text) for rank, text in enumerate(texts) if text}
+
     def share(
         self, kind: type[T], read: Callable[[], Facts], describe: Callable[[Facts], T], timeout_s: float
     ) -> tuple[Facts, list[T]]:

@@ -20,7 +20,12 @@ from egmctl.verdict.yardsticks import is_lost
 
 
 def bringup(
-    diagnosis: Diagnosis, run: RunReport | None, *, before: Diagnosis | None = None, not_measured: str = ""
+    diagnosis: Diagnosis,
+    run: RunReport | None,
+    *,
+    before: Diagnosis | None = None,
+    not_measured: str = "",
+    no_fabric: str = "",
 ) -> Bringup:
     """Decide whether a node passes its bring-up.
 
@@ -34,9 +39,12 @@ def bringup(
         The diagnosis before the bench. A finding that is not in it appeared under load, and a warning then fails.
     not_measured
         The reason why there was no bench.
+    no_fabric
+        The reason why the fabric to other nodes was not measured; empty if only this node is asked about.
     """
     all_causes = _causes(diagnosis, run, before)
     gaps = tuple(_gaps(diagnosis, run, all_causes, not_measured))
+    gaps += (Gap(kind=GapKind.FABRIC, reason=no_fabric),) * bool(no_fabric)
     failed = any(cause.status is Found.FAIL for cause in all_causes)
     answer = Answer.NO_GO if failed else Answer.INCOMPLETE if gaps else Answer.GO
     return Bringup(answer=answer, causes=all_causes, gaps=gaps, diagnosis=diagnosis, run=run)
@@ -106,12 +114,13 @@ def _gaps(
         failing = tuple(index for index, cause in enumerate(all_causes) if cause.status is Found.FAIL)
         yield Gap(kind=GapKind.NOT_MEASURED, reason=not_measured, causes=failing)
     else:
-        yield from _run_gaps(run, all_causes)
+        yield from run_gaps(run, all_causes)
     if diagnosis.nothing is not None or diagnosis.mostly_unknown:
         yield Gap(kind=GapKind.NOT_DETERMINED, reason=diagnosis.nothing or "")
 
 
-def _run_gaps(run: RunReport, all_causes: Sequence[RunCause]) -> Iterator[Gap]:
+def run_gaps(run: RunReport, all_causes: Sequence[RunCause]) -> Iterator[Gap]:
+    """Yield what a run did not measure, or measured without a reference."""
     waived = [number for number, m in enumerate(run.measurements) if m.status is Status.WAIVED]
     lost = [number for number, m in enumerate(run.measurements) if is_lost(m)]
     if run.interrupted:

@@ -21,6 +21,7 @@ from egmctl.model.fleet import Asked, FleetReport, Launcher, NodeAnswer, NodeSta
 from egmctl.model.machine import Machine
 from egmctl.model.record import Command
 from egmctl.report.exports.json import result_json
+from egmctl.saved import load
 from egmctl.units import fold
 from egmctl.verdict.bringup import bringup
 from tests.docs.test_schemas import check as validate
@@ -100,7 +101,7 @@ def rack(tmp_path: Path) -> Ask:
             counts=counts(answers),
             answers=tuple(answers),
         )
-        return session._folded(report, folder, lambda _sentence: None)
+        return session.folded(report, lambda answer: load(folder.path / answer.file), lambda _sentence: None)
 
     return ask
 

@@ -20,6 +20,7 @@ from egmctl.model.record import Command
 from egmctl.report.exports.json import result_json
 from egmctl.report.kinds import Format, render
 from egmctl.report.views.fleet import CAUSES_SHOWN
+from egmctl.saved import load
 from tests.conftest import ROOT
 from tests.in_process import run
 from tests.report.texts import text_of
@@ -181,7 +182,11 @@ def test_a_broken_profile_of_the_user_costs_no_report(
         (folder.path / answer.file).write_text(json.dumps(bench_document(measured_report("hgx-h200x4"))))
     warnings: list[str] = []
     asked = replace(REPORT.asked, command=Command.BENCH)
-    made = session._folded(replace(REPORT, asked=asked, answers=ANSWERS[:2], groups=()), folder, warnings.append)
+    made = session.folded(
+        replace(REPORT, asked=asked, answers=ANSWERS[:2], groups=()),
+        lambda answer: load(folder.path / answer.file),
+        warnings.append,
+    )
     (warning,) = warnings
     assert re.search(r"profile .*broken.toml, line 1: .*; continuing without it", warning)
     assert made.comparison is not None

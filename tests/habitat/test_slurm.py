@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,6 +24,7 @@ from tests.fake.plugin import MakeFakeNode
 from tests.habitat.place import SMALL, install, program, with_version_1
 from tests.habitat.slurm import Cluster, slurm_cluster
 from tests.mpi.nodes import in_domain
+from tests.mpi.test_rack import tray
 
 pytestmark = [
     pytest.mark.needs_root,
@@ -268,6 +270,46 @@ def test_a_batch_script_of_the_documents_measures(
         assert "ok" in {task["status"] for task in run["measurements"]} <= {"ok", "waived"}
     for path in out.glob("egmctl-*"):
         path.unlink()
+
+
+@pytest.fixture
+def rack(cluster: Cluster, fake_node: MakeFakeNode) -> Path:
+    """Return a folder whose egmctl sees each Slurm node as a tray of one NVLink domain, with one GPU."""
+    place = cluster.folder / "rack"
+    place.mkdir(exist_ok=True)
+    for name in cluster.names:
+        shutil.rmtree(place / f"{name}.driver", ignore_errors=True)
+        install(cluster.folder, place / name, fake_node(with_one_gpu(tray(name), name)).environment())
+    program(place / "egmctl", f'unset CUDA_VISIBLE_DEVICES\nexec {place}/$SLURMD_NODENAME "$@"')
+    return place
+
+
+RACK = ("srun", "--quiet", "--nodes=2", "--ntasks-per-node=1", "--mem=0")
+
+
+def test_the_tasks_of_two_nodes_bring_up_both_and_the_fabric_between_them_and_answer_once(
+    cluster: Cluster, rack: Path
+) -> None:
+    done = cluster.slurm(*RACK, "--mpi=pmix", "egmctl", "bringup", "--json", path=rack)
+    document = json.loads(done.out)
+    assert (document["schema"], document["exit_code"]) == ("egmctl.fleet/2", done.code)
+    result = document["result"]
+    assert [(answer["node"], answer["reach"]) for answer in result["answers"]] == [
+        (name, "answered") for name in cluster.names
+    ]
+    assert "egmctl: 2 tasks on 2 nodes: first each node, then the fabric\n" in done.err
+    assert "egmctl: fabric: 1 of 1 pair of 2 GPUs, about " in done.err
+    assert "ok" in {m["status"] for m in result["fabric"]["run"]["measurements"]}
+
+
+def test_without_mpi_each_node_answers_for_itself_and_is_incomplete_without_the_fabric(
+    cluster: Cluster, rack: Path
+) -> None:
+    done = cluster.slurm(*RACK, "--mpi=none", "egmctl", "bringup", "-o", "rack.json", path=rack)
+    assert done.err.startswith("egmctl: the fabric is not measured: MPI_Init ")
+    answers = [json.loads(path.read_text())["result"] for path in sorted((cluster.folder / "out").glob("rack*.json"))]
+    assert [(answer["answer"], answer["gaps"][-1]["kind"]) for answer in answers] == [("incomplete", "fabric")] * 2
+    assert done.code in (3, 4), "a busy machine may break a measurement of the fake driver"
 
 
 def with_one_gpu(machine: Machine, host: str) -> Machine:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import runpy
 
 from egmctl.bench.processes import group
+from egmctl.cli import rack
 
 group.MARGIN_S = 4.0
+rack.NODE_S = 4.0
 runpy.run_module("egmctl", run_name="__main__", alter_sys=True)

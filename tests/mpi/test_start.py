@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,26 @@ def test_what_the_nodes_would_have_compared_is_unknown_with_the_reason(
         ("unknown", "the processes of this job could not talk to each other")
     }
     assert found[0]["evidence"][0]["value"] == WAYS["exit"][1]
+
+
+def test_bringup_answers_alone_and_is_incomplete_without_the_fabric(
+    egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
+) -> None:
+    without_gpus = replace(in_domain("rack1-n1"), gpus=(), pairs=())
+    env = fake_node(without_gpus).environment() | stub(tmp_path, WAYS["exit"][0]) | task(0, 0)
+    written = tmp_path / "node.json"
+    done = egmctl("bringup", "-o", "-", "-o", written, env=env)
+    reason = WAYS["exit"][1]
+    assert done.err == (
+        f"egmctl: the fabric is not measured: {reason}; the first process of each node answers for that node alone\n"
+    )
+    assert "; fabric not measured" in " ".join(done.out.partition("Next: ")[0].split())
+    assert json.loads(written.read_text())["result"]["gaps"][-1] == {
+        "kind": "fabric",
+        "reason": reason,
+        "measurements": [],
+        "causes": [],
+    }
 
 
 @pytest.mark.parametrize("command", ["doctor", "topo", "bringup"])

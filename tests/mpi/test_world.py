@@ -33,6 +33,7 @@ def test_who_is_dead_and_who_does_not_come_are_named_and_who_is_late_overwrites_
         late = beside.submit(mpirun, 3, [PROGRAM, "one_is_late"])
         # Without the option mpirun itself ends the job when a process is killed.
         away = mpirun(4, [PROGRAM, "one_is_away"], options=("--enable-recovery",))
+    assert "given {0: 'of rank 0', 1: 'of rank 1'}, broken: True" in away.out, away.err
     assert "missing (2, 3): ranks 2, 3 did not answer any more" in away.out, away.err
     assert "overwritten: 0" in late.result().out, late.result().err
 

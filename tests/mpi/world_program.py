@@ -22,6 +22,8 @@ def calls(world: World) -> None:
     assert world.all_gather(None, 60) == [None] * world.size
     assert world.all_gather({"\u20ac": me}, 60) == [{"\u20ac": rank} for rank in range(world.size)]
     assert world.roll_call(60) == ()
+    parts = {rank: "x" * rank * 100_000 for rank in range(world.size)}
+    assert world.gather(parts[me], 60) == (parts if me == 0 else {})
     world.finish()
     say(f"rank {me} of {world.size}: all calls")
 
@@ -33,6 +35,9 @@ def one_is_away(world: World) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if world.rank == 2:
         time.sleep(20)
+    parts = world.gather(f"of rank {world.rank}", 1)
+    if world.rank == 0:
+        say(f"given {parts}, broken: {world.broken}")
     try:
         world.all_gather("here", 1)
     except RanksMissing as missing:

@@ -36,7 +36,7 @@ def bringup_document(bringup: Bringup) -> doc.Document:
     if run is not None:
         parts["Bench"] = lambda: bench_document(run)
     measured = () if run is None else bench_banners(run)
-    sections = (doc.Section(name, partial(_part, make), level=Level.VERBOSE) for name, make in parts.items())
+    sections = (doc.Section(name, partial(part, make), level=Level.VERBOSE) for name, make in parts.items())
     return doc.Document(
         command="egmctl bringup",
         subject=subject(machine),
@@ -45,7 +45,7 @@ def bringup_document(bringup: Bringup) -> doc.Document:
     )
 
 
-def _part(make: Callable[[], doc.Document]) -> Iterator[doc.Block]:
+def part(make: Callable[[], doc.Document]) -> Iterator[doc.Block]:
     """Yield the blocks of a part's document, without the sections that other parts also have."""
     shared = ("Machine", "Topology")
     return (block for block in make().body if not isinstance(block, doc.Section) or block.title not in shared)
@@ -87,13 +87,16 @@ def _line(answered: doc.Verdict) -> str:
 
 def verdict(bringup: Bringup) -> doc.Verdict:
     """Return the answer in one sentence, and the next step."""
+    no_fabric = "; fabric not measured" if any(gap.kind is GapKind.FABRIC for gap in bringup.gaps) else ""
     if bringup.answer is Answer.NO_GO:
         first, *others = (cause for cause in bringup.causes if cause.status is Status.FAIL)
         also = f"; and {several(len(others), 'more cause')}" if others else ""
-        return doc.Verdict("NO-GO", Tone.BAD, cause_words(bringup, first) + also, advice=_advice(bringup, first))
+        sentence = cause_words(bringup, first) + also + no_fabric
+        return doc.Verdict("NO-GO", Tone.BAD, sentence, advice=_advice(bringup, first))
     if bringup.answer is Answer.INCOMPLETE:
         gap = bringup.gaps[0]
-        return doc.Verdict("INCOMPLETE", Tone.WARN, _gap(bringup, gap), advice=_next_step(bringup, gap))
+        sentence = _gap(bringup, gap) + no_fabric * (gap.kind is not GapKind.FABRIC)
+        return doc.Verdict("INCOMPLETE", Tone.WARN, sentence, advice=_next_step(bringup, gap))
     answered = None if bringup.run is None else bench_answer(bringup.run)
     warnings = sum(cause.status is Status.WARN and not cause.by_run for cause in bringup.causes)
     measured = "" if answered is None else doc.plain(answered.sentence)
@@ -140,6 +143,8 @@ def _gap(bringup: Bringup, gap: Gap) -> str:
             return f"measured, but there is nothing to judge by: {reason}" if reason else "measured, but not judged"
         case GapKind.NOT_DETERMINED:
             return doc.plain(doctor_verdict(bringup.diagnosis).sentence).removesuffix(".")
+        case GapKind.FABRIC:
+            return f"the fabric between the nodes was not measured: {reason}"
         case _:
             assert_never(gap.kind)
 
@@ -176,5 +181,6 @@ _NEXT_STEPS = {
     GapKind.WAIVED: "run it again when all GPUs are free and can be used from here",
     GapKind.NO_REFERENCE: "learn a profile of healthy nodes (egmctl profile learn), or compare with one of them "
     "(egmctl compare)",
+    GapKind.FABRIC: "start the tasks with an MPI that runs between them (mpirun, or srun --mpi=pmix)",
     GapKind.NOT_DETERMINED: "see what could not be read with 'egmctl doctor -v'",
 }

@@ -28,6 +28,10 @@ from egmctl.model.record import Command
 from egmctl.report import document as doc
 from egmctl.report.document import Better, Level, Tone
 from egmctl.report.render.page import Child, element
+from egmctl.report.views.bench import bench_banners, bench_document
+from egmctl.report.views.bench_answer import answer as bench_answer
+from egmctl.report.views.bringup import part
+from egmctl.report.views.causes import cause_entry
 from egmctl.report.views.compare import FILES, FINDINGS, banners, compare_document, heading
 from egmctl.units import grouped, natural, printable, several, shortened
 
@@ -52,10 +56,12 @@ _ANSWERS = {Answer.GO: Tone.GOOD, Answer.NO_GO: Tone.BAD, Answer.INCOMPLETE: Ton
 
 def fleet_document(report: FleetReport) -> doc.Document:
     """Return the document of a fleet report."""
+    run = report.fabric.run if report.fabric else None
+    of_nodes = () if report.comparison is None else banners(report.comparison)
     return doc.Document(
-        command="egmctl fleet",
+        command="egmctl bringup" if report.fabric else "egmctl fleet",
         subject=f"{several(len(report.asked.nodes), 'node')} {report.folded}",
-        banners=() if report.comparison is None else tuple(banners(report.comparison)),
+        banners=(*of_nodes, *(bench_banners(run) if run and not report.comparison else ())),
         body=tuple(_body(report)),
     )
 
@@ -67,9 +73,15 @@ def _body(report: FleetReport) -> Iterator[doc.Block]:
         yield doc.Diagram(partial(_trays, report, answers), lines=partial(_tray_lines, answers))
     asked = report.asked
     words = " ".join(("egmctl", asked.command.value, *asked.arguments))
-    how = f"{several(len(asked.nodes), 'node')} {report.folded} by {report.launcher}: {words}; results: {report.folder}"
-    yield doc.Paragraph(how, tone=Tone.DIM)
-    yield doc.Section("Causes", tuple(doc.limited(_causes(report), CAUSES_SHOWN)))
+    by = f"by {report.launcher}: {words}; results: {report.folder}" if report.launcher else f"as one MPI job: {words}"
+    yield doc.Paragraph(f"{several(len(asked.nodes), 'node')} {report.folded} {by}", tone=Tone.DIM)
+    run = report.fabric.run if report.fabric else None
+    # The other causes of the run are findings of doctor, which the nodes have.
+    fabric = [cause for cause in run.causes if cause.by_run] if run is not None else []
+    of_run = (cause_entry(run, cause, cause.status.upper(), fix=True, with_cause=False) for cause in fabric)
+    yield doc.Section("Causes", tuple(doc.limited((*_causes(report), *of_run), CAUSES_SHOWN)))
+    if run is not None:
+        yield doc.Section("Fabric", partial(part, partial(bench_document, run)), level=Level.VERBOSE)
     if report.comparison is not None:
         yield doc.Section("Nodes", partial(_shares, report, report.comparison), level=Level.PAGE)
         title = f"Compared: {heading(report.comparison)}"
@@ -92,8 +104,8 @@ def _own(compared: doc.Document) -> Iterator[doc.Block]:
 def answer(report: FleetReport) -> Iterator[doc.Paragraph]:
     """Yield the readiness of the NVLink domain, the number and names of the nodes in each state with the first problem
     of each group, and the next step."""
-    if report.readiness is not None:
-        yield _readiness(report, report.readiness)
+    if report.readiness is not None or report.fabric is not None:
+        yield _first_line(report)
     states = {answer.node: answer.state for answer in report.answers}
     groups = report.groups or tuple(NodeGroup(nodes=(node,), folded=node, lines=()) for node in states)
     words: list[str | doc.Span] = []
@@ -110,19 +122,34 @@ def answer(report: FleetReport) -> Iterator[doc.Paragraph]:
             words += [" \N{MIDDLE DOT} "] if words else []
             words += [doc.Span(f"{_name(report, state)} {count}", _STATES[state]), f": {', '.join(parts)}"]
     yield doc.Paragraph(tuple(words) or "no node was asked", level=Level.SUMMARY)
-    if advice := _advice(set(states.values()) - {NodeState.HEALTHY}):
+    if advice := _advice(report, set(states.values()) - {NodeState.HEALTHY}):
         yield doc.Paragraph((doc.Span("Next: ", Tone.STRONG), advice), level=Level.SUMMARY)
 
 
-def _readiness(report: FleetReport, readiness: Readiness) -> doc.Paragraph:
-    """Return the number of GPUs of the domain that are ready, and those that are not, with the reasons."""
-    total, answer = readiness.expected or readiness.gpus, readiness.answer
+def _first_line(report: FleetReport) -> doc.Paragraph:
+    """Return the answer, the GPUs or nodes that are ready, and the outcome of the fabric if a job measured it."""
+    fabric, readiness = report.fabric, report.readiness
+    answer = report.answer if fabric or readiness is None else readiness.answer
     word = answer.value.upper() if answer is not Answer.GO else _name(report, NodeState.HEALTHY)
+    if readiness is not None:
+        text = _readiness(readiness)
+    else:
+        healthy = sum(answer.state is NodeState.HEALTHY for answer in report.answers)
+        text = f"{healthy} of {several(len(report.answers), 'node')} are ready"
+    if fabric is not None:
+        measured = bench_answer(fabric.run) if fabric.run else None
+        words = f"{measured.word}: {doc.plain(measured.sentence)}" if measured else f"not measured: {fabric.reason}"
+        text += f"; fabric {words}"
+    return doc.Paragraph((doc.Span(word, _ANSWERS[answer]), f": {text}"), level=Level.SUMMARY)
+
+
+def _readiness(readiness: Readiness) -> str:
+    """Return the number of GPUs of the domain that are ready, and those that are not, with the reasons."""
+    total = readiness.expected or readiness.gpus
     other = [f"these nodes have {readiness.gpus}"] if total != readiness.gpus else []
     reasons = shortened([*map(_unready, readiness.unready), *other], REASONS_SHOWN)
     where = "" if readiness.domains < 2 and reasons else f" in {several(readiness.domains, 'NVLink domain')}"
-    text = f": {readiness.ready} of {total} GPUs are ready{where}{': ' if reasons else ''}{reasons}"
-    return doc.Paragraph((doc.Span(word, _ANSWERS[answer]), text), level=Level.SUMMARY)
+    return f"{readiness.ready} of {total} GPUs are ready{where}{': ' if reasons else ''}{reasons}"
 
 
 def _unready(part: UnreadyGpus) -> str:
@@ -230,7 +257,14 @@ def _name(report: FleetReport, state: NodeState) -> str:
     return answers.get(state, state.value) if report.asked.command is Command.BRINGUP else state.value
 
 
-def _advice(bad: set[NodeState]) -> str:
+def _advice(report: FleetReport, bad: set[NodeState]) -> str:
+    if report.fabric is not None:
+        if bad:
+            return "the causes are below; 'egmctl bringup' on one of these nodes has the evidence; then run it again"
+        if report.answer is Answer.GO:
+            return "hand the nodes over"
+        stopped = "'egmctl doctor --active --for fabric' under the same launcher says what stops it; then run it again"
+        return doc.plain(bench_answer(report.fabric.run).advice) if report.fabric.run else stopped
     if NodeState.FAILED in bad:
         return "the causes are below; 'egmctl show' reads each node's file; --list failed prints the node set"
     if NodeState.UNREACHABLE in bad:

@@ -1,0 +1,171 @@
+"""``egmctl bringup`` by an MPI job: one rank brings up each node, then all ranks measure the fabric between their GPUs.
+
+Ranks that bring up no node wait without a process on a GPU. Rank 0 gets the nodes' documents and writes one answer.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timezone
+from functools import partial
+
+from egmctl.api.bench import Bench, judge_run
+from egmctl.api.options import NodeOptions
+from egmctl.bench.fabric_run import GATHER_S, INTERRUPTED_S, Asked, measure_job
+from egmctl.bench.plan import Plan
+from egmctl.bench.plan.cost import plan_seconds
+from egmctl.bench.processes.group import start_rank
+from egmctl.cli.fabric import FABRIC, facts_of_rank
+from egmctl.cli.options import read_machine
+from egmctl.cli.output import Outputs, say
+from egmctl.cli.progress import show_progress
+from egmctl.doctor.check import expectation
+from egmctl.errors import EgmctlError, ExitCode, NothingToDo, UsageError
+from egmctl.facts.redact import redact_run
+from egmctl.fleet.session import folded, report_of
+from egmctl.model.bringup import Answer, Bringup
+from egmctl.model.codec import from_json, to_json
+from egmctl.model.finding import Status
+from egmctl.model.fleet import Asked as AskedNodes
+from egmctl.model.fleet import Fabric, NodeAnswer, Reach
+from egmctl.model.measurement import RunReport
+from egmctl.model.record import Command
+from egmctl.mpi.world import RanksMissing, World
+from egmctl.report.exports.json import result_json
+from egmctl.saved import load_text
+from egmctl.units import require_clustershell, several
+from egmctl.verdict.bringup import run_gaps
+
+SAMPLE, SAMPLED = 8, 1000
+"""The number of other GPUs that each GPU is measured with, and the maximum of its product with the number of GPUs, so
+that the document stays far below its limit of 64 MiB. Disjoint pairs are measured at the same time, so the time hardly
+grows with the number of GPUs (docs/decisions/0020-a-rack-is-one-job.md)."""
+CASES = (
+    *("fabric_device_write_ce", "fabric_device_read_ce", "fabric_host_numa_write_ce", "fabric_host_numa_read_ce"),
+    *("fabric_device_ring_write_ce", "fabric_device_bisect_write_ce", "fabric_device_latency"),
+)
+"""As in the suite of a node's bring-up, one look at every link: pairs, a ring and bisection."""
+
+NODE_S = 600.0
+"""The timeout of a node's bring-up; four H200 take 13 s, and each hanging step a minute."""
+
+
+def bring_up(world: World, node: Callable[[], Bringup], options: NodeOptions, outputs: Outputs) -> ExitCode:
+    """Bring up the nodes of a job and the fabric between them, write the answer on rank 0, and return the exit code.
+
+    Parameters
+    ----------
+    node
+        A function that brings up this node and returns the answer with pseudonyms.
+
+    Raises
+    ------
+    EgmctlError
+        The job cannot begin. Raised on every rank.
+    RanksMissing
+        Raised on other ranks than 0, if rank 0 or another one is gone.
+    """
+
+    def host_name() -> str:
+        outputs.check()
+        require_clustershell("bringup by an MPI job")
+        machine = read_machine(None, ("host",), quiet=True, cuda=False)
+        return (machine.host.hostname if machine.host else None) or world.host
+
+    started = f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
+    host, hosts = world.share(str, host_name, str, GATHER_S)
+    nodes = tuple(dict.fromkeys(hosts))
+    say(f"{several(len(hosts), 'task')} on {several(len(nodes), 'node')}: first each node, then the fabric")
+    own = _answer_of(host, node) if hosts.index(host) == world.rank else None
+    interrupted = own is not None and own[0].reach is Reach.INTERRUPTED
+    try:
+        parts = world.gather(to_json(own), INTERRUPTED_S if interrupted else NODE_S)
+    except KeyboardInterrupt:
+        interrupted, parts = True, world.gather(to_json(own), INTERRUPTED_S)
+    silent = [rank for rank in range(len(hosts)) if rank not in parts and not world.rank]
+    try:
+        if interrupted or silent:
+            raise RanksMissing(tuple(silent))
+        fabric = _fabric(world, options, outputs)
+    except RanksMissing as error:
+        if world.rank:
+            raise
+        # The other ranks wait for rank 0, which aborts the job when the answer is written.
+        world.broken = True
+        reason = "no answer from " + ", ".join(f"rank {rank} on {hosts[rank]}" for rank in error.ranks)
+        fabric = Fabric(answer=Answer.INCOMPLETE, reason="interrupted" if interrupted else reason)
+    if world.rank:
+        return ExitCode.OK
+    reach, code = (Reach.INTERRUPTED, ExitCode.INTERRUPTED) if interrupted else (Reach.TIMED_OUT, ExitCode.CRASHED)
+    answers = {name: NodeAnswer(node=name, reach=reach, exit_code=code) for name in nodes}
+    packed = {}
+    for part in filter(None, parts.values()):
+        answer = from_json(NodeAnswer, part[0])
+        answers[answer.node], packed[answer.node] = answer, base64.b64decode(part[1])
+    report = replace(report_of(_asked(nodes, options), [*answers.values()], started), fabric=fabric)
+    report = folded(report, lambda answer: load_text(zlib.decompress(packed[answer.node]), answer.node), say)
+    outputs.show(report)
+    return report.exit_code
+
+
+def _answer_of(host: str, node: Callable[[], Bringup]) -> tuple[NodeAnswer, str]:
+    """Return the answer of this rank's node, and its compressed document or, after an error, nothing."""
+    try:
+        answer = node()
+    except EgmctlError as error:
+        return NodeAnswer(node=host, reach=Reach.FAILED, exit_code=error.exit_code, reason=str(error)), ""
+    reach = Reach.INTERRUPTED if answer.exit_code is ExitCode.INTERRUPTED else Reach.ANSWERED
+    packed = base64.b64encode(zlib.compress(result_json(answer).encode(), 9)).decode()
+    return NodeAnswer(node=host, reach=reach, exit_code=answer.exit_code), packed
+
+
+def _asked(nodes: tuple[str, ...], options: NodeOptions) -> AskedNodes:
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    expect = given.get("expect", "")
+    return AskedNodes(
+        command=Command.BRINGUP,
+        arguments=tuple(word for name, value in given.items() for word in (f"--{name}", value)),
+        nodes=nodes,
+        remote_command="egmctl",
+        version="",
+        domain_gpus=expectation(expect).domain_gpus if "domain-gpus" in expect else None,
+    )
+
+
+# --- the fabric ------------------------------------------------------------------------------------------------------
+
+
+def _fabric(world: World, options: NodeOptions, outputs: Outputs) -> Fabric:
+    """Measure between all ranks; return the outcome on rank 0."""
+    bench = Bench(suites=(FABRIC,), cases=CASES, gpus=options.gpus)
+    sample = max(1, min(SAMPLE, SAMPLED // world.size)) if world.size > SAMPLE + 1 else None
+    asked = Asked(cases=bench.selected_cases, settings=bench.settings, sample=sample)
+    # The others have waited for rank 0's node and those of all others.
+    world.all_gather(None, 2 * NODE_S)
+    child, facts = start_rank(world.rank, world.size), partial(facts_of_rank, bench, outputs)
+    try:
+        with show_progress(outputs.options.quiet) as shown:
+            run = measure_job(world, child, facts, asked, shown, on_plan=_say_plan)
+    except (NothingToDo, UsageError) as error:
+        return Fabric(answer=Answer.INCOMPLETE, reason=str(error))
+    return Fabric(answer=Answer.INCOMPLETE) if run is None else _judged(bench, run)
+
+
+def _say_plan(plan: Plan) -> None:
+    """Say how many pairs of GPUs will be measured, and for how long."""
+    count, pairs = len(plan.ranks), {frozenset(task.ranks) for task in plan.tasks if len(task.ranks) == 2}
+    every = several(count * (count - 1) // 2, "pair")
+    say(f"fabric: {len(pairs)} of {every} of {count} GPUs, about {plan_seconds(plan):.0f} s")
+
+
+def _judged(bench: Bench, run: RunReport) -> Fabric:
+    """Judge a run by the profile of rank 0's node, and find its causes."""
+    # The answer names its nodes, so the names of the ranks' nodes are no secret.
+    report = replace(redact_run(run, None), ranks=run.ranks)
+    report = bench.explain(judge_run(report, report.machines[0]))
+    failed = report.exit_code is ExitCode.FAILED or any(cause.status is Status.FAIL for cause in report.causes)
+    answer = Answer.NO_GO if failed else Answer.INCOMPLETE if [*run_gaps(report, report.causes)] else Answer.GO
+    return Fabric(answer=answer, run=replace(report, machines=()))
