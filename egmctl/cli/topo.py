@@ -52,20 +52,12 @@ def topo(
 
 
 JsonFileOption = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE.json", help="Write to FILE.json.")]
-SectionsOption = Annotated[
-    str,
-    typer.Option(
-        "--sections",
-        metavar="LIST",
-        help="What to record: all, or some of host, gpus, pairs, switches, nics, driver, process, confinement, system.",
-    ),
-]
+_SECTIONS = "All, or some of host, gpus, pairs, switches, nics, driver, process, confinement, system."
+SectionsOption = Annotated[str, typer.Option("--sections", metavar="LIST", help=_SECTIONS)]
 _EVIDENCE = "Also probe and measure, for minutes, and say which assumptions on Grace that settles. Needs idle GPUs."
 EvidenceOption = Annotated[bool, typer.Option("--evidence", help=_EVIDENCE)]
-FullOption = Annotated[
-    bool,
-    typer.Option("--full", help="Keep names, serial numbers, UUIDs and paths; without it they become pseudonyms."),
-]
+_FULL = "Keep names, serial numbers, UUIDs and paths; without it they become pseudonyms."
+FullOption = Annotated[bool, typer.Option("--full", help=_FULL)]
 
 
 def snapshot(

@@ -51,11 +51,7 @@ def _document(command: str, result: Bringup | EvidenceReport, blocks: Iterable[d
     )
 
 
-_STATES = {
-    State.CONTRADICTED: ("CONTRADICTED", Tone.BAD),
-    State.SETTLED: ("SETTLED", Tone.GOOD),
-    State.NOT_SETTLED: ("NOT SETTLED", Tone.UNKNOWN),
-}
+_TONES = {State.CONTRADICTED: Tone.BAD, State.SETTLED: Tone.GOOD, State.NOT_SETTLED: Tone.UNKNOWN}
 
 
 def evidence_document(report: EvidenceReport) -> doc.Document:
@@ -64,23 +60,19 @@ def evidence_document(report: EvidenceReport) -> doc.Document:
 
 
 def _answers(report: EvidenceReport) -> Iterator[doc.Block]:
-    by_state = {state: [each for each in report.answers if each.state is state] for state in State}
-    names = {state: ", ".join(answer.question for answer in answers) for state, answers in by_state.items()}
-    word = f"{len(by_state[State.SETTLED])} of {several(len(report.answers), 'question')} are settled"
-    wrong = f"contradicted: {names[State.CONTRADICTED]}; " if by_state[State.CONTRADICTED] else ""
-    tone = Tone.WARN if wrong or by_state[State.NOT_SETTLED] else Tone.GOOD
+    names = {state: [each.question for each in report.answers if each.state is state] for state in _TONES}
+    wrong = f"contradicted: {', '.join(names[State.CONTRADICTED])}; " if names[State.CONTRADICTED] else ""
     yield doc.Verdict(
-        word,
-        tone,
-        f"{wrong}not settled: {names[State.NOT_SETTLED] or 'none'}",
+        f"{len(names[State.SETTLED])} of {several(len(report.answers), 'question')} are settled",
+        Tone.WARN if wrong or names[State.NOT_SETTLED] else Tone.GOOD,
+        f"{wrong}not settled: {', '.join(names[State.NOT_SETTLED]) or 'none'}",
         "send the file: 'egmctl docs first-grace'",
     )
-    for answer in sorted(report.answers, key=lambda each: list(_STATES).index(each.state)):
-        rows = [
-            f"{each.value}{f': {shortened(each.locations, PATHS)}' * bool(each.locations)}"
-            for each in answer.observations
-        ]
-        yield doc.Entry(*_STATES[answer.state], answer.claim, answer.question, body=(doc.Bullets(tuple(rows)),))
+    for answer in sorted(report.answers, key=lambda each: list(_TONES).index(each.state)):
+        rows = ((each.value, shortened(each.locations, PATHS)) for each in answer.observations)
+        points = doc.Bullets(tuple(": ".join(filter(None, row)) for row in rows))
+        word = answer.state.upper().replace("-", " ")
+        yield doc.Entry(word, _TONES[answer.state], answer.claim, answer.question, body=(points,))
 
 
 def _part(make: Callable[[], doc.Document]) -> Iterator[doc.Block]:
