@@ -82,9 +82,11 @@ def test_one_of_several_refusals_names_the_gpu_and_the_nic(node: FakeNode) -> No
     assert f"with {warning.place.label}" in warning.evidence[0].source
 
 
-def test_a_nic_that_libibverbs_does_not_list_is_named(node: FakeNode) -> None:
-    warning = next(f for f in findings(tried(node, nics=NICS[:1])) if f.status is Status.WARN)
-    assert (warning.place.label, "ENODEV" in warning.summary) == (NICS[1], True)
+def test_a_nic_that_libibverbs_does_not_list_is_a_fault_only_where_rdma_is_required(node: FakeNode) -> None:
+    machine = tried(node, nics=NICS[:1])
+    assert {finding.status for finding in findings(machine)} == {Status.SKIP, Status.PASS}
+    failure = next(finding for finding in findings(machine, REQUIRED) if finding.status is Status.FAIL)
+    assert (failure.place.label, "ENODEV" in failure.summary) == (NICS[1], True)
 
 
 def test_memory_that_cuda_does_not_export_is_no_fault(node: FakeNode) -> None:

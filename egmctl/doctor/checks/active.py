@@ -147,6 +147,8 @@ def _missing_feature(machine: Machine, scope: Scope, probe: Probe) -> str:
         return "the driver allows these GPUs no peer access; see p2p.status"
     if (number == NOT_SUPPORTED and probe.call in _MAKING) or probe.call == "cuMemGetHandleForAddressRange":
         return "the driver does not support it here"
+    if probe.nic and number == errno.ENODEV and not scope.names_purpose(Guard.RDMA):
+        return "libibverbs lists no such NIC; --for rdma makes that a fault"
     no_channel = probe.kind is ProbeKind.FABRIC and number == NOT_PERMITTED
     if no_channel and not in_domain(machine) and not scope.names_purpose(Guard.FABRIC):
         return "no IMEX channel, and the GPUs are in no multi-node NVLink domain; --for fabric tries it anyway"
