@@ -110,10 +110,13 @@ def _owner(_question: Question, run: RunReport, _measured: _Measured) -> _Observ
         yield agrees, f"the owner is {memory.owner_label or f'unknown: {memory.unknown}'}", where
 
 
-def _route(question: Question, _run: RunReport, measured: _Measured) -> _Observed:
+def _route(question: Question, run: RunReport, measured: _Measured) -> _Observed:
+    known: dict[tuple[int | None, str | None], str | None] = {}
+    known |= {(each.numa_node, each.allocated_by): each.owner for each in (run.verdict.owners if run.verdict else ())}
     for each in measured.values():
         flow, proof = each.flows[0], each.evidence.route if each.evidence else None
-        near = flow.source.allocated_by in (None, flow.initiator) and len(flow.route.hops) == 1
+        owner = known.get((flow.source.numa_node, flow.source.allocated_by)) or flow.source.allocated_by
+        near = owner == flow.initiator if owner else len(flow.route.hops) == 1
         if near != (question.link == LinkKind.C2C):
             continue
         if proof is None or proof.verdict is LinkProof.UNKNOWN:
