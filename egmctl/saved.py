@@ -22,6 +22,7 @@ from egmctl.journal import read as journal
 from egmctl.model.bringup import Bringup
 from egmctl.model.codec import DecodeError, Readers, from_json
 from egmctl.model.comparison import Comparison
+from egmctl.model.evidence import EvidenceReport
 from egmctl.model.explanation import Explanations
 from egmctl.model.finding import Diagnosis
 from egmctl.model.fleet import FleetReport
@@ -36,7 +37,7 @@ from egmctl.topology.topology import Topology, topology
 from egmctl.units import printable
 from egmctl.verdict.explain import with_causes
 
-Result = RunReport | Diagnosis | Bringup | Topology | Machine
+Result = RunReport | Diagnosis | Bringup | EvidenceReport | Topology | Machine
 Digest = Comparison | FleetReport | History | ProfileList | MatchResult | MachineList | CheckList | Explanations
 """A result made from several results, or a list of built-in or local items."""
 
@@ -74,7 +75,7 @@ class Saved:
         """The nodes that the result is about, with pseudonyms."""
         if isinstance(self.result, Machine):
             return (self.result,)
-        return self.result.machines if isinstance(self.result, RunReport | Diagnosis | Bringup | Topology) else ()
+        return self.result.machines if isinstance(self.result, Result) else ()
 
     @property
     def modelled(self) -> bool:
@@ -210,7 +211,7 @@ def load_all(paths: Iterable[str | os.PathLike[str]]) -> tuple[Saved, ...]:
     return named
 
 
-def viewed(saved: Saved) -> RunReport | Diagnosis | Topology | Bringup | Digest:
+def viewed(saved: Saved) -> RunReport | Diagnosis | Topology | Bringup | EvidenceReport | Digest:
     """Return the record that the views of the writing command show; a snapshot is shown as its topology.
 
     Raises
@@ -224,7 +225,7 @@ def viewed(saved: Saved) -> RunReport | Diagnosis | Topology | Bringup | Digest:
     if isinstance(result, RunReport):
         # A journal contains no causes.
         return result if result.causes else with_causes(result)
-    if isinstance(result, Bringup | Digest):
+    if isinstance(result, Bringup | EvidenceReport | Digest):
         return result
     if not saved.machines:
         refuse(source, "holds no machine: run the command again")

@@ -29,7 +29,7 @@ from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin
 from egmctl.model.measurement import RunReport
 from egmctl.model.profile import PROFILE_SCHEMA, Profile
 from egmctl.model.record import Command, Spelling
-from egmctl.report.kinds import CASES, COST, KINDS, MATCH, PLAN, WATCH
+from egmctl.report.kinds import CASES, COST, EVIDENCE, KINDS, MATCH, PLAN, WATCH
 
 SCHEMAS = ROOT / "docs" / "schemas"
 
@@ -46,7 +46,9 @@ def main(arguments: list[str]) -> int:
         record = resolve_name(kind.record)
         name = record.SCHEMA.removeprefix("egmctl.").partition("/")[0]
         made[name] = command_schema(
-            record.SCHEMA, record, one_machine=kind.name in list(Command) or kind in (MATCH, CASES, PLAN, COST, WATCH)
+            record.SCHEMA,
+            record,
+            one_machine=kind.name in list(Command) or kind in (EVIDENCE, MATCH, CASES, PLAN, COST, WATCH),
         )
     texts = {SCHEMAS / f"{name}.schema.json": json.dumps(schema, indent=1) + "\n" for name, schema in made.items()}
     return max([settle(arguments, path, text, "tools/make_schemas.py") for path, text in texts.items()])

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from egmctl.api.options import NodeOptions
+from egmctl.api.options import TOPO_SECTIONS, NodeOptions
 from egmctl.cli.fabric import MpiOptions, answers_alone, job
 from egmctl.cli.options import ExitStyle, ExitStyleOption, MachineOption, read_machine, takes_options
 from egmctl.cli.output import OutputOptions, Outputs
 from egmctl.cli.progress import Shown, probing, show_progress
 from egmctl.cli.saved import JournalOptions, end_journal, open_journal
-from egmctl.cli.topo import SECTIONS as TOPO_SECTIONS
 from egmctl.errors import ChildNotStarted, NothingToDo, UsageError
-from egmctl.report.kinds import BRINGUP, FLEET
+from egmctl.report.kinds import BRINGUP, EVIDENCE, FLEET
 
 if TYPE_CHECKING:
     from egmctl.api.bench import Bench
+    from egmctl.api.doctor import Doctor
     from egmctl.launch import Child
     from egmctl.model.bringup import Bringup
     from egmctl.model.finding import Diagnosis
@@ -72,7 +74,6 @@ def _bring_up_node(
     """Return the answer for this node or a recorded machine, and a function that returns it with pseudonyms."""
     from egmctl.api.bench import Bench
     from egmctl.api.doctor import Doctor
-    from egmctl.bench.processes.group import start_worker
     from egmctl.facts.redact import redact_run
     from egmctl.verdict.bringup import bringup as bringup_answer
 
@@ -82,24 +83,11 @@ def _bring_up_node(
     sections = dict.fromkeys((*doctor.sections, *TOPO_SECTIONS, *bench.sections))
     run: RunReport | None = None
     before: Diagnosis | None = None
-    worker: Child | None = None
     not_measured = "a recorded machine cannot be measured"
     if machine is not None:
         node = read_machine(machine, sections, quiet=quiet)
     else:
-        with show_progress(quiet) as shown, contextlib.ExitStack() as started:
-            shown.doing(0.0, "doctor: reading this node")
-            node = read_machine(None, sections, quiet=quiet)
-            # The worker initialises CUDA at the same time as doctor's processes, and creates no context until it
-            # measures.
-            with contextlib.suppress(ChildNotStarted):
-                worker = started.enter_context(start_worker()) if node.gpus else None
-            node = doctor.probe(node, on_probe=probing(shown, node))
-            before = doctor.diagnose(node)
-            try:
-                run, node = _measured(bench, node, outputs, shown, worker or started.enter_context(start_worker()))
-            except (NothingToDo, ChildNotStarted) as error:
-                not_measured = str(error)
+        node, before, run, not_measured = _examined(doctor, bench, sections, outputs)
     answered = partial(bringup_answer, before=before, not_measured=not_measured, no_fabric=no_fabric)
 
     def redacted() -> Bringup:
@@ -108,6 +96,53 @@ def _bring_up_node(
         return answered(diagnosis, redacted_run)
 
     return answered(doctor.diagnose(node), run), redacted
+
+
+def settle(file: Path | None, force: bool) -> int:
+    """Settle questions on this node for ``egmctl snapshot --evidence``; return the exit code.
+
+    Parameters
+    ----------
+    file
+        The JSON file, beside which the answers are shown as text; ``None``: JSON on standard output.
+    """
+    output = OutputOptions(output=(file, Path("-"))) if file else OutputOptions(json=True)
+    outputs = replace(output, force=force).checked(EVIDENCE.formats)
+
+    from egmctl.api.bench import Bench
+    from egmctl.api.doctor import Doctor
+    from egmctl.api.machine import SECTIONS
+    from egmctl.facts.redact import redact_run
+    from egmctl.verdict.evidence import cases, evidence
+
+    doctor, bench = Doctor(), Bench(cases=cases())
+    node, _, run, not_measured = _examined(doctor, bench, SECTIONS, outputs)
+    redacted_run = None if run is None else redact_run(run, node)
+    report = evidence(doctor.diagnose(node, redacted=True), redacted_run, not_measured=not_measured)
+    outputs.show(report)
+    return report.exit_code
+
+
+def _examined(
+    doctor: Doctor, bench: Bench, sections: Iterable[str], outputs: Outputs
+) -> tuple[Machine, Diagnosis, RunReport | None, str]:
+    """Return this node after probes and a bench, the diagnosis before the bench, and the run or why there is none."""
+    from egmctl.bench.processes.group import start_worker
+
+    quiet, worker = outputs.options.quiet, None
+    with show_progress(quiet) as shown, contextlib.ExitStack() as started:
+        shown.doing(0.0, "doctor: reading this node")
+        node = read_machine(None, sections, quiet=quiet)
+        # The worker initialises CUDA at the same time as doctor's processes, and creates no context until it measures.
+        with contextlib.suppress(ChildNotStarted):
+            worker = started.enter_context(start_worker()) if node.gpus else None
+        node = doctor.probe(node, on_probe=probing(shown, node))
+        before = doctor.diagnose(node)
+        try:
+            run, node = _measured(bench, node, outputs, shown, worker or started.enter_context(start_worker()))
+        except (NothingToDo, ChildNotStarted) as error:
+            return node, before, None, str(error)
+    return node, before, run, ""
 
 
 def _measured(

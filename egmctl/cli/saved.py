@@ -108,13 +108,8 @@ def history(
     return ExitCode.OK
 
 
-FileArgument = Annotated[
-    Path,
-    typer.Argument(
-        metavar="FILE",
-        help="JSON that any command wrote, also packed (.gz), the journal of a bench, or the folder of a fleet.",
-    ),
-]
+_FILE = "JSON that any command wrote, also packed (.gz), the journal of a bench, or the folder of a fleet."
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help=_FILE)]
 
 
 @takes_options(tuple(Format), note=" (those of the command that wrote FILE)")

@@ -7,16 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from egmctl.api.options import TopoOptions
+from egmctl.api.options import TOPO_SECTIONS, TopoOptions
+from egmctl.cli.bringup import settle
 from egmctl.cli.fabric import MpiOptions, answers_alone
-from egmctl.cli.options import ForceOption, MachineOption, read_machine, takes_options
+from egmctl.cli.options import ForceOption, MachineOption, read_machine, refuse_together, takes_options
 from egmctl.cli.output import OutputOptions, Target, check_output, emit, file_of, say
 from egmctl.errors import ExitCode, UsageError
 from egmctl.report.kinds import TOPO, Format, rendered
-
-SECTIONS = ("host", "gpus", "pairs", "switches", "nics", "driver", "process")
-"""The sections of a machine that the command shows."""
-
 
 MatrixOption = Annotated[bool, typer.Option("--matrix", "-m", help="Only the matrices of the links and of the routes.")]
 
@@ -38,7 +35,7 @@ def topo(
     from egmctl.api.machine import topology_of
     from egmctl.topology.notes import missing
 
-    node = read_machine(machine, SECTIONS, quiet=output.quiet)
+    node = read_machine(machine, TOPO_SECTIONS, quiet=output.quiet)
     note = missing(node)
     shown = topology_of(node, **vars(options))
 
@@ -58,17 +55,12 @@ def topo(
 
 
 JsonFileOption = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE.json", help="Write to FILE.json.")]
-SectionsOption = Annotated[
-    str,
-    typer.Option(
-        "--sections",
-        metavar="LIST",
-        help="What to record: all, or some of host, gpus, pairs, switches, nics, driver, process, confinement, system.",
-    ),
-]
-FullOption = Annotated[
-    bool, typer.Option("--full", help="Keep names, serial numbers, UUIDs and paths; without it they become pseudonyms.")
-]
+_SECTIONS = "All, or some of host, gpus, pairs, switches, nics, driver, process, confinement, system."
+SectionsOption = Annotated[str, typer.Option("--sections", metavar="LIST", help=_SECTIONS)]
+_EVIDENCE = "Also probe and measure, for minutes, and say which assumptions on Grace that settles. Needs idle GPUs."
+EvidenceOption = Annotated[bool, typer.Option("--evidence", help=_EVIDENCE)]
+_FULL = "Keep names, serial numbers, UUIDs and paths; without it they become pseudonyms."
+FullOption = Annotated[bool, typer.Option("--full", help=_FULL)]
 
 
 def snapshot(
@@ -76,12 +68,19 @@ def snapshot(
     full: FullOption = False,
     sections: SectionsOption = "all",
     force: ForceOption = False,
-) -> None:
-    """Record this node into one JSON document that 'egmctl topo --machine FILE' shows anywhere."""
+    evidence: EvidenceOption = False,
+) -> int:
+    """Record this node into one JSON document that 'egmctl topo --machine FILE' shows anywhere.
+
+    With --evidence the document is for 'egmctl show FILE'.
+    """
     output = file_of(output)
     if output is not None and output.suffix.lower() != ".json":
         raise UsageError(f"a snapshot is JSON: give a name that ends in .json instead of {str(output)!r}")
     check_output(output, force)
+    if evidence:
+        refuse_together({"--evidence": True, "--full": full, "--sections": sections != "all"})
+        return settle(output, force)
 
     from egmctl.api.machine import SECTIONS
     from egmctl.facts import replay as record
@@ -93,3 +92,4 @@ def snapshot(
         raise UsageError(f"--sections: there is no section {wrong[0]!r}; valid are all and {','.join(SECTIONS)}")
     machine = collect(names, on_wait=say)
     emit(record.text(machine if full else redact(machine)), output, force=force)
+    return ExitCode.OK

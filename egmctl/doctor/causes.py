@@ -161,7 +161,7 @@ _RELATED: Mapping[str, tuple[str, ...]] = {
     "imex.domain": ("peers.fabric-active",),
     "ipc.pid-namespace": ("ipc.legacy-active", "ipc.event-active", "ipc.pidfd-active"),
     "ipc.ipc-namespace": ("ipc.legacy-active", "ipc.event-active"),
-    "rdma.devices-cgroup": ("rdma.gdr-path", "rdma.coherent-dmabuf"),
+    "rdma.devices-cgroup": ("rdma.gdr-path", "rdma.coherent-dmabuf", "rdma.dmabuf-active"),
 }
 """By check, the checks that detect its fault too (:func:`when.related`)."""
 

@@ -51,16 +51,22 @@ def probed(machine: Machine, scope: Scope, kinds: Iterable[ProbeKind], on_probe:
     """Run active probes on the usable GPUs in scope, and return the machine with the results."""
     started = time.monotonic()
     gpus = [gpu.bus_id for gpu in usable(machine, scope.gpus_of(machine))]
-    results = tuple(_results(gpus, scope.numa_of(machine), frozenset(kinds), on_probe or (lambda _part, _probe: None)))
+    nics = tuple(nic.name for nic in machine.nics or ()) or (None,)
+    nodes, wanted = scope.numa_of(machine), frozenset(kinds)
+    results = tuple(
+        _results(gpus, lambda chosen: plan(chosen, nodes, wanted, nics), on_probe or (lambda _part, _probe: None))
+    )
     status = SectionStatus(version=SECTION_VERSIONS["probes"], duration_ms=round(1e3 * (time.monotonic() - started), 3))
     return replace(machine, probes=results, sections={**machine.sections, "probes": status})
 
 
-def plan(gpus: Sequence[str], nodes: Sequence[int], kinds: Collection[ProbeKind]) -> list[Probe]:
+def plan(
+    gpus: Sequence[str], nodes: Sequence[int], kinds: Collection[ProbeKind], nics: Sequence[str | None] = (None,)
+) -> list[Probe]:
     """Return the probes of these kinds in their order, as not run.
 
     Every GPU accesses host memory on every node, and every other GPU's memory. Processes share memory along a ring of
-    the GPUs; with one GPU, two processes use it.
+    the GPUs; with one GPU, two processes use it. Each NIC registers the memory of each GPU and node.
     """
     ring = list(zip(gpus, [*gpus[1:], *gpus[:1]], strict=True))
     # H200, driver 580: a process that has imported a HOST_NUMA pool gets CUDA_ERROR_OUT_OF_MEMORY if it allocates
@@ -80,20 +86,21 @@ def plan(gpus: Sequence[str], nodes: Sequence[int], kinds: Collection[ProbeKind]
     probes = [
         *(_blank(ProbeKind.HOST_NUMA, (gpu,), node) for node in nodes for gpu in gpus),
         *(_blank(ProbeKind.P2P, (gpu, peer)) for gpu in gpus for peer in gpus if gpu != peer),
+        *(_blank(ProbeKind.DMA_BUF, (gpu,), node, nic) for node in (None, *nodes) for gpu in gpus for nic in nics),
         *(_blank(kind, ends, node) for kind, pairs, locations in shared for ends in pairs for node in locations),
     ]
     return [probe for probe in probes if probe.kind in kinds]
 
 
-def _blank(kind: ProbeKind, gpus: tuple[str, ...], node: int | None = None) -> Probe:
-    return Probe(kind=kind, gpus=gpus, numa_node=node, outcome=Outcome.NOT_RUN)
+def _blank(kind: ProbeKind, gpus: tuple[str, ...], node: int | None = None, nic: str | None = None) -> Probe:
+    return Probe(kind=kind, gpus=gpus, numa_node=node, nic=nic, outcome=Outcome.NOT_RUN)
 
 
 def _results(
-    gpus: Sequence[str], nodes: Sequence[int], kinds: Collection[ProbeKind], on_probe: OnProbe
+    gpus: Sequence[str], planned: Callable[[Sequence[str]], list[Probe]], on_probe: OnProbe
 ) -> Iterator[Probe]:
     deadline = time.monotonic() + DEADLINE_S
-    probes = plan(gpus, nodes, kinds)
+    probes = planned(gpus)
     if not probes:
         return
     # Drivers before r595 can crash in cuMemCreate on a NUMA node without memory or CPUs
@@ -113,7 +120,7 @@ def _results(
             return
         visible = [gpu for gpu in gpus if gpu in answer["visible"]]
         alone = [probe for probe in probes if probe.kind in _ALONE]
-        probes = alone + [probe for probe in plan(visible, nodes, kinds) if probe.kind not in _ALONE]
+        probes = alone + [probe for probe in planned(visible) if probe.kind not in _ALONE]
         for number, probe in enumerate(probes):
             on_probe(number / len(probes), probe)
             if number == len(alone):
@@ -132,7 +139,7 @@ def _results(
                 processes.pop(name).close()
 
 
-_ALONE = (ProbeKind.HOST_NUMA, ProbeKind.P2P)
+_ALONE = (ProbeKind.HOST_NUMA, ProbeKind.P2P, ProbeKind.DMA_BUF)
 """The kinds of probes that need only one process."""
 
 
@@ -147,7 +154,8 @@ def attempt(probe: Probe, processes: Sequence[Prober], visible: Sequence[str] = 
         The GPUs for which host memory is mapped.
     """
     steps = _STEPS.get(probe.kind, ("export", "open_exported", "verify"))
-    message: Message = {"kind": probe.kind, "gpus": probe.gpus, "node": probe.numa_node, "visible": list(visible)}
+    message: Message = {"kind": probe.kind, "gpus": probe.gpus, "node": probe.numa_node, "nic": probe.nic}
+    message["visible"] = list(visible)
     fds: list[int] = []
     for number, step in enumerate(steps):
         # The owner and the importer take turns.
@@ -164,6 +172,7 @@ def attempt(probe: Probe, processes: Sequence[Prober], visible: Sequence[str] = 
 _STEPS = {
     ProbeKind.HOST_NUMA: ("try_host_memory",),
     ProbeKind.P2P: ("try_peer",),
+    ProbeKind.DMA_BUF: ("register",),
     ProbeKind.PIDFD: ("identify", "take_descriptor"),
 }
 """The orders of a probe (:class:`_Orders`), by kind. All other kinds share memory or an event."""
@@ -248,7 +257,7 @@ def _end(error: ChildFailed) -> Message:
 
 def _names(probe: Probe) -> list[str]:
     """Return the names of the processes that a probe needs: one, or those of the owner and the importer."""
-    if probe.kind is ProbeKind.HOST_NUMA:
+    if probe.kind in (ProbeKind.HOST_NUMA, ProbeKind.DMA_BUF):
         return [f"NUMA{probe.numa_node}"]
     if probe.kind is ProbeKind.P2P:
         return ["peers"]
@@ -324,6 +333,10 @@ class _Orders:
         """Write a peer's memory from a GPU, then read it."""
         context, peer = [self._context(bus_id) for bus_id in order["gpus"]]
         trials.peer_round_trip(context, peer, OUTGOING_SEED)
+
+    def register(self, order: Message) -> None:
+        """Export memory as a dma-buf, and register it with a NIC."""
+        trials.register(self._context(order["gpu"]), order["node"], order["nic"])
 
     def export(self, order: Message) -> Message:
         """Allocate and fill memory, or record an event, and return its handle."""

@@ -383,7 +383,8 @@ def _configuration(root: Root) -> dict[str, str]:
     if not options:
         raise Unreadable(Reason.FAILED, "the kernel's configuration: no line CONFIG_...=")
     # The configuration does not list options whose dependencies are not met.
-    return {key: options.get(key, "n") for key in CONFIGURATION_KEYS}
+    # PCI_P2PDMA lets devices below one switch map each other. NVIDIA does not ask for it: a fact, and no fault.
+    return {key: options.get(key, "n") for key in (*CONFIGURATION_KEYS, "PCI_P2PDMA")}
 
 
 def _configuration_text(root: Root) -> str:

@@ -1,15 +1,20 @@
-"""Small copies that verify every byte, to check that a path works, not how fast it is.
+"""Small copies that verify every byte, and registrations with a NIC, to check that a path works, not how fast it is.
 
 The GPU's copy engine moves the data, and the host generates and compares the pattern. No kernel has to be compiled.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import os
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from egmctl.driver.cuda import call
-from egmctl.gpu.context import Context
+from egmctl.driver import breadcrumb
+from egmctl.driver.cuda import bindings, call
+from egmctl.errors import DriverCallError, DriverLibraryMissing
+from egmctl.gpu.context import Context, ReleaseStack
 from egmctl.gpu.cpu_threads import words_of
 from egmctl.gpu.memory import DeviceMemory, HostNumaMemory, Memory
 from egmctl.gpu.pattern import POISON, WORD_BYTES, pattern_words
@@ -78,6 +83,80 @@ def check(context: Context, memory: Memory, seed: int, what: str) -> None:
         _poison(context, near)
         _copy(context, near, memory)
         _compare(_to_host(context, near), seed, what)
+
+
+def register(context: Context, node: int | None, nic: str | None) -> None:
+    """Export memory as a dma-buf, and register that with a NIC for remote reads and writes.
+
+    The dma-buf has the default mapping: ``ibv_reg_dmabuf_mr`` refuses the one over PCIe on GB200, which is for Data
+    Direct (https://github.com/openucx/ucx/pull/11571).
+
+    Parameters
+    ----------
+    context
+        The GPU of the memory, or the one under which host memory is allocated.
+    node
+        The NUMA node; ``None``: the memory is the GPU's.
+    nic
+        The name of the NIC, e.g. ``mlx5_0``; ``None``: the memory is only exported.
+
+    Raises
+    ------
+    DriverCallError
+        CUDA exports no dma-buf, or a call of libibverbs failed; its number is then an errno.
+    """
+    kind = bindings().CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
+    size = SIZE_BYTES
+    with closing(DeviceMemory(context, size) if node is None else HostNumaMemory(node, size, [context])) as memory:
+        fd = call("cuMemGetHandleForAddressRange", memory.address, size, kind, 0)
+        try:
+            if nic is not None:
+                _register(fd, nic.encode())
+        finally:
+            os.close(fd)
+
+
+_REMOTE_ACCESS = 0b111
+"""IBV_ACCESS_LOCAL_WRITE, _REMOTE_WRITE and _REMOTE_READ (infiniband/verbs.h)."""
+
+
+def _register(fd: int, nic: bytes) -> None:
+    size, none, count = ctypes.c_size_t(SIZE_BYTES), ctypes.c_uint64(0), ctypes.c_int()
+    with ReleaseStack() as undo:
+
+        def made(undone_by: str, name: str, *arguments: Any) -> ctypes.c_void_p:
+            result = ctypes.c_void_p(_verb(name, *arguments))
+            undo.callback(_function(undone_by), result)
+            return result
+
+        listed = made("ibv_free_device_list", "ibv_get_device_list", ctypes.byref(count))
+        devices = map(ctypes.c_void_p, (ctypes.c_void_p * count.value).from_address(listed.value or 0))
+        named = [each for each in devices if ctypes.string_at(_verb("ibv_get_device_name", each)) == nic]
+        if not named:
+            raise DriverCallError("ibv_get_device_list", errno.ENODEV, "ENODEV")
+        context = made("ibv_close_device", "ibv_open_device", named[0])
+        domain = made("ibv_dealloc_pd", "ibv_alloc_pd", context)
+        made("ibv_dereg_mr", "ibv_reg_dmabuf_mr", domain, none, size, none, fd, _REMOTE_ACCESS)
+
+
+def _verb(name: str, *arguments: Any) -> int:
+    """Call a function of libibverbs and return its pointer; raise DriverCallError with the errno if that is null."""
+    function = _function(name)
+    function.restype = ctypes.c_void_p
+    breadcrumb.enter(name)
+    result: int | None = function(*arguments)
+    breadcrumb.leave()
+    if not result:
+        number = ctypes.get_errno()
+        raise DriverCallError(name, number, errno.errorcode.get(number, os.strerror(number)))
+    return result
+
+
+def _function(name: str) -> Any:
+    try:
+        return getattr(ctypes.CDLL("libibverbs.so.1", use_errno=True), name)
+    except (OSError, AttributeError):
+        raise DriverLibraryMissing(name, None, "no libibverbs.so.1 of rdma-core 34 or newer can be loaded") from None
 
 
 def _from_host(context: Context, memory: Memory, seed: int) -> None:

@@ -30,6 +30,9 @@ class ProbeKind(StrEnum):
     PIDFD = "pidfd"
     """A file descriptor that one process obtains from another with pidfd_getfd(2), as UCX and PyTorch do."""
 
+    DMA_BUF = "dma-buf"
+    """Memory of a GPU or NUMA node, exported as a dma-buf and registered with a NIC."""
+
 
 class Outcome(StrEnum):
     """The outcomes of a probe."""
@@ -55,13 +58,15 @@ class Probe:
     """For P2P the copying GPU and its peer; for shared memory and events the owner and the importer; else one GPU."""
     numa_node: int | None = None
     """The NUMA node of host memory."""
+    nic: Plain | None = None
+    """The NIC that registers a dma-buf; ``None``: the memory is only exported."""
     outcome: Outcome
     by: BusId | None = None
     """The GPU that failed."""
     call: Plain | None = None
     """The call that failed, or that was in progress at the end."""
     error_number: int | None = None
-    """The CUresult that the call returned; for PIDFD an errno."""
+    """The CUresult that the call returned; for PIDFD and functions of libibverbs an errno."""
     error_name: Plain | None = None
     detail: Sentence = ""
 

@@ -87,6 +87,7 @@ BENCH = Kind(name="bench", record="egmctl.model.measurement:RunReport", data=_ME
 TOPO = Kind(name="topo", record="egmctl.topology.topology:Topology", data=(Format.CSV,), drawn=True)
 DOCTOR = Kind(name="doctor", record="egmctl.model.finding:Diagnosis", data=_CHECKED)
 BRINGUP = Kind(name="bringup", record="egmctl.model.bringup:Bringup", data=_CHECKED)
+EVIDENCE = Kind(name="evidence", record="egmctl.model.evidence:EvidenceReport", views="bringup")
 COMPARISON = Kind(name="compare", record="egmctl.model.comparison:Comparison", data=(Format.CSV,))
 FLEET = Kind(name="fleet", record="egmctl.model.fleet:FleetReport", data=(Format.CSV,))
 MATCH = Kind(name="match", record="egmctl.model.profile:MatchResult", views="lists", pages=False)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent / "driver"
 
-CUDA, NVML = "libcuda.so.1", "libnvidia-ml.so.1"
+CUDA, NVML, VERBS = "libcuda.so.1", "libnvidia-ml.so.1", "libibverbs.so.1"
 
 _SHARED = ("answers.c", "calls.c", "faults.c", "traffic.c")
 _OF_LIBRARY = {
@@ -41,6 +41,7 @@ _OF_LIBRARY = {
         "symbols.c",
     ),
     NVML: ("nvml.c", "nvml_values.c", "nvml_structures.c"),
+    VERBS: ("verbs.c",),
 }
 _OPTIONS = (
     "-std=c11",

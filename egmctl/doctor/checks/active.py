@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from egmctl.doctor.check import Check, Scope
-from egmctl.doctor.findings import failed, passed, skipped, unknown
+from egmctl.doctor.findings import failed, passed, skipped, unknown, warned
 from egmctl.doctor.situation import coherent_gpus, group_by, in_domain, numbers
 from egmctl.driver.signatures import cause_of, cause_of_crash
 from egmctl.model.explanation import KnownCause
-from egmctl.model.finding import NODE, Confidence, Evidence, Finding, Guard, Place, Remedy, on_gpus, on_numa, on_pairs
+from egmctl.model.finding import (
+    NODE,
+    Confidence,
+    Evidence,
+    Finding,
+    Guard,
+    Place,
+    Remedy,
+    on_gpus,
+    on_nics,
+    on_numa,
+    on_pairs,
+)
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Confinement, Driver, Host
 from egmctl.model.machine import Machine
@@ -19,6 +32,7 @@ from egmctl.model.probes import Outcome, Probe, ProbeKind
 from egmctl.units import parse_kernel_list
 
 NOT_ASKED = "only with --active"
+NO_VERBS = "this process may not use the NIC's verbs device"
 NOT_PERMITTED, NOT_SUPPORTED, PEER_UNSUPPORTED = 800, 801, 217
 """CUDA_ERROR_NOT_PERMITTED, _NOT_SUPPORTED, _PEER_ACCESS_UNSUPPORTED (cuda.h)."""
 _SAFE_HOST_NUMA_DRIVER = (595,)
@@ -47,6 +61,7 @@ _TRIALS: Mapping[str, tuple[ProbeKind, str, tuple[Guard, ...]]] = {
     "ipc.vmm-active": (ProbeKind.POSIX_FD, "{memory} by file descriptor", (Guard.IPC, Guard.EGM)),
     "ipc.pool-active": (ProbeKind.POOL, "{memory} of a shared pool", (Guard.IPC,)),
     "ipc.event-active": (ProbeKind.IPC_EVENT, "an interprocess event", (Guard.IPC,)),
+    "rdma.dmabuf-active": (ProbeKind.DMA_BUF, "{memory}, by {gpus}, as a dma-buf", (Guard.RDMA,)),
     "ipc.pidfd-active": (ProbeKind.PIDFD, "a descriptor by pidfd_getfd", (Guard.IPC,)),
 }
 """By check: the kind of its probes, their subject in summaries, and the purposes at risk."""
@@ -78,7 +93,7 @@ def _is_whole(probe: Probe) -> bool:
     """Return whether a probe names its ends, which a recorded document may lack."""
     if probe.kind is ProbeKind.HOST_NUMA:
         return len(probe.gpus) == 1 and probe.numa_node is not None
-    return len(probe.gpus) == 2
+    return len(probe.gpus) == (1 if probe.kind is ProbeKind.DMA_BUF else 2)
 
 
 def _group_key(probe: Probe) -> tuple[object, ...]:
@@ -95,7 +110,7 @@ def _verdict(machine: Machine, scope: Scope, subject: str, probes: Sequence[Prob
     confidence = Confidence.HIGH
     match first.outcome:
         case Outcome.OK:
-            moves_no_bytes = first.kind in (ProbeKind.IPC_EVENT, ProbeKind.PIDFD)
+            moves_no_bytes = first.kind in (ProbeKind.IPC_EVENT, ProbeKind.PIDFD, ProbeKind.DMA_BUF)
             note = _pcie_note(machine, probes) if first.numa_node is not None else ""
             return passed(f"{subject}: {'works' if moves_no_bytes else 'every byte arrived, both ways'}", note=note)
         case Outcome.NOT_RUN:
@@ -115,7 +130,8 @@ def _verdict(machine: Machine, scope: Scope, subject: str, probes: Sequence[Prob
             cause = _cause_of_crash(machine, first) if first.outcome is Outcome.CRASHED else None
             ending = "did not end in time" if first.outcome is Outcome.TIMED_OUT else "killed its process"
             failure, remedy = f"{ending}{f' in {first.call}' if first.call else ''}", HANGING
-    return failed(
+    is_fault = first.kind is not ProbeKind.DMA_BUF or scope.names_purpose(Guard.RDMA)
+    return (failed if is_fault else warned)(
         f"{subject}: {failure}",
         Remedy(text=cause.remedy) if cause else remedy,
         evidence=evidence,
@@ -129,8 +145,10 @@ def _missing_feature(machine: Machine, scope: Scope, probe: Probe) -> str:
     number = probe.error_number
     if number == PEER_UNSUPPORTED:
         return "the driver allows these GPUs no peer access; see p2p.status"
-    if number == NOT_SUPPORTED and probe.call in _MAKING:
+    if (number == NOT_SUPPORTED and probe.call in _MAKING) or probe.call == "cuMemGetHandleForAddressRange":
         return "the driver does not support it here"
+    if probe.nic and number == errno.ENODEV and not scope.names_purpose(Guard.RDMA):
+        return "libibverbs lists no such NIC; --for rdma makes that a fault"
     no_channel = probe.kind is ProbeKind.FABRIC and number == NOT_PERMITTED
     if no_channel and not in_domain(machine) and not scope.names_purpose(Guard.FABRIC):
         return "no IMEX channel, and the GPUs are in no multi-node NVLink domain; --for fabric tries it anyway"
@@ -164,9 +182,23 @@ def _cause_of_error(machine: Machine, probe: Probe) -> KnownCause | None:
                 "get_mempolicy or mbind is forbidden to this process, and the driver needs them for HOST_NUMA memory",
                 "See numa.mempolicy-syscalls.",
             )
+    if (probe.call or "").startswith("ibv_"):
+        return _REGISTRATION.get(probe.error_number or 0)
     return cause_of(probe.call, probe.error_number)
 
 
+_UNSUPPORTED = KnownCause(
+    "the NIC's driver or the kernel registers no dma-bufs, or ACS keeps the NIC from the GPU",
+    "Update DOCA-OFED and the kernel, see pcie.acs, or load nvidia_peermem.",
+)
+_REGISTRATION = {
+    **dict.fromkeys((errno.EOPNOTSUPP, errno.EPROTONOSUPPORT, 524), _UNSUPPORTED),
+    **dict.fromkeys((errno.EPERM, errno.EACCES, errno.ENODEV), KnownCause(NO_VERBS, "See rdma.devices-cgroup.")),
+    errno.ENOMEM: KnownCause("too little locked memory is allowed", "Raise the limit (ulimit -l); see env.limits."),
+}
+"""The causes of an error of libibverbs: drivers return EOPNOTSUPP, the kernel EPROTONOSUPPORT
+(https://github.com/linux-rdma/perftest/pull/352) or 524, ENOTSUPP, as with the ACS of NVIDIA/nodewright-packages#111;
+ibv_reg_mr(3)."""
 _PTRACE = KnownCause(
     "taking descriptors of another process needs ptrace(2) rights: Yama or a missing CAP_SYS_PTRACE denies it",
     "Let the other process allow it (PR_SET_PTRACER), add CAP_SYS_PTRACE, or pass descriptors over a socket.",
@@ -196,6 +228,7 @@ def _label(machine: Machine, bus_ids: Iterable[str]) -> str:
 def _participants(machine: Machine, probe: Probe) -> str:
     """Return the kind, GPUs and NUMA node of a probe, and the side that failed."""
     nodes = "" if probe.numa_node is None else f" on NUMA {probe.numa_node}"
+    nodes += f" with {probe.nic}" if probe.nic else ""
     ends = ">".join(_label(machine, [bus_id]) for bus_id in probe.gpus)
     reporter = f", seen by {_label(machine, [probe.by])}" if probe.by and len(probe.gpus) > 1 else ""
     return f"{probe.kind} {ends}{nodes}{reporter}"
@@ -203,9 +236,12 @@ def _participants(machine: Machine, probe: Probe) -> str:
 
 def _place(machine: Machine, probes: Sequence[Probe], all_probes: Sequence[Probe]) -> Place:
     """Return the place of a finding: the NUMA node for HOST_NUMA, the GPUs if it is about all pairs, else the pairs."""
-    kind, node = probes[0].kind, probes[0].numa_node
-    if kind is ProbeKind.HOST_NUMA and node is not None:
-        return on_numa([node])
+    kind = probes[0].kind
+    if probes[0].nic is not None:
+        return on_nics(dict.fromkeys(probe.nic for probe in probes if probe.nic))
+    if kind in (ProbeKind.HOST_NUMA, ProbeKind.DMA_BUF):
+        nodes = [probe.numa_node for probe in probes if probe.numa_node is not None]
+        return on_numa(nodes) if nodes else on_gpus(_known(machine, [probe.gpus[0] for probe in probes]))
     pairs = {probe.gpus for probe in probes}
     known = {gpu.bus_id: gpu for gpu in _known(machine, [bus_id for pair in pairs for bus_id in pair])}
     if known and pairs == {probe.gpus for probe in all_probes}:
@@ -216,12 +252,13 @@ def _place(machine: Machine, probes: Sequence[Probe], all_probes: Sequence[Probe
     return on_pairs(ordered) if ordered else NODE
 
 
+_SECTIONS = {ProbeKind.HOST_NUMA: ("gpus", "host"), ProbeKind.DMA_BUF: ("gpus", "host", "nics")}
 CHECKS = tuple(
     Check(
         check_id,
         partial(_judge, kind, subject),
         guards=guards,
-        sections=("gpus", "host") if kind is ProbeKind.HOST_NUMA else ("gpus",),
+        sections=_SECTIONS.get(kind, ("gpus",)),
     )
     for check_id, (kind, subject, guards) in _TRIALS.items()
 )

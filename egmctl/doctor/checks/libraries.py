@@ -96,6 +96,8 @@ _HARMFUL = {
     "NCCL_SHM_DISABLE": ("1", "NCCL goes over the network within a node where it has no P2P"),
     "NCCL_CUMEM_ENABLE": ("0", "NCCL allocates without cuMem: no fabric handles, no multi-node NVLink"),
     "NCCL_CUMEM_HOST_ENABLE": ("0", "NCCL's host buffers are not HOST_NUMA memory"),
+    "NCCL_DMABUF_ENABLE": ("0", "NCCL registers GPU memory through nvidia_peermem only"),
+    "NCCL_NET_GDR_C2C": ("0", "NCCL does not use GPUDirect RDMA between a NIC at the CPU and a GPU on its NVLink-C2C"),
     "NCCL_MNNVL_ENABLE": ("0", "NCCL does not use NVLink between nodes"),
 }
 """By variable: the harmful value (``None``: any) and its effect. CUDA C++ Programming Guide, "CUDA Environment

@@ -110,6 +110,7 @@ def _gdr_path(machine: Machine, scope: Scope) -> Verdicts:
         dma_buf = driver.module_flavour == "open" and release >= (5, 12)
     yield fact("/sys/module/nvidia_peermem", None if modules is None else "loaded" if peermem else "not loaded")
     yield fact("driver modules, kernel", f"{driver.module_flavour or '?'}, {dotted(release)}")
+    yield fact("CONFIG_PCI_P2PDMA", ((machine.system or System()).kernel_configuration or {}).get("PCI_P2PDMA"))
     yield fact("CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED", max(answers, default="not asked", key=str))
     if peermem or dma_buf:
         paths = [*peermem, *(["dma-buf"] if dma_buf else [])]

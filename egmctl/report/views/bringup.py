@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from egmctl.compat import assert_never
 from egmctl.model.bringup import Answer, Bringup, Gap, GapKind
+from egmctl.model.evidence import EvidenceReport, State
 from egmctl.model.finding import UNEXPLAINED, RunCause, Status
 from egmctl.model.machine import OriginKind
 from egmctl.model.verdict import RunVerdict
@@ -28,21 +29,50 @@ from egmctl.units import several, shortened
 
 def bringup_document(bringup: Bringup) -> doc.Document:
     """Return the document of a bring-up, with those of doctor, topo and bench as sections."""
-    machine, run = bringup.machine, bringup.run
+    return _document("egmctl bringup", bringup, summary(bringup))
+
+
+def _document(command: str, result: Bringup | EvidenceReport, blocks: Iterable[doc.Block]) -> doc.Document:
+    """Return the document of blocks, then the documents of topo, doctor and bench as sections."""
+    machine, run = result.machine, result.run
     parts: dict[str, Callable[[], doc.Document]] = {
         "Topology": lambda: topo_document(topology(machine)),
-        "Doctor": lambda: doctor_document(bringup.diagnosis),
+        "Doctor": lambda: doctor_document(result.diagnosis),
     }
     if run is not None:
         parts["Bench"] = lambda: bench_document(run)
     measured = () if run is None else bench_banners(run)
     sections = (doc.Section(name, partial(part, make), level=Level.VERBOSE) for name, make in parts.items())
     return doc.Document(
-        command="egmctl bringup",
+        command=command,
         subject=subject(machine),
         banners=tuple(dict.fromkeys((*banners(machine.origin), *measured))),
-        body=(*summary(bringup), *sections, machine_section(machine)),
+        body=(*blocks, *sections, machine_section(machine)),
     )
+
+
+_TONES = {State.CONTRADICTED: Tone.BAD, State.SETTLED: Tone.GOOD, State.NOT_SETTLED: Tone.UNKNOWN}
+
+
+def evidence_document(report: EvidenceReport) -> doc.Document:
+    """Return what a node settles: how many questions, which claims it contradicts, and each answer."""
+    return _document("egmctl snapshot --evidence", report, _answers(report))
+
+
+def _answers(report: EvidenceReport) -> Iterator[doc.Block]:
+    names = {state: [each.question for each in report.answers if each.state is state] for state in _TONES}
+    wrong = f"contradicted: {', '.join(names[State.CONTRADICTED])}; " if names[State.CONTRADICTED] else ""
+    yield doc.Verdict(
+        f"{len(names[State.SETTLED])} of {several(len(report.answers), 'question')} are settled",
+        Tone.WARN if wrong or names[State.NOT_SETTLED] else Tone.GOOD,
+        f"{wrong}not settled: {', '.join(names[State.NOT_SETTLED]) or 'none'}",
+        "send the file: 'egmctl docs first-grace'",
+    )
+    for answer in sorted(report.answers, key=lambda each: list(_TONES).index(each.state)):
+        rows = ((each.value, shortened(each.locations, PATHS)) for each in answer.observations)
+        points = doc.Bullets(tuple(": ".join(filter(None, row)) for row in rows))
+        word = answer.state.upper().replace("-", " ")
+        yield doc.Entry(word, _TONES[answer.state], answer.claim, answer.question, body=(points,))
 
 
 def part(make: Callable[[], doc.Document]) -> Iterator[doc.Block]:

@@ -51,6 +51,28 @@ EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAlloca
          handle_types_text(type));
 }
 
+/* A dma-buf is the memory's own memfd, too. Not modelled: which host memory a driver refuses. */
+static int export_range(int *handle, CUdeviceptr address, size_t size, int type, unsigned long long flags)
+{
+    enum { DMA_BUF_SUPPORTED = 124, DMA_BUF_FD = 1 };
+    struct context *context;
+    TRY(context_current(&context));
+    const struct mapping *mapping = mapping_at(address);
+    if (!mapping || size > mapping->size || type != DMA_BUF_FD || flags > 1)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!gpu_attribute(context->gpu, DMA_BUF_SUPPORTED, 1))
+        return CUDA_ERROR_NOT_SUPPORTED;
+    *handle = fcntl(mapping->physical->fd, F_DUPFD_CLOEXEC, 0);
+    return *handle < 0 ? CUDA_ERROR_OPERATING_SYSTEM : 0;
+}
+
+EXPORT CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address, size_t size, int type,
+                                              unsigned long long flags)
+{
+    CALL("cuMemGetHandleForAddressRange", export_range(handle, address, size, type, flags), "address=0x%llx flags=%llu",
+         (unsigned long long)address, flags);
+}
+
 static int import(CUmemGenericAllocationHandle *handle, void *shareable, int type)
 {
     struct physical *physical;

@@ -1,0 +1,81 @@
+"""What a node settles of the claims that no coherent machine has confirmed: ``egmctl snapshot --evidence``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from egmctl.compat import StrEnum
+from egmctl.errors import ExitCode
+from egmctl.model.finding import Diagnosis
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import RunReport
+from egmctl.model.record import Plain, Sentence
+
+
+class State(StrEnum):
+    """Whether a node settles a question."""
+
+    SETTLED = "settled"
+    """At least one observation confirms the claim or states the value, and none contradicts it."""
+    CONTRADICTED = "contradicted"
+    NOT_SETTLED = "not-settled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One thing that the node showed."""
+
+    agrees: bool | None
+    """Whether it agrees with the claim, or is the value that was asked for; ``None``: it decides nothing."""
+    value: Sentence
+    locations: tuple[Plain, ...] = ()
+    """The paths of the bench, GPUs or NUMA nodes; empty if it is about the node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The answer to a question of ``egmctl/verdict/evidence.toml``."""
+
+    question: Plain
+    claim: Plain
+    """What egmctl assumes, from documents or source code."""
+    state: State
+    observations: tuple[Observation, ...]
+    """At least one; those that decide come first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvidenceReport:
+    """The key ``result`` of the document of ``egmctl snapshot --evidence``."""
+
+    SCHEMA: ClassVar[str] = "egmctl.evidence/1"
+
+    answers: tuple[Answer, ...]
+    diagnosis: Diagnosis
+    """All checks of doctor, with those of its active probes."""
+    run: RunReport | None
+    """The cases that settle questions; ``None`` if nothing was measured."""
+
+    @property
+    def machine(self) -> Machine:
+        """The node."""
+        return self.diagnosis.machine
+
+    @property
+    def machines(self) -> tuple[Machine, ...]:
+        """The node as the only item; empty in a document that lacks it."""
+        return self.diagnosis.machines
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """3 if nothing is settled; a contradicted claim is an answer, no fault of the node."""
+        if self.run is not None and self.run.exit_code in (ExitCode.INTERRUPTED, ExitCode.CRASHED):
+            return self.run.exit_code
+        unsettled = all(answer.state is State.NOT_SETTLED for answer in self.answers)
+        return ExitCode.NOTHING if unsettled else ExitCode.OK
+
+    @property
+    def fault(self) -> str | None:
+        """The first inconsistency, as half a sentence that begins with the key; ``None`` if there is none."""
+        return self.run.fault if self.run is not None else None

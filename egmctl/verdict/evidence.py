@@ -1,0 +1,167 @@
+"""Settle what egmctl assumes of coherent machines, by doctor's checks and a bench of few cases. Pure.
+
+The questions are in ``evidence.toml``. A node without NVLink-C2C settles those that are asked of any GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+from egmctl.data import read_toml
+from egmctl.doctor.situation import coherent
+from egmctl.model.evidence import Answer, EvidenceReport, Observation, State
+from egmctl.model.finding import Diagnosis, Status
+from egmctl.model.measurement import NVLINK_COUNT, LinkProof, Measurement, RunReport, counted
+from egmctl.model.route import HOST_NAMES, LinkKind, MemoryKind
+from egmctl.units import format_size, grouped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """An entry of ``evidence.toml``, which describes the fields."""
+
+    claim: str
+    checks: tuple[str, ...] = ()
+    by: str = ""
+    cases: tuple[str, ...] = ()
+    link: str = ""
+    anywhere: bool = False
+    marked: Mapping[str, str] = field(default_factory=dict)
+
+
+@cache
+def questions() -> Mapping[str, Question]:
+    """Return all questions by id."""
+    tables = read_toml(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    return {name: Question(**entries) for name, entries in tables.items()}
+
+
+def cases() -> tuple[str, ...]:
+    """Return the names of the bench's cases that settle questions."""
+    return tuple(dict.fromkeys(case for question in questions().values() for case in question.cases))
+
+
+def evidence(diagnosis: Diagnosis, run: RunReport | None, *, not_measured: str = "") -> EvidenceReport:
+    """Return the answers to all questions.
+
+    Parameters
+    ----------
+    diagnosis
+        The diagnosis by all checks, after the active probes.
+    run
+        The bench of :func:`cases` on the same node, with its verdict; ``None`` if there was none.
+    not_measured
+        The reason why there was no bench.
+    """
+    answers = [_answer(name, question, diagnosis, run, not_measured) for name, question in questions().items()]
+    return EvidenceReport(answers=tuple(answers), diagnosis=diagnosis, run=run)
+
+
+_Observed = Iterator[tuple[bool | None, str, str]]
+"""Whether something agrees with the claim, the words for it, and the GPU, NUMA node or path that showed it."""
+_STATES = {False: State.CONTRADICTED, True: State.SETTLED, None: State.NOT_SETTLED}
+
+
+def _answer(name: str, question: Question, diagnosis: Diagnosis, run: RunReport | None, not_measured: str) -> Answer:
+    if not (question.anywhere or coherent(diagnosis.machine)):
+        observed: _Observed = iter([(None, "no coherent GPU here", "")])
+    elif question.checks:
+        observed = _by_checks(question, diagnosis)
+    elif run is None:
+        observed = iter([(None, not_measured, "")])
+    else:
+        observed = _by_run(question, run)
+    groups = grouped(((agrees, value), where) for agrees, value, where in observed)
+    observations = [
+        Observation(agrees=agrees, value=value, locations=tuple(dict.fromkeys(filter(None, locations))))
+        for (agrees, value), locations in groups.items()
+    ] or [Observation(agrees=None, value="nothing here shows it")]
+    observations.sort(key=lambda each: list(_STATES).index(each.agrees))
+    state = _STATES[observations[0].agrees]
+    return Answer(question=name, claim=question.claim, state=state, observations=tuple(observations))
+
+
+def _by_checks(question: Question, diagnosis: Diagnosis) -> _Observed:
+    agrees = {Status.PASS: True, Status.FAIL: False, Status.WARN: False}
+    for finding in diagnosis.findings:
+        if finding.check in question.checks:
+            shown = "; ".join(f"{each.source}: {each.value}" for each in finding.evidence[:1])
+            yield agrees.get(finding.status), f"{finding.summary} ({shown or finding.check})", finding.place.label
+
+
+def _by_run(question: Question, run: RunReport) -> _Observed:
+    chosen = {number: each for number, each in enumerate(run.measurements) if each.case in question.cases}
+    yield from _BY_RUN[question.by](question, run, {number: each for number, each in chosen.items() if each.measured})
+    yield from ((None, each.reason or each.status.value, each.path) for each in chosen.values() if not each.measured)
+
+
+_Measured = Mapping[int, Measurement]
+"""The measured cases of a question, by their index in the run."""
+
+
+def _owner(_question: Question, run: RunReport, _measured: _Measured) -> _Observed:
+    for memory in run.verdict.owners if run.verdict else ():
+        agrees = None if memory.owner is None else memory.owner == memory.allocated_by
+        where = f"NUMA{memory.numa_node} by {memory.allocated_by_label}"
+        yield agrees, f"the owner is {memory.owner_label or f'unknown: {memory.unknown}'}", where
+
+
+def _route(question: Question, run: RunReport, measured: _Measured) -> _Observed:
+    known: dict[tuple[int | None, str | None], str | None] = {}
+    known |= {(each.numa_node, each.allocated_by): each.owner for each in (run.verdict.owners if run.verdict else ())}
+    for each in measured.values():
+        flow, proof = each.flows[0], each.evidence.route if each.evidence else None
+        owner = known.get((flow.source.numa_node, flow.source.allocated_by)) or flow.source.allocated_by
+        near = owner == flow.initiator if owner else len(flow.route.hops) == 1
+        if near != (question.link == LinkKind.C2C):
+            continue
+        if proof is None or proof.verdict is LinkProof.UNKNOWN:
+            yield None, "no counter shows the link", each.path
+        else:
+            agrees = proof.link == question.link and proof.verdict is not LinkProof.REFUTED
+            # Which GPU of a CPU owns the usual HOST_NUMA memory is not known, so it contradicts nothing.
+            nobodys = flow.source.memory is MemoryKind.HOST_NUMA and flow.source.allocated_by is None
+            fields = f" by NVML's fields {proof.fields}" if proof.fields else ""
+            yield agrees or (None if nobodys else False), f"{proof.link.upper()}, {proof.verdict}{fields}", each.path
+
+
+def _counters(_question: Question, _run: RunReport, measured: _Measured) -> _Observed:
+    for gpu in (gpu for each in measured.values() for gpu in (each.evidence.gpus if each.evidence else ())):
+        names = sorted({LinkKind.NVLINK.value, NVLINK_COUNT} & gpu.received_bytes.keys())
+        agrees = counted(gpu.received_bytes, LinkKind.NVLINK) is not None if len(names) > 1 else None
+        yield agrees, f"{' and '.join(names) or 'neither'} answered", gpu.label
+
+
+def _units(_question: Question, _run: RunReport, measured: _Measured) -> _Observed:
+    for cost in (cost for each in measured.values() for cost in each.costs if cost.memory == MemoryKind.HOST_NUMA):
+        sizes = cost.granularity_bytes or 0, cost.recommended_granularity_bytes or 0
+        yield True, "at least {}, recommended {}".format(*map(format_size, sizes)), cost.label
+
+
+def _pages(_question: Question, _run: RunReport, measured: _Measured) -> _Observed:
+    for placement in (placement for each in measured.values() for placement in each.placements):
+        yield placement.right, f"{placement.proof}: {placement.detail}", placement.label
+
+
+_ABOVE = 1.02
+"""The part of its nominal rate above which a rate contradicts it. Chosen: runs of one path differ by less."""
+
+
+def _rates(_question: Question, _run: RunReport, measured: _Measured) -> _Observed:
+    """Yield the median of each kind of memory on the GPUs' own nodes, as parts of the link and of the first kind."""
+    near = [each for each in measured.values() if len(each.flows[0].route.hops) == 1 and each.bandwidth_gb_s]
+    first = 0.0
+    for memory, same in grouped((each.flows[0].source.memory, each) for each in near).items():
+        rate = median(each.bandwidth_gb_s.median for each in same if each.bandwidth_gb_s)
+        first, hop = first or rate, same[0].flows[0].route.hops[0]
+        nominal = hop.nominal_gb_s
+        share = f"{100 * rate / nominal:.0f} % of {hop.link.upper()}" if nominal else "the link's rate is unknown"
+        words = f"{HOST_NAMES[memory]} {rate:.1f} GB/s: {share}, {rate / first:.2f} of the first"
+        yield None if nominal is None else rate <= _ABOVE * nominal, words, ""
+
+
+_BY_RUN = {"owner": _owner, "route": _route, "counters": _counters, "units": _units, "pages": _pages, "rates": _rates}

@@ -1,0 +1,104 @@
+"""Whether NICs register GPU and HOST_NUMA memory through dma-buf. A stand-in for libibverbs; not seen on hardware."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from egmctl.doctor import probes
+from egmctl.doctor.check import EVERYTHING, Scope
+from egmctl.doctor.checks.active import CHECKS
+from egmctl.doctor.runner import diagnose
+from egmctl.model.finding import Finding, Guard, Status
+from egmctl.model.machine import Machine
+from egmctl.model.probes import ProbeKind
+from tests.doctor.machines import of_two_gpus, shipped
+from tests.doctor.test_nvml_faults import here
+from tests.fake.build import CUDA, NVML, VERBS
+from tests.fake.node import FakeNode
+from tests.fake.plugin import MakeFakeNode
+
+REQUIRED = Scope(purposes=(Guard.RDMA,))
+NICS = tuple(nic.name for nic in (shipped("gb200-nvl72").nics or ())[:2])
+
+
+def tried(node: FakeNode, faults: str = "", nics: tuple[str, ...] = NICS) -> Machine:
+    """Return the machine after the probes on a fake node whose libibverbs has these NICs."""
+    with here(node, faults=faults) as patch:
+        patch.setenv("EGMCTL_FAKE_NICS", ",".join(nics))
+        return probes.probed(node.machine, EVERYTHING, [ProbeKind.DMA_BUF])
+
+
+def findings(machine: Machine, scope: Scope = EVERYTHING) -> tuple[Finding, ...]:
+    checks = [check for check in CHECKS if check.id == "rdma.dmabuf-active"]
+    return diagnose(machine, scope, checks).findings
+
+
+@pytest.fixture
+def node(fake_node: MakeFakeNode) -> FakeNode:
+    machine = of_two_gpus(shipped("gb200-nvl72"))
+    nics = tuple(nic for nic in machine.nics or () if nic.name in NICS)
+    return fake_node(replace(machine, nics=nics), libraries=(CUDA, NVML, VERBS))
+
+
+def test_each_nic_registers_the_memory_of_each_gpu_and_node_and_all_is_given_back(node: FakeNode) -> None:
+    found = findings(tried(node))
+    assert {(finding.status, finding.place.label) for finding in found} == {(Status.PASS, ", ".join(NICS))}
+    count = len(NICS) * 2 * 3
+    for made, given_back in (("ibv_open_device", "ibv_close_device"), ("ibv_reg_dmabuf_mr", "ibv_dereg_mr")):
+        assert len(node.calls(made)) == len(node.calls(given_back)) == count
+    assert [leak for leak in node.leaks() if "primary context" not in leak] == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "cause"),
+    [
+        ("ibv_reg_dmabuf_mr=error:95", "ENOTSUP", "the NIC's driver or the kernel registers no dma-bufs"),
+        ("ibv_reg_dmabuf_mr=error:524", "Unknown error 524", "or ACS keeps the NIC from the GPU"),
+        ("ibv_open_device=error:1", "EPERM", "may not use the NIC's verbs device"),
+        ("ibv_reg_dmabuf_mr=error:12", "ENOMEM", "too little locked memory"),
+        ("ibv_alloc_pd=error:5", "EIO", ""),
+    ],
+)
+def test_a_refused_registration_names_nic_call_error_and_cause(
+    node: FakeNode, fault: str, error: str, cause: str
+) -> None:
+    machine = tried(node, fault)
+    for scope, status in ((EVERYTHING, Status.WARN), (REQUIRED, Status.FAIL)):
+        finding = findings(machine, scope)[0]
+        assert (finding.status, finding.place.label) == (status, ", ".join(NICS))
+        assert f"{fault.partition('=')[0]} failed: {error} (" in finding.summary
+        assert cause in finding.cause
+        assert bool(finding.cause) is bool(cause)
+        assert finding.remedy is not None
+
+
+def test_one_of_several_refusals_names_the_gpu_and_the_nic(node: FakeNode) -> None:
+    found = findings(tried(node, "ibv_reg_dmabuf_mr@2=error:95,once"))
+    warning = next(finding for finding in found if finding.status is Status.WARN)
+    assert warning.place.label in NICS
+    assert "GPU0" in warning.summary
+    assert f"with {warning.place.label}" in warning.evidence[0].source
+
+
+def test_a_nic_that_libibverbs_does_not_list_is_a_fault_only_where_rdma_is_required(node: FakeNode) -> None:
+    machine = tried(node, nics=NICS[:1])
+    assert {finding.status for finding in findings(machine)} == {Status.SKIP, Status.PASS}
+    failure = next(finding for finding in findings(machine, REQUIRED) if finding.status is Status.FAIL)
+    assert (failure.place.label, "ENODEV" in failure.summary) == (NICS[1], True)
+
+
+def test_memory_that_cuda_does_not_export_is_no_fault(node: FakeNode) -> None:
+    for error in (801, 1):
+        found = findings(tried(node, f"cuMemGetHandleForAddressRange=error:{error}"), REQUIRED)
+        assert {finding.status for finding in found} == {Status.SKIP}
+
+
+def test_without_a_nic_memory_is_exported(node: FakeNode, fake_node: MakeFakeNode) -> None:
+    alone = fake_node(replace(node.machine, nics=()), libraries=(CUDA, NVML, VERBS))
+    found = findings(tried(alone))
+    assert {finding.status for finding in found} == {Status.PASS}
+    assert {finding.place.label for finding in found} == {"GPU0-1", "NUMA 0-1"}
+    assert alone.calls("ibv_open_device") == ()
+    assert len(alone.calls("cuMemGetHandleForAddressRange")) == 6

@@ -1,0 +1,166 @@
+"""What egmctl assumes of coherent machines, and how a node settles it: made-up counters, none measured."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from egmctl.api.bench import Bench
+from egmctl.bench.plan.cost import plan_seconds
+from egmctl.bench.suites import CASES
+from egmctl.doctor.check import EVERYTHING
+from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.errors import ExitCode
+from egmctl.model.evidence import EvidenceReport, State
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import Measurement, Placement, RunReport
+from egmctl.report.kinds import Format, render
+from egmctl.verdict.evidence import cases, evidence, questions
+from egmctl.verdict.judge import judge
+from tests.cli.test_bringup import small
+from tests.conftest import ROOT, RunEgmctl
+from tests.doctor.faults import healthy
+from tests.doctor.machines import patched, shipped
+from tests.fake.plugin import MakeFakeNode
+from tests.report.runs import run
+from tests.verdict.test_owners import CASE, EACH_ITSELF, FIRST_OF_CPU, GB200, Owner, counted
+
+MARKER = re.compile(
+    r"inferred|not measured\)|\*\*Not measured\*\*|(?i:not seen on hardware)|not yet run on EGM"
+    r"|No Grace machine has been measured|No public `nvidia-smi"
+)
+"""How the guide marks what it has from documents and source code only."""
+
+
+def plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("page", sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")]), ids=lambda page: page.name)
+def test_each_claim_that_the_guide_marks_as_not_measured_is_a_question(page: Path) -> None:
+    text = plain(page.read_text())
+    name = str(page.relative_to(ROOT))
+    quotes = [question.marked[name] for question in questions().values() if name in question.marked]
+    assert [quote for quote in quotes if quote not in text] == []
+    covered = [range(text.index(quote), text.index(quote) + len(quote)) for quote in quotes]
+    unasked = [found for found in MARKER.finditer(text) if not any(found.start() in quote for quote in covered)]
+    assert [text[max(0, found.start() - 60) : found.end()] for found in unasked] == []
+
+
+def test_the_guide_lists_every_question() -> None:
+    table = (ROOT / "docs/first-grace.md").read_text().partition("| questions |")[2]
+    assert [name for name in questions() if f"`{name}`" not in table] == []
+
+
+def test_questions_name_checks_and_cases_that_exist() -> None:
+    assert {check for each in questions().values() for check in each.checks} <= {check.id for check in CHECKS}
+    assert set(cases()) <= {case.name for case in CASES}
+
+
+@pytest.mark.parametrize("name", ["gb200-nvl72", "gb300-nvl72", "gh200", "gh200x4", "dgx-h100", "hgx-b200"])
+def test_it_takes_less_than_ten_minutes(name: str) -> None:
+    assert plan_seconds(Bench(cases=cases()).plan(shipped(name))) < 300
+
+
+def measured(owner: Owner = EACH_ITSELF, name: str = GB200, **changes: Any) -> RunReport:
+    """Return a run of the cases with the counters of this owner."""
+    made = run(name, cases=cases())
+
+    def shown(each: Measurement) -> Measurement:
+        labels = tuple(EACH_ITSELF)
+        owned = replace(each.flows[0].source, allocated_by_label=each.flows[0].initiator_label)
+        source = each if each.case == CASE else replace(each, flows=(replace(each.flows[0], source=owned),))
+        seen = counted(source, owner if each.case == CASE else EACH_ITSELF, labels)
+        return replace(each, evidence=seen.evidence, **changes)
+
+    made = replace(made, measurements=tuple(map(shown, made.measurements)))
+    return replace(made, verdict=judge(made, None))
+
+
+def settled(report: RunReport | None, machine: Machine | None = None) -> EvidenceReport:
+    return evidence(diagnose(machine or healthy(), EVERYTHING, CHECKS), report, not_measured="GPUs are in use")
+
+
+def states(report: EvidenceReport) -> dict[str, State]:
+    return {answer.question: answer.state for answer in report.answers}
+
+
+def test_a_healthy_tray_settles_the_claims_and_the_first_line_counts_them() -> None:
+    report = settled(measured())
+    assert {name for name, state in states(report).items() if state is not State.SETTLED} == {
+        "nvlink-counters",
+        "granularity",
+        "location",
+    }
+    assert "\n13 of 16 questions are settled: not settled: nvlink-counters," in str(render(report, Format.TEXT))
+
+
+def test_an_owner_that_is_another_gpu_contradicts_the_claim_and_is_named_first() -> None:
+    report = settled(measured(FIRST_OF_CPU))
+    answer = next(answer for answer in report.answers if answer.question == "egm-owner")
+    assert answer.state is State.CONTRADICTED
+    assert (answer.observations[0].value, answer.observations[0].locations[0]) == ("the owner is GPU0", "NUMA0 by GPU1")
+    # What is said of the owner and of the others holds of whoever the owner is.
+    assert (states(report)["egm-own-link"], states(report)["egm-sibling"]) == (State.SETTLED, State.SETTLED)
+    assert "contradicted: egm-owner; " in plain(str(render(report, Format.TEXT)))
+
+
+def test_memory_that_each_gpu_reaches_over_its_own_link_has_no_sibling_route() -> None:
+    found = states(settled(measured(dict.fromkeys(EACH_ITSELF))))
+    assert (found["egm-owner"], found["egm-sibling"]) == (State.NOT_SETTLED, State.CONTRADICTED)
+
+
+def test_pages_elsewhere_contradict_and_pages_there_settle() -> None:
+    for right, state in ((True, State.SETTLED), (False, State.CONTRADICTED), (None, State.NOT_SETTLED)):
+        placement = Placement(label="NUMA0", proof="move_pages", detail="where", right=right)
+        assert states(settled(measured(placements=(placement,))))["location"] is state
+
+
+def test_a_rate_above_its_link_contradicts_it() -> None:
+    made = measured()
+    faster = tuple(
+        replace(each, bandwidth_gb_s=replace(each.bandwidth_gb_s, median=300.0)) if each.bandwidth_gb_s else each
+        for each in made.measurements
+    )
+    assert states(settled(replace(made, measurements=faster)))["rates"] is State.CONTRADICTED
+
+
+def test_without_a_coherent_gpu_or_a_bench_each_question_says_why_it_is_open() -> None:
+    h200 = settled(run("hgx-h200x4", cases=cases()), shipped("hgx-h200x4"))
+    reasons = {answer.question: answer.observations[0].value for answer in h200.answers if answer.state != "settled"}
+    assert {name for name, reason in reasons.items() if reason == "no coherent GPU here"} == {
+        name for name, question in questions().items() if not question.anywhere
+    }
+    assert h200.exit_code is ExitCode.OK
+    busy = settled(None)
+    reasons = {answer.question: answer.observations[0].value for answer in busy.answers}
+    assert {name for name, reason in reasons.items() if reason == "GPUs are in use"} == {
+        name for name, question in questions().items() if question.cases
+    }
+
+
+@pytest.mark.long
+def test_one_command_makes_a_file_that_show_reads_back(
+    egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
+) -> None:
+    machine = patched(small("gb200-tray"), "host", hostname="secret-tray")
+    node, file = fake_node(machine), tmp_path / "evidence.json"
+    environment = {**node.environment(), "EGMCTL_FAKE_COUNTERS": "1"}
+    ended = egmctl("snapshot", "--evidence", "-o", file, env=environment, timeout_s=280)
+    document = json.loads(file.read_text())
+    schema = json.loads((ROOT / "docs/schemas/evidence.schema.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(document)
+    result = document["result"]
+    assert (ended.code, document["schema"], "secret-tray" in file.read_text()) == (0, "egmctl.evidence/1", False)
+    assert {each["case"] for each in result["run"]["measurements"]} == set(cases())
+    assert result["diagnosis"]["machines"][0]["probes"]
+    assert re.search(r"^[0-9]+ of [0-9]+ questions are settled: ", ended.out, re.M)
+    assert egmctl("show", file).out == ended.out
+    both = egmctl("snapshot", "--evidence", "--full", env=environment)
+    assert (both.code, "--evidence" in both.err, "--full" in both.err) == (2, True, True)
