@@ -159,6 +159,9 @@ SUITES: Mapping[str, Suite] = {
     "p2p": Suite("between GPUs and within one", family="p2p"),
     "latency": Suite("latencies", family="latency"),
     "ipc": Suite("memory shared between processes, one process per GPU", family="ipc", samples=3),
+    "egm_shared": Suite(
+        "one HOST_NUMA allocation that the processes of all GPUs import", family="egm_shared", samples=3
+    ),
     "rdma": Suite("UCX messages between processes, and their transport", family="rdma", samples=3),
     "fabric": Suite("fabric handles between all GPUs of the node; under MPI of all nodes", family="fabric", samples=3),
     "sms": Suite(
