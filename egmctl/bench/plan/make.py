@@ -65,8 +65,8 @@ def make_plan(
         raise UsageError(f"--size {settings.size_bytes}: it must be a multiple of {SIZE_MULTIPLE_BYTES} bytes above 0")
     usable = [gpu for gpu in gpus if gpu_waiver(machine, gpu) is None and (settings.allow_busy or gpu_use(gpu) is None)]
     # One process more for each NUMA node exports the memory that all GPUs share.
-    exporting = {gpu.host_numa_id: gpu for gpu in usable[::-1] if any(case.for_all for case in cases)}.values()
-    every = ranks_of([*usable, *exporting, *(gpu for gpu in gpus if gpu not in usable)], numa_nodes)
+    exporting = {gpu.host_numa_id: gpu for gpu in usable[::-1] if any(case.for_all for case in cases)}
+    every = ranks_of([*usable, *[*exporting.values()][::-1], *(gpu for gpu in gpus if gpu not in usable)], numa_nodes)
     started = len(usable) + len(exporting)
     exporters = every[len(usable) : started]
     ranks = [*every[: len(usable)], *every[started:]]
