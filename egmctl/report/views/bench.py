@@ -17,6 +17,7 @@ from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, number
 from egmctl.report.views.bench_answer import (
     answer,
+    egm_line,
     exceptions,
     grave,
     how,
@@ -187,8 +188,8 @@ def _body(report: RunReport) -> Iterator[doc.Block]:
     yield doc.Section("Warnings", partial(_warnings, report))
     staged = tuple(staged_lines(report))
     more = (f"and {len(staged) - _STAGED} more pairs",) if len(staged) > _STAGED else ()
-    notes = [*filter(None, [route_line(report)]), *unexpected_owners(report), *staged[:_STAGED], *more]
-    notes += [*_skipped(report), *report.problems]
+    notes = [*filter(None, (egm_line(report), route_line(report))), *unexpected_owners(report)]
+    notes += [*staged[:_STAGED], *more, *_skipped(report), *report.problems]
     yield doc.Section("Notes", (doc.Bullets(tuple(notes)),))
     yield from _details(report)
     yield doc.Hint("Matrices, settings and references: -v; all of it as a page: -o run.html")
