@@ -156,7 +156,7 @@ SUITES: Mapping[str, Suite] = {
     ),
     "egm": Suite("memory of host NUMA nodes (EGM where the platform has it)", family="egm", further=_FOUR_STREAMS),
     "host": Suite("pinned, registered, huge-page, managed and system memory", family="host"),
-    "p2p": Suite("between GPUs and within one", family="p2p"),
+    "p2p": Suite("between GPUs and within one", family="p2p", one_path=("device_access_life_cycle",)),
     "latency": Suite("latencies", family="latency"),
     "ipc": Suite("memory shared between processes, one process per GPU", family="ipc", samples=3),
     "egm_shared": Suite(

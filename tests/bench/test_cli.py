@@ -149,7 +149,7 @@ def test_by_itself_it_measures_every_family_of_a_gb200(egmctl: RunEgmctl, fake_n
     ended = egmctl("bench", *small, env=node.environment(), timeout_s=110)
     assert ended.code == 0
     result = json.loads(ended.out)["result"]
-    # Messages need UCX, memory for all GPUs needs more processes; the curve over the number of SMs is a suite of its own, and part of --full.
+    # Messages need UCX, memory for all GPUs more processes; the curve over the number of SMs is part of --full.
     assert {m["family"] for m in result["measurements"]} == {case.family for case in CASES} - {"rdma", "egm_shared"}
     assert {m["status"] for m in result["measurements"]} <= {"ok", "unstable"}
     assert result["problems"] == []

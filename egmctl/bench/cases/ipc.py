@@ -198,5 +198,13 @@ def _job_cases() -> Iterator[Case]:
     yield latency(host, JOB)
 
 
-CASES = (*_node_cases(), *_shared_cases())
+# Within one process: what IPC without legacy handles avoids.
+_ACCESS = replace(
+    life_cycle(Shared(HandleKind.LEGACY, MemoryKind.DEVICE)),
+    name="device_access_life_cycle",
+    family="p2p",
+    processes=Processes.ONE,
+    handle=None,
+)
+CASES = (_ACCESS, *_node_cases(), *_shared_cases())
 FABRIC_CASES = tuple(_job_cases())

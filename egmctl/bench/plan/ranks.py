@@ -211,10 +211,8 @@ def local_path(machine: Machine) -> PathOf:
             near = rank_flow.initiator.numa_node
         ends = (near, far) if case.initiator is End.SOURCE else (far, near)
         path = waive_blocked_egm(path_between(machine, (case.source, case.destination), ends, issuer))
-        # Life cycles run alone, because other work of the host would disturb them. A flag's round trip uses one pair of
-        # ranks.
-        alone = case.engine in (Engine.LIFE_CYCLE, Engine.PING_PONG)
-        return replace(path, disjoint=False) if alone else path
+        # A flag's round trip uses one pair of ranks.
+        return replace(path, disjoint=False) if case.engine is Engine.PING_PONG else path
 
     return path
 
