@@ -134,7 +134,7 @@ def test_bytes_that_do_not_arrive_are_seen_by_the_owner(fake_node: MakeFakeNode,
     assert found.status is Status.CORRUPT
     assert found.mismatch is not None
     assert (found.mismatch.sample, found.mismatch.first_offset_bytes) == (0, 4096)
-    assert "what the importer wrote in life 1 did not arrive: 1 words differ" in (found.reason or "")
+    assert "what the other GPU wrote in life 1 did not arrive: 1 words differ" in (found.reason or "")
 
 
 OWNERS_CALLS = {
