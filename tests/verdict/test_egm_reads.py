@@ -11,6 +11,7 @@ from egmctl.model.task import Flow, Task
 from egmctl.model.verdict import EgmReads
 from egmctl.report.kinds import Format, render
 from egmctl.verdict.judge import judge
+from egmctl.verdict.yardsticks import ceiling
 from tests.doctor.machines import shipped
 from tests.verdict.runs import D2H, H2D, run
 
@@ -61,3 +62,12 @@ def test_the_sentence_says_which_side_was_not_measured() -> None:
     text = " ".join(str(render(replace(made, verdict=judge(made, None)), Format.TEXT)).split())
     beside = "ratio to pinned 0.98, to plain memory not measured; remote to local 0.30."
     assert f"EGM by copy engines: local 372.0 GB/s; {beside}" in text
+
+
+@pytest.mark.parametrize("case", ["host_numa_one_node_to_all_memcpy_ce", "egm_shared_all_read_ce"])
+def test_all_gpus_at_once_are_limited_by_the_memory_of_the_node_in_one_process_or_several(case: str) -> None:
+    made = run(case, value=lambda _task, _flow: 100.0, machine=shipped("gb200-nvl72")).measurements[-1]
+    assert made.case == case
+    limit = ceiling(made)
+    assert limit is not None
+    assert (limit.gb_s, limit.limit) == (384, made.flows[0].route.memory_rate)
