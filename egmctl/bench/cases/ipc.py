@@ -198,7 +198,7 @@ def _job_cases() -> Iterator[Case]:
     yield latency(host, JOB)
 
 
-# Within one process: what IPC without legacy handles avoids.
+# Within one process: peer access, beside cuMemSetAccess for the GPUs that need it.
 _ACCESS = replace(
     life_cycle(Shared(HandleKind.LEGACY, MemoryKind.DEVICE)),
     name="device_access_life_cycle",
