@@ -84,14 +84,13 @@ class SharedMemory(Memory):
         allocate, export, _ = _BY_KIND[kind]
         with self._making(size_bytes, context) as undo:
             with timed(self.stages_ms, "allocate"):
-                places = [*map(on_gpu, (context, *others))]
-                places = places if node is None else [location("HOST_NUMA", node), *places]
-                wanted = _Wanted(context, places, size_bytes, self.stages_ms)
+                host = [] if node is None else [location("HOST_NUMA", node)]
+                wanted = _Wanted(context, [*host, *map(on_gpu, (context, *others))], size_bytes, self.stages_ms)
                 self.address, self._mapped_bytes, resource = allocate(undo, wanted)
-            self.allocate_ms = self.stages_ms["allocate"]
-            self.stages_ms["allocate"] -= self.stages_ms.get("set-access", 0)
             with timed(self.stages_ms, "export"):
                 self._handle, self._fds = export(undo, resource)
+        self.allocate_ms = self.stages_ms["allocate"]
+        self.stages_ms["allocate"] -= self.stages_ms.get("set-access", 0)
 
     def offer(self) -> tuple[dict[str, Any], list[int]]:
         """Return what an importer needs: a description as JSON data, and descriptors, which :meth:`close` closes."""

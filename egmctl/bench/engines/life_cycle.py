@@ -1,8 +1,8 @@
 """The time of each stage in the life cycle of memory that two GPUs share, with a check of the bytes.
 
-Between processes the owner allocates and exports the memory and sends the handle. The importer opens and maps it, writes all of it twice,
-and then a pattern, which the owner checks. The importer closes the memory; the owner frees it. Times are by the host's
-clock. The transfer is timed by CLOCK_MONOTONIC of both processes, so only within a node.
+Between processes the owner allocates and exports the memory and sends the handle. The importer opens and maps it,
+writes all of it twice, and then a pattern, which the owner checks. The importer closes the memory; the owner frees it.
+Times are by the host's clock. The transfer is timed by CLOCK_MONOTONIC of both processes, so only within a node.
 
 Within one process, the stages show what peer access adds to each allocation (CUDA Programming Guide, "Virtual Memory
 Management": "all past and future user allocations are also mapped to the target peer device").
