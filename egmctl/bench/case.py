@@ -30,8 +30,8 @@ class Processes(StrEnum):
     ONE = "one"
     """The worker, one process for all GPUs."""
     NODE = "node"
-    """One process per GPU of the node, and one per NUMA node that exports memory for all of them (:attr:`Case.for_all`).
-    UCX messages also go between the nodes of a job."""
+    """One process per GPU of the node, and one per NUMA node that exports memory for all (:attr:`Case.for_all`). UCX
+    messages also go between the nodes of a job."""
     JOB = "job"
     """One process per GPU of all nodes of a run (:mod:`egmctl.bench.plan.fabric`)."""
 
