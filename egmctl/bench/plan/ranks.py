@@ -35,7 +35,7 @@ class RankFlow:
     owner: Rank
     numa_node: int | None = None
     """The NUMA node of the owner's memory, if it is host memory."""
-    parts: int = 0
+    parts: int | None = None
     """See :attr:`egmctl.model.task.Endpoint.parts`."""
 
 
