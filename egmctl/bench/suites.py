@@ -17,6 +17,7 @@ CASES: tuple[Case, ...] = (
     *bandwidth.EGM_CASES,
     *bandwidth.HOST_CASES,
     *bandwidth.P2P_CASES,
+    ipc.ACCESS,
     *latency.CASES,
     *ipc.CASES,
     *rdma.CASES,

@@ -198,13 +198,13 @@ def _job_cases() -> Iterator[Case]:
     yield latency(host, JOB)
 
 
-# Within one process: peer access, beside cuMemSetAccess for the GPUs that need it.
-_ACCESS = replace(
+ACCESS = replace(
     life_cycle(Shared(HandleKind.LEGACY, MemoryKind.DEVICE)),
     name="device_access_life_cycle",
     family="p2p",
     processes=Processes.ONE,
     handle=None,
 )
-CASES = (_ACCESS, *_node_cases(), *_shared_cases())
+"""The case within one process of peer access, beside cuMemSetAccess for the GPUs that need it."""
+CASES = (*_node_cases(), *_shared_cases())
 FABRIC_CASES = tuple(_job_cases())
