@@ -136,7 +136,8 @@ class Bench(BenchOptions):
             return self._plan(machine, replace(self.settings, size_bytes=size_bytes), no_ucx)
 
         if self.size is not None:
-            made = fitted(planned(self.settings.size_bytes), memory_of(machine, left_bytes, most_bytes))
+            whole = memory_of(machine, left_bytes, most_bytes)
+            made = fitted(planned(self.settings.size_bytes), whole, several_sizes=self.axis is Axis.SIZE)
         else:
             size_bytes = LAST_BYTES if self.axis is Axis.SIZE else self.settings.size_bytes
             made = fitted(planned(size_bytes), memory_of(machine, left_bytes), planned)

@@ -30,7 +30,8 @@ class Processes(StrEnum):
     ONE = "one"
     """The worker, one process for all GPUs."""
     NODE = "node"
-    """One process per GPU of the node. UCX messages also go between the nodes of a job."""
+    """One process per GPU of the node, and one per NUMA node that exports memory for all (:attr:`Case.for_all`). UCX
+    messages also go between the nodes of a job."""
     JOB = "job"
     """One process per GPU of all nodes of a run (:mod:`egmctl.bench.plan.fabric`)."""
 
@@ -73,6 +74,9 @@ class Case:
     """The name of the case that measures the same path within one process."""
     by_owner: bool = False
     """Whether host memory is allocated under each GPU of its NUMA node in turn and measured by each GPU of the node."""
+    for_all: bool = False
+    """Whether a process of its own exports one allocation of host memory, mapped for the CPUs and for all GPUs, which
+    the process of each GPU imports."""
     staged: bool = False
     """Whether peer access between the two GPUs stays off, so that the driver copies through host memory."""
     one_path: bool = False
@@ -185,7 +189,8 @@ def _description(case: Case) -> str:
     both = AT_ONCE.get(case.pattern, "") if case.quantity is Quantity.BANDWIDTH else ""
     loaded = ", while other blocks of the same GPU read it" if case.pattern is Pattern.LOADED else ""
     owner = ", allocated under each GPU of the node: which of them owns it" if case.by_owner else ""
-    return text + both + loaded + owner
+    mapped = ", one allocation mapped for the CPUs and all GPUs" if case.for_all else ""
+    return text + mapped + both + loaded + owner
 
 
 def _end(case: Case, end: End) -> str:

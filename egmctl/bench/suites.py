@@ -17,6 +17,7 @@ CASES: tuple[Case, ...] = (
     *bandwidth.EGM_CASES,
     *bandwidth.HOST_CASES,
     *bandwidth.P2P_CASES,
+    ipc.ACCESS,
     *latency.CASES,
     *ipc.CASES,
     *rdma.CASES,
@@ -117,9 +118,12 @@ SUITES: Mapping[str, Suite] = {
     ),
     "egm": Suite("memory of host NUMA nodes (EGM where the platform has it)", family="egm", further=_FOUR_STREAMS),
     "host": Suite("pinned, registered, huge-page, managed and system memory", family="host"),
-    "p2p": Suite("between GPUs and within one", family="p2p"),
+    "p2p": Suite("between GPUs and within one", family="p2p", one_path=("device_access_life_cycle",)),
     "latency": Suite("latencies", family="latency"),
     "ipc": Suite("memory shared between processes, one process per GPU", family="ipc", samples=3),
+    "egm_shared": Suite(
+        "one HOST_NUMA allocation that the processes of all GPUs import", family="egm_shared", samples=3
+    ),
     "rdma": Suite("UCX messages between processes, and their transport", family="rdma", samples=3),
     "fabric": Suite("fabric handles between all GPUs of the node; under MPI of all nodes", family="fabric", samples=3),
     "sms": Suite(

@@ -49,12 +49,16 @@ class SharedMemory(Memory):
         The size; importers map it rounded up to the granularity of the kind.
     node
         The NUMA node of host memory, which legacy handles cannot share; ``None`` for the GPU's own memory.
+    others
+        Further GPUs that get access to memory from cuMemCreate in this process.
 
     Attributes
     ----------
+    parts
+        The :class:`SharedPart` objects that are open.
     stages_ms
-        The times of ``allocate`` (until this process can use the memory), ``export`` and, at the end, ``free``:
-        milliseconds by the host's clock.
+        The times of ``allocate``, of ``set-access`` (cuMemSetAccess; other calls than cuMemCreate give access at once),
+        ``export`` and, at the end, ``free``: milliseconds by the host's clock.
 
     Raises
     ------
@@ -64,19 +68,29 @@ class SharedMemory(Memory):
         The kind is legacy, and the memory is host memory.
     """
 
-    def __init__(self, kind: HandleKind, context: Context, size_bytes: int, node: int | None = None) -> None:
+    def __init__(
+        self,
+        kind: HandleKind,
+        context: Context,
+        size_bytes: int,
+        node: int | None = None,
+        others: Sequence[Context] = (),
+    ) -> None:
         if kind is HandleKind.LEGACY and node is not None:
             raise ValueError("legacy handles share the memory of GPUs only")
         self.kind = kind
+        self.parts = 0
         self.stages_ms: dict[str, float] = {}
         allocate, export, _ = _BY_KIND[kind]
         with self._making(size_bytes, context) as undo:
             with timed(self.stages_ms, "allocate"):
-                places = [on_gpu(context)] if node is None else [location("HOST_NUMA", node), on_gpu(context)]
-                self.address, self._mapped_bytes, resource = allocate(undo, context, places, size_bytes)
+                host = [] if node is None else [location("HOST_NUMA", node)]
+                wanted = _Wanted(context, [*host, *map(on_gpu, (context, *others))], size_bytes, self.stages_ms)
+                self.address, self._mapped_bytes, resource = allocate(undo, wanted)
             with timed(self.stages_ms, "export"):
                 self._handle, self._fds = export(undo, resource)
         self.allocate_ms = self.stages_ms["allocate"]
+        self.stages_ms["allocate"] -= self.stages_ms.get("set-access", 0)
 
     def offer(self) -> tuple[dict[str, Any], list[int]]:
         """Return what an importer needs: a description as JSON data, and descriptors, which :meth:`close` closes."""
@@ -92,6 +106,38 @@ class SharedMemory(Memory):
         """Free the memory. All importers must have closed it."""
         with timed(self.stages_ms, "free"):
             super().close()
+
+
+class SharedPart(Memory):
+    """One of several equal parts of shared memory, which importers map as a whole. The last one frees it.
+
+    Parameters
+    ----------
+    index
+        The number of the part, from 0.
+
+    Attributes
+    ----------
+    allocate_ms
+        The part's share of the time of the whole allocation.
+    """
+
+    def __init__(self, whole: SharedMemory, index: int, size_bytes: int) -> None:
+        self.whole, self.size_bytes, self._offset_bytes = whole, size_bytes, index * size_bytes
+        self.address = whole.address + self._offset_bytes
+        self.allocate_ms = whole.allocate_ms * size_bytes / whole.size_bytes
+        whole.parts += 1
+
+    def offer(self) -> tuple[dict[str, Any], list[int]]:
+        """Return :meth:`SharedMemory.offer` with the place of the part."""
+        description, fds = self.whole.offer()
+        return description | {"size_bytes": self.size_bytes, "offset_bytes": self._offset_bytes}, fds
+
+    def close(self) -> None:
+        """Free the whole memory if no other part is open."""
+        self.whole.parts -= 1
+        if not self.whole.parts:
+            self.whole.close()
 
 
 class ImportedMemory(Memory):
@@ -123,12 +169,23 @@ class ImportedMemory(Memory):
         _, _, open_ = _BY_KIND[HandleKind(description["kind"])]
         offer = _Offer(bytes.fromhex(description["handle"]), fds, description["mapped_bytes"], self.stages_ms)
         with self._making(int(description["size_bytes"]), context) as undo:
-            self.address = open_(undo, context, offer)
+            self.address = open_(undo, context, offer) + description.get("offset_bytes", 0)
 
     def close(self) -> None:
         """Unmap the memory. Its owner keeps it."""
         with timed(self.stages_ms, "close"):
             super().close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The memory that an owner allocates."""
+
+    context: Context
+    places: Sequence[Any]
+    """The locations that get access: first that of the memory, then the owner's GPU."""
+    size_bytes: int
+    stages_ms: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +212,8 @@ _Exported = tuple[bytes, list[int]]
 """The bytes and the descriptors of an offer; either may be empty."""
 
 
-def _allocate_legacy(undo: ReleaseStack, _context: Context, _places: Sequence[Any], size_bytes: int) -> _Made:
-    mapped_bytes = round_up(size_bytes, LEGACY_UNIT_BYTES)
+def _allocate_legacy(undo: ReleaseStack, wanted: _Wanted) -> _Made:
+    mapped_bytes = round_up(wanted.size_bytes, LEGACY_UNIT_BYTES)
     pointer = call("cuMemAlloc", mapped_bytes)
     undo.callback(call, "cuMemFree", pointer)
     return int(pointer), mapped_bytes, pointer
@@ -175,11 +232,10 @@ def _open_legacy(undo: ReleaseStack, _context: Context, offer: _Offer) -> int:
     return int(pointer)
 
 
-def _allocate_physical(
-    kind: str, undo: ReleaseStack, _context: Context, places: Sequence[Any], size_bytes: int
-) -> _Made:
-    allocation, mapped_bytes = create_allocation(undo, places[0], size_bytes, kind)
-    return map_allocation(undo, allocation, mapped_bytes, places), mapped_bytes, allocation
+def _allocate_physical(kind: str, undo: ReleaseStack, wanted: _Wanted) -> _Made:
+    allocation, mapped_bytes = create_allocation(undo, wanted.places[0], wanted.size_bytes, kind)
+    address = map_allocation(undo, allocation, mapped_bytes, wanted.places, wanted.stages_ms)
+    return address, mapped_bytes, allocation
 
 
 def _export_physical(kind: str, undo: ReleaseStack, allocation: Any) -> _Exported:
@@ -193,12 +249,12 @@ def _open_physical(undo: ReleaseStack, context: Context, offer: _Offer) -> int:
         return map_allocation(undo, allocation, offer.mapped_bytes, [on_gpu(context)])
 
 
-def _allocate_pool(kind: str, undo: ReleaseStack, context: Context, places: Sequence[Any], size_bytes: int) -> _Made:
+def _allocate_pool(kind: str, undo: ReleaseStack, wanted: _Wanted) -> _Made:
     """Create a pool and allocate from it. Pools that refuse are kept, so that their addresses are not reused."""
     for attempt in range(SPOILT_LIMIT + 1):
-        pool = create_pool(undo, places[0], size_bytes, [context], kind)
+        pool = create_pool(undo, wanted.places[0], wanted.size_bytes, [wanted.context], kind)
         try:
-            pointer = call("cuMemAllocFromPoolAsync", size_bytes, pool, 0)
+            pointer = call("cuMemAllocFromPoolAsync", wanted.size_bytes, pool, 0)
         except DriverCallError as error:
             if error.name != "CUDA_ERROR_OUT_OF_MEMORY" or attempt == SPOILT_LIMIT:
                 raise
@@ -206,7 +262,7 @@ def _allocate_pool(kind: str, undo: ReleaseStack, context: Context, places: Sequ
             break
     undo.callback(_free_async, pointer)
     call("cuCtxSynchronize")
-    return int(pointer), size_bytes, (pool, pointer)
+    return int(pointer), wanted.size_bytes, (pool, pointer)
 
 
 def _export_pool(kind: str, undo: ReleaseStack, made: tuple[Any, Any]) -> _Exported:
@@ -234,9 +290,7 @@ _BY_KIND: Mapping[HandleKind, tuple[Callable[..., _Made], Callable[..., _Exporte
     HandleKind.POOL_FABRIC: (partial(_allocate_pool, _FABRIC), partial(_export_pool, _FABRIC), _open_pool),
     HandleKind.FABRIC: (partial(_allocate_physical, _FABRIC), partial(_export_physical, _FABRIC), _open_physical),
 }
-"""The functions that allocate, export and import memory, by kind of handle.
-
-The allocating function takes the locations that get access: first that of the memory, then the owner's GPU."""
+"""The functions that allocate, export and import memory, by kind of handle."""
 
 
 def _shareable(undo: ReleaseStack, exported: Any) -> _Exported:

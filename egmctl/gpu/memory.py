@@ -14,7 +14,7 @@ from typing import Any
 
 from egmctl.driver.cuda import bindings, call
 from egmctl.errors import DriverCallError, DriverTooOld
-from egmctl.gpu.context import Context, ReleaseStack, Resource, ms_since
+from egmctl.gpu.context import Context, ReleaseStack, Resource, ms_since, timed
 from egmctl.gpu.cpu_threads import Node, bind_pages, on_node, touch
 from egmctl.units import round_up
 
@@ -380,8 +380,17 @@ def create_allocation(undo: ReleaseStack, place: Any, size_bytes: int, shared_by
     return allocation, padded
 
 
-def map_allocation(undo: ReleaseStack, allocation: Any, mapped_bytes: int, places: Sequence[Any]) -> int:
-    """Map an allocation with access for ``places``; return the address. Retry if the driver calls it already mapped."""
+def map_allocation(
+    undo: ReleaseStack,
+    allocation: Any,
+    mapped_bytes: int,
+    places: Sequence[Any],
+    stages_ms: dict[str, float] | None = None,
+) -> int:
+    """Map an allocation with access for ``places``; return the address. Retry if the driver calls it already mapped.
+
+    The time of cuMemSetAccess is put into ``stages_ms`` as ``set-access``.
+    """
     access = [access_from(place) for place in places]
     for attempt in range(SPOILT_LIMIT + 1):
         with ReleaseStack() as taken:
@@ -390,7 +399,8 @@ def map_allocation(undo: ReleaseStack, allocation: Any, mapped_bytes: int, place
             call("cuMemMap", pointer, mapped_bytes, 0, allocation, 0)
             taken.callback(call, "cuMemUnmap", pointer, mapped_bytes)
             try:
-                call("cuMemSetAccess", pointer, mapped_bytes, access, len(access))
+                with timed({} if stages_ms is None else stages_ms, "set-access"):
+                    call("cuMemSetAccess", pointer, mapped_bytes, access, len(access))
             except DriverCallError as error:
                 if error.name != "CUDA_ERROR_ALREADY_MAPPED" or attempt == SPOILT_LIMIT:
                     raise

@@ -205,6 +205,9 @@ class Endpoint:
     """The GPU whose context was current when this host memory was allocated, if the case chooses it, or the only GPU of
     the allocating process; else ``None``. EGM memory belongs to one GPU (:mod:`egmctl.topology.routes`)."""
     allocated_by_label: Plain | None = None
+    parts: int | None = None
+    """The number of equal parts, one per flow, of one allocation that its process maps for the node's CPUs and all GPUs
+    and that the issuing processes import as a whole. ``None``: an allocation per flow, mapped for one GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -171,6 +171,22 @@ class MemoryOwner:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EgmReads:
+    """The copies from EGM memory to GPUs by copy engines, beside copies from other host memory over the same paths.
+
+    Ratios are medians over the paths that both sides measured; ``None``: one side was not measured.
+    """
+
+    local_gb_s: float
+    """The median over the GPUs, each with the memory of its own CPU."""
+    of_pinned: float | None = None
+    of_system: float | None = None
+    """The ratio to plain memory."""
+    remote_of_local: float | None = None
+    """The ratio of the median with the memory of other CPUs to ``local_gb_s``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunVerdict:
     """The verdict on a whole run."""
 
@@ -187,6 +203,8 @@ class RunVerdict:
     owners: tuple[MemoryOwner, ...] = ()
     """The owners of memory that was allocated under each GPU of a NUMA node or, if it is EGM, by a process with one
     GPU. They do not influence grades."""
+    egm: EgmReads | None = None
+    """``None`` if no GPU was measured with EGM memory of its own CPU. It does not influence grades."""
     strict: bool = False
     """Whether warnings also make the exit code 1."""
 

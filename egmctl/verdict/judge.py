@@ -12,12 +12,13 @@ from egmctl.doctor.kernel_faults import kernel_faults
 from egmctl.model.finding import Status
 from egmctl.model.measurement import BROKEN, COUNTED_AT_LEAST, STRAY_AT_MOST, LinkProof, Measurement, RunReport, counted
 from egmctl.model.profile import Profile, Unit
-from egmctl.model.route import Egm, LinkKind
-from egmctl.model.task import Quantity
+from egmctl.model.route import Egm, LinkKind, MemoryKind
+from egmctl.model.task import USUAL, Engine, Pattern, Quantity
 from egmctl.model.verdict import (
     BAD_GRADES,
     ClassVerdict,
     Culprit,
+    EgmReads,
     Grade,
     Judged,
     Judgement,
@@ -74,6 +75,7 @@ def judge(report: RunReport, profile: Profile | None, *, profile_reason: str = "
         judged=tuple(judged[number] for number in sorted(judged)),
         warnings=warnings,
         owners=owners(measurements),
+        egm=egm_reads(measurements),
         strict=strict,
     )
 
@@ -161,6 +163,33 @@ def _kernel_warnings(report: RunReport) -> Iterable[str]:
     for fault in kernel_faults(report.machines[0], report.kernel_messages.events):
         if fault.status is not Status.PASS:
             yield f"the kernel logged meanwhile: {fault.title}{fault.times}"
+
+
+def egm_reads(measurements: Sequence[Measurement]) -> EgmReads | None:
+    """Return how fast copy engines read EGM memory, beside other memory; ``None`` without reads of GPUs' own CPUs."""
+    reads: dict[tuple[MemoryKind, bool], dict[object, float]] = {}
+    for measurement in measurements:
+        flow, value = measurement.flows[0], yardsticks.value_of(measurement)
+        source, links = flow.source, {hop.link for hop in flow.route.hops}
+        copy = measurement.engine, measurement.pattern, flow.destination.memory, measurement.point
+        usual = copy == (Engine.COPY_ENGINE, Pattern.PAIR, MemoryKind.DEVICE, USUAL)
+        if value is None or source.allocated_by or not usual:
+            continue
+        if flow.route.egm is Egm.YES or source.memory is not MemoryKind.HOST_NUMA:
+            paths = reads.setdefault((source.memory, links == {LinkKind.C2C}), {})
+            paths[flow.initiator, source.numa_node] = value
+    if (own := reads.get((MemoryKind.HOST_NUMA, True))) is None:
+        return None
+
+    def ratio(memory: MemoryKind) -> float | None:
+        others = reads.get((memory, True), {})
+        ratios = [own[path] / others[path] for path in own.keys() & others.keys()]
+        return median(ratios) if ratios else None
+
+    local, remote = median(own.values()), reads.get((MemoryKind.HOST_NUMA, False))
+    far = median(remote.values()) / local if remote else None
+    pinned, system = ratio(MemoryKind.PINNED), ratio(MemoryKind.SYSTEM)
+    return EgmReads(local_gb_s=local, of_pinned=pinned, of_system=system, remote_of_local=far)
 
 
 # --- owner of EGM memory ---------------------------------------------------------------------------------------------

@@ -323,8 +323,9 @@ def ceiling(measurement: Measurement) -> Ceiling | None:
     """
     pattern, flows = measurement.pattern, measurement.flows
     atomics = pattern is Pattern.LOCAL and ENGINES[measurement.engine].atomics
-    # Each node of a run over several has a NUMA node 0.
-    unknown = any(flow.route.memory_rate is None or flow.initiator_rank is not None for flow in flows)
+    # Each node of a run over several has a NUMA node 0; parts of one allocation are on one.
+    one_node = not measurement.ranks or any(end.parts for end in (flows[0].source, flows[0].destination))
+    unknown = not one_node or any(flow.route.memory_rate is None for flow in flows)
     several = len(flows) > 1 and pattern not in _ONE_GPU
     if measurement.quantity is not Quantity.BANDWIDTH or atomics or (several and unknown):
         return None

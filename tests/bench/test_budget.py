@@ -261,6 +261,19 @@ def test_a_buffer_of_huge_pages_is_counted_in_whole_ones(by_node: bool) -> None:
     }
 
 
+@pytest.mark.parametrize("engine", ["ce", "sm"])
+def test_a_sweep_of_egm_up_to_a_given_size_names_the_sizes_that_do_not_fit(engine: str) -> None:
+    case = f"host_numa_to_device_memcpy_{engine}"
+    plan = Bench(sweep="size", size="256G", memory=90, cases=[case, "host_numa_read_sm"]).plan(shipped("gh200"))
+    left_out = {(task.case, task.size_bytes): task.waivers[0] for task in plan.tasks if task.waivers}
+    assert list(left_out) == [(case, 256 * GIB)]
+    assert left_out[case, 256 * GIB].kind is WaiverKind.NO_ROOM
+    assert left_out[case, 256 * GIB].reason == "it takes 256 GiB on GPU0, more than 90 % of the 95.6 GiB free there"
+    assert tuple(
+        max(task.size_bytes for task in plan.runnable if task.case == name) for name in (case, "host_numa_read_sm")
+    ) == (64 * GIB, 256 * GIB)
+
+
 def test_a_sweep_without_a_top_ends_where_half_of_the_memory_does() -> None:
     bench = Bench(gpus="0-1", numa="0", sweep="size", cases=[NAMES[0]])
     assert bench.plan(shipped("dgx-h100")).settings.size_bytes == 8 * GIB

@@ -39,7 +39,8 @@ from tests.launch.start import children, wait_until
 from tests.tiers import few
 
 ROOT = Path(__file__).resolve().parents[2]
-IPC = {case.name: case for case in CASES if case.family == "ipc"}
+BY_NAME = {case.name: case for case in CASES}
+IPC = {name: case for name, case in BY_NAME.items() if case.family == "ipc"}
 BANDWIDTHS = [name for name, case in IPC.items() if case.quantity is Quantity.BANDWIDTH]
 GOOD = (Status.OK, Status.UNSTABLE)
 """Times of a fake differ as its host is busy."""
@@ -89,7 +90,7 @@ def runner(fake_node: MakeFakeNode, monkeypatch: pytest.MonkeyPatch) -> RunIpc:
             monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
         monkeypatch.setenv("PYTHONPATH", str(ROOT))
         settings = Settings(size_bytes=MIB, copies=2, samples=samples, timeout_s=timeout_s)
-        cases = [small(IPC[name]) for name in names]
+        cases = [small(BY_NAME[name]) for name in names]
         plan = make_plan(node.machine, (node.machine.gpus or ())[:gpus], [1], cases, settings)
         ranks = tuple(replace(rank, host=host) for rank, host in zip(plan.ranks, hosts, strict=False))
         plan = replace(plan, ranks=ranks)

@@ -8,7 +8,7 @@ another node. A case of a node names the case on the same path within one proces
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from egmctl.bench.case import Case, End, Footprint, Processes
 from egmctl.bench.cases.bandwidth import ENGINES
@@ -113,6 +113,18 @@ def latency(memory: Shared, among: Among) -> Case:
     )
 
 
+def life_cycle(memory: Shared) -> Case:
+    """Return the case that times each stage from the allocation of shared memory to its end."""
+    return Case(
+        f"ipc_{memory.word}_life_cycle",
+        *("ipc", memory.memory, MemoryKind.REGISTERS, Engine.LIFE_CYCLE, End.DESTINATION),
+        quantity=Quantity.DURATION,
+        footprint=Footprint(least_bytes=LIFE_CYCLE_BYTES),
+        processes=Processes.NODE,
+        handle=memory.handle,
+    )
+
+
 def _round_trip(
     word: str,
     engine: Engine,
@@ -148,15 +160,20 @@ def _node_cases() -> Iterator[Case]:
     )
     yield _round_trip("event", Engine.EVENT)
     yield _round_trip("socket", Engine.SOCKET)
-    for memory in shared():
-        yield Case(
-            f"ipc_{memory.word}_life_cycle",
-            *("ipc", memory.memory, MemoryKind.REGISTERS, Engine.LIFE_CYCLE, End.DESTINATION),
-            quantity=Quantity.DURATION,
-            footprint=Footprint(least_bytes=LIFE_CYCLE_BYTES),
-            processes=Processes.NODE,
-            handle=memory.handle,
-        )
+    yield from map(life_cycle, shared())
+
+
+def _shared_cases() -> Iterator[Case]:
+    """Yield the cases of memory that is allocated once for all GPUs, as applications use EGM."""
+    memory = Shared(HandleKind.POSIX_FD, MemoryKind.HOST_NUMA)
+    for case in (*copies(memory, NODE), life_cycle(memory)):
+        name = case.name.removeprefix(f"{NODE.prefix}{memory.word}")
+        yield (alone := replace(case, name=f"egm_shared{name}", family="egm_shared", for_all=True))
+        if case.quantity is Quantity.BANDWIDTH:
+            way, engine = name.split("_")[1:]
+            word = "all_to_host_numa_one_node" if way == "write" else "host_numa_one_node_to_all"
+            beside = f"{word}_memcpy_{engine}"
+            yield replace(alone, name=f"egm_shared_all{name}", pattern=Pattern.ONE_NODE, in_process=beside)
 
 
 def _job_cases() -> Iterator[Case]:
@@ -181,5 +198,13 @@ def _job_cases() -> Iterator[Case]:
     yield latency(host, JOB)
 
 
-CASES = tuple(_node_cases())
+ACCESS = replace(
+    life_cycle(Shared(HandleKind.LEGACY, MemoryKind.DEVICE)),
+    name="device_access_life_cycle",
+    family="p2p",
+    processes=Processes.ONE,
+    handle=None,
+)
+"""The case within one process of peer access, beside cuMemSetAccess for the GPUs that need it."""
+CASES = (*_node_cases(), *_shared_cases())
 FABRIC_CASES = tuple(_job_cases())

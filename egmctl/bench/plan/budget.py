@@ -92,7 +92,9 @@ def memory_of(
     return Memory(free)
 
 
-def fitted(plan: Plan, memory: Memory, replan: Callable[[int], Plan] | None = None) -> Plan:
+def fitted(
+    plan: Plan, memory: Memory, replan: Callable[[int], Plan] | None = None, *, several_sizes: bool = False
+) -> Plan:
     """Return a plan whose buffers fit into their share of the free memory of each GPU, NUMA node and the host.
 
     Tasks that exceed the free huge pages are waived, the last one first. So are latencies and life cycles that do not
@@ -104,6 +106,8 @@ def fitted(plan: Plan, memory: Memory, replan: Callable[[int], Plan] | None = No
     ----------
     replan
         A function that makes the same plan with buffers of another size; ``None`` if the user set the size.
+    several_sizes
+        Whether to waive the sizes that do not fit, as for a sweep up to the size that the user set.
 
     Raises
     ------
@@ -124,7 +128,7 @@ def fitted(plan: Plan, memory: Memory, replan: Callable[[int], Plan] | None = No
             size = max(LEAST_BYTES, size // 2)
             note = note or f"{_name(excess.peak)} has no room for more"
             plan = replan(size)
-        elif replan is not None:
+        elif replan is not None or several_sizes:
             waivers |= _largest(plan, memory, excess, own_size=False)
         else:
             smaller = (size >> power for power in range(1, size.bit_length()) if size >> power >= LEAST_BYTES)

@@ -65,7 +65,12 @@ def make_plan(
     if settings.size_bytes <= 0 or settings.size_bytes % SIZE_MULTIPLE_BYTES:
         raise UsageError(f"--size {settings.size_bytes}: it must be a multiple of {SIZE_MULTIPLE_BYTES} bytes above 0")
     usable = [gpu for gpu in gpus if gpu_waiver(machine, gpu) is None and (settings.allow_busy or gpu_use(gpu) is None)]
-    ranks = ranks_of([*usable, *(gpu for gpu in gpus if gpu not in usable)], numa_nodes)
+    # One process more for each NUMA node exports the memory that all GPUs share.
+    exporting = {gpu.host_numa_id: gpu for gpu in usable[::-1] if any(case.for_all for case in cases)}
+    every = ranks_of([*usable, *[*exporting.values()][::-1], *(gpu for gpu in gpus if gpu not in usable)], numa_nodes)
+    started = len(usable) + len(exporting)
+    exporters = every[len(usable) : started]
+    ranks = [*every[: len(usable)], *every[started:]]
 
     def make(case: Case) -> tuple[PlannedTask, ...]:
         if case.processes is Processes.ONE:
@@ -73,7 +78,7 @@ def make_plan(
         else:
             candidates = tuple(
                 rank_candidate(case, rank_flows, partial(local_path, machine), lambda rank: machine.gpu(rank.bus_id))
-                for rank_flows in node_flows(case, ranks, numa_nodes)
+                for rank_flows in node_flows(case, ranks, numa_nodes, exporters)
             )
         not_installed = no_ucx if case.engine in UCX_ENGINES else ""
         return tuple(
@@ -106,7 +111,7 @@ def make_plan(
         gpus=tuple(bench_gpu(gpu, f"GPU{gpu.index}") for gpu in gpus),
         numa_nodes=tuple(numa_nodes),
         tasks=tasks,
-        ranks=tuple(ranks[: len(usable)]) if by_ranks else (),
+        ranks=tuple(every[:started]) if by_ranks else (),
         steps=isolated(tasks, make_steps(slots(tasks, _gpus, by_link=True), serial=settings.serial)),
         huge_page_bytes=huge_page_sizes(machine),
         notes=(

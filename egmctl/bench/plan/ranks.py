@@ -15,7 +15,7 @@ from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine
 from egmctl.model.route import HOST_MEMORY, Carrier, Egm, MemoryKind, Rank, Route
-from egmctl.model.task import UCX_ENGINES, Endpoint, Engine, Flow, HandleKind
+from egmctl.model.task import UCX_ENGINES, Endpoint, Engine, Flow, HandleKind, Pattern
 
 _NEEDS_ATTRIBUTE = {
     HandleKind.POSIX_FD: "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",
@@ -36,6 +36,8 @@ class RankFlow:
     owner: Rank
     numa_node: int | None = None
     """The NUMA node of the owner's memory, if it is host memory."""
+    parts: int | None = None
+    """See :attr:`egmctl.model.task.Endpoint.parts`."""
 
 
 PathOf = Callable[[Case, RankFlow], Path]
@@ -62,13 +64,30 @@ def ranks_of(gpus: Sequence[Gpu], nodes: Sequence[int]) -> list[Rank]:
     ]
 
 
-def node_flows(case: Case, ranks: Sequence[Rank], nodes: Sequence[int]) -> Iterator[tuple[RankFlow, ...]]:
+def node_flows(
+    case: Case, ranks: Sequence[Rank], nodes: Sequence[int], exporters: Sequence[Rank] = ()
+) -> Iterator[tuple[RankFlow, ...]]:
     """Yield the flows of each task of a case; none if there is only one rank.
 
     Every rank works on host memory on each of ``nodes``. Another rank allocates it, if possible one whose nearest node
     it is.
+
+    Parameters
+    ----------
+    exporters
+        The ranks that only allocate, for cases whose memory all GPUs share.
     """
     count = len(ranks)
+    if case.for_all:
+        for node in nodes:
+            near = sorted(exporters or ranks[:1], key=lambda rank: rank.numa_node != node)
+            parts = count if case.pattern is Pattern.ONE_NODE else 1
+            each = tuple(RankFlow(rank, near[0], node, parts) for rank in ranks)
+            if parts == 1:
+                yield from ((flow,) for flow in each if case.pattern is not Pattern.ONE_NODE)
+            else:
+                yield each
+        return
     if count < 2:
         return
     if case.engine not in UCX_ENGINES and shared_memory(case) in HOST_MEMORY:
@@ -131,6 +150,7 @@ def flow_of(case: Case, rank_flow: RankFlow, path: Path, *, across_nodes: bool =
             label=f"{f'{owner.label}:' if across_nodes else ''}NUMA{rank_flow.numa_node}" if on_host else owner.label,
             bus_id=None if on_host else owner.bus_id,
             numa_node=rank_flow.numa_node,
+            parts=rank_flow.parts,
             rank=owner.number,
             handle=None if issuer is owner else case.handle,
             # The owner's process uses no other GPU.
@@ -191,10 +211,8 @@ def local_path(machine: Machine, case: Case, rank_flow: RankFlow) -> Path:
         near = rank_flow.initiator.numa_node
     ends = (near, far) if case.initiator is End.SOURCE else (far, near)
     path = waive_blocked_egm(path_between(machine, (case.source, case.destination), ends, issuer))
-    # Life cycles run alone, because other work of the host would disturb them. A flag's round trip uses one pair of
-    # ranks.
-    alone = case.engine in (Engine.LIFE_CYCLE, Engine.PING_PONG)
-    return replace(path, disjoint=False) if alone else path
+    # A flag's round trip uses one pair of ranks.
+    return replace(path, disjoint=False) if case.engine is Engine.PING_PONG else path
 
 
 def handle_waiver(machine: Machine, handle: HandleKind | None, gpu: Gpu) -> Waiver | None:

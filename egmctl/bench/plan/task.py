@@ -88,7 +88,8 @@ def planned_task(
         chase=chase,
         waivers=tuple(dict.fromkeys(waiver for waiver in waivers if waiver is not None)),
         planned_gb_s=rate,
-        disjoint=all(path.disjoint for path in made.paths),
+        # Life cycles run alone, because other work of the host would disturb them.
+        disjoint=case.engine is not Engine.LIFE_CYCLE and all(path.disjoint for path in made.paths),
     )
 
 

@@ -408,7 +408,8 @@ def evidence_of(task: Task, samples: int, ranks: Sequence[Rank], items: Sequence
     traffic = {bus_id: rises for part in parts for bus_id, rises in part.traffic.items()}
     one_node = len({rank.host for rank in ranks}) <= 1
     return Evidence(
-        gpus=tuple(gpus),
+        # Two processes may use one GPU.
+        gpus=tuple({gpu.label: gpu for gpu in gpus}.values()),
         route=route(task, samples, traffic) if one_node else None,
         unread=next((part.no_counters for part in parts if part.no_counters), None),
     )

@@ -19,7 +19,7 @@ from egmctl.facts.host import Before, NoPages, huge_page_bytes
 from egmctl.gpu.chase import Results
 from egmctl.gpu.context import Context, ReleaseStack
 from egmctl.gpu.cpu_threads import Node
-from egmctl.gpu.handles import SharedMemory
+from egmctl.gpu.handles import SharedMemory, SharedPart
 from egmctl.gpu.memory import (
     DefaultPool,
     DefaultPoolMemory,
@@ -39,7 +39,7 @@ from egmctl.gpu.telemetry import Telemetry
 from egmctl.gpu.timing import Gate, Stream
 from egmctl.model.measurement import Phase, PhaseSeconds, Placement
 from egmctl.model.route import HOST_NAMES, MemoryKind
-from egmctl.model.task import Endpoint, Flow
+from egmctl.model.task import Endpoint, Flow, HandleKind
 from egmctl.units import format_size
 
 
@@ -87,6 +87,7 @@ class WorkerContext:
         self._unusable: dict[str, DriverCallError | NoKernels] = {}
         self._streams: dict[tuple[str, int], Stream] = {}
         self._buffers: dict[Buffer, AllocatedBuffer] = {}
+        self._shared: dict[Buffer, SharedMemory] = {}
         self._pools: dict[str, DefaultPool] = {}
         self._before: dict[Buffer, Before] = {}
         self._placements: dict[Buffer, Placement] = {}
@@ -251,13 +252,25 @@ class WorkerContext:
             for buffer in self._buffers:
                 self._undo.callback(self.release, buffer)
 
+    def share(self, end: Endpoint, size_bytes: int) -> SharedMemory:
+        """Allocate memory for other processes; if the end has parts, with access for the GPUs of all ranks."""
+        (bus_id,) = self.gpus
+        others = {rank.bus_id for rank in self.ranks if end.parts} - {bus_id}
+        contexts = [self.one_more(other) for other in sorted(others)]
+        handle = end.handle or HandleKind.POSIX_FD
+        return SharedMemory(handle, self.stream(bus_id).context, size_bytes, end.numa_node, contexts)
+
     def _allocate(self, buffer: Buffer) -> Memory:
         end, kind, size_bytes = buffer.end, buffer.end.memory, buffer.size_bytes
-        if end.numa_node is not None:
+        if end.numa_node is not None and not (end.parts and buffer.index):
             self._before[buffer] = Before(end.numa_node)
+        if end.parts:
+            whole = self._shared.get(key := replace(buffer, index=0))
+            if whole is None or not whole.parts:
+                whole = self._shared[key] = self.share(end, end.parts * size_bytes)
+            return SharedPart(whole, buffer.index, size_bytes)
         if end.handle is not None:
-            (bus_id,) = self.gpus
-            return SharedMemory(end.handle, self.stream(bus_id).context, size_bytes, end.numa_node)
+            return self.share(end, size_bytes)
         if kind is MemoryKind.DEVICE:
             return DeviceMemory(self.stream(end.bus_id or "").context, size_bytes)
         if kind is MemoryKind.DEVICE_DEFAULT_POOL:

@@ -167,8 +167,11 @@ def _body(report: RunReport) -> Iterator[doc.Block]:
     yield doc.Section("Warnings", partial(_warnings, report))
     staged = tuple(bench_answer.staged_lines(report))
     more = (f"and {len(staged) - _STAGED} more pairs",) if len(staged) > _STAGED else ()
-    notes = [*filter(None, [bench_answer.route_line(report)]), *unexpected_owners(report), *staged[:_STAGED], *more]
-    notes += [*_skipped(report), *report.problems]
+    notes = [
+        *filter(None, (bench_answer.egm_line(report), bench_answer.route_line(report))),
+        *unexpected_owners(report),
+    ]
+    notes += [*staged[:_STAGED], *more, *_skipped(report), *report.problems]
     yield doc.Section("Notes", (doc.Bullets(tuple(notes)),))
     yield from _details(report)
     yield doc.Hint("Matrices, settings and references: -v; all of it as a page: -o run.html")

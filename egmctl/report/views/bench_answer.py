@@ -156,6 +156,18 @@ def route_line(report: RunReport) -> str | None:
     return f"Route confirmed by link counters: {', '.join(parts)}."
 
 
+def egm_line(report: RunReport) -> str | None:
+    """Return a sentence on EGM beside other host memory; ``None`` if no GPU read EGM memory of its own CPU."""
+    if report.verdict is None or (egm := report.verdict.egm) is None:
+        return None
+    local = f"local {egm.local_gb_s:.1f} GB/s"
+    pinned, plain, far = (
+        "not measured" if ratio is None else f"{ratio:.2f}"
+        for ratio in (egm.of_pinned, egm.of_system, egm.remote_of_local)
+    )
+    return f"EGM by copy engines: {local}; ratio to pinned {pinned}, to plain memory {plain}; remote to local {far}."
+
+
 def staged_lines(report: RunReport) -> Iterator[str]:
     """Yield for each reason the number of measurements staged through host memory without peer access."""
     reasons = Counter(

@@ -27,6 +27,7 @@ _FAMILIES = {
     "host": "Other host memory",
     "p2p": "Between GPUs",
     "ipc": "Between processes",
+    "egm_shared": "One allocation for all GPUs",
     "latency": "Latency",
     "rdma": "RDMA",
 }
@@ -131,7 +132,8 @@ def life_cycles(measurements: Iterable[Measurement]) -> Iterator[Matrix]:
 def _shared(measurement: Measurement) -> str:
     """Return the kind of the shared memory and of its handle."""
     end = measurement.flows[0].source
-    return _memory(end.memory) if end.handle is None else f"{_memory(end.memory)}, {end.handle}"
+    kind = f"{_memory(end.memory)}{' for all GPUs' * bool(end.parts)}"
+    return kind if end.handle is None else f"{kind}, {end.handle}"
 
 
 def _stage(measurements: Sequence[Measurement], name: str) -> str | Cell:

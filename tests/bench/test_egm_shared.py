@@ -1,0 +1,72 @@
+"""Cases ``egm_shared_*``: who exports the memory that all GPUs share, who imports it, and that no byte is another's."""
+
+from __future__ import annotations
+
+import pytest
+
+from egmctl.bench.suites import SUITES
+from egmctl.model.measurement import Measurement
+from egmctl.model.route import HOST_MEMORY
+from egmctl.model.task import Endpoint, Task
+from tests.bench.plans import plan_of
+from tests.bench.test_ipc import BY_NAME, GOOD, Run, runner
+from tests.fake.plugin import MakeFakeNode
+
+NAMES = [name for name, case in BY_NAME.items() if SUITES["egm_shared"].has(case)]
+
+
+def shared(task: Task) -> list[Endpoint]:
+    """Return the shared end of each flow."""
+    return [end for flow in task.flows for end in (flow.source, flow.destination) if end.memory in HOST_MEMORY]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "exporters"),
+    [
+        ([0], (0,), {0: (1, "GPU0")}),
+        ([0, 1, 2, 3], (0, 1), {0: (4, "GPU0"), 1: (5, "GPU2")}),
+        ([3], (0,), {0: (1, "GPU3")}),
+    ],
+)
+def test_a_process_of_each_numa_node_exports_and_that_of_each_gpu_imports(
+    gpus: list[int], nodes: tuple[int, ...], exporters: dict[int, tuple[int, str]]
+) -> None:
+    names = ("egm_shared_read_ce", "egm_shared_all_write_sm", "egm_shared_life_cycle")
+    plan = plan_of(*names, machine="gb200-nvl72", gpus=gpus, nodes=nodes)
+    labels = [f"GPU{gpu}" for gpu in gpus] + [label for _, label in exporters.values()]
+    assert [rank.label for rank in plan.ranks] == labels
+    for task in (task for task in plan.tasks if task.case.startswith("egm_shared")):
+        assert len(set(shared(task))) == 1, "one allocation"
+        end = shared(task)[0]
+        assert (end.rank, end.allocated_by_label) == exporters[end.numa_node or 0]
+        assert end.parts == len(task.flows) == (len(gpus) if "all" in task.case else 1)
+        assert end.rank not in [flow.initiator_rank for flow in task.flows]
+    at_once = [task.path for task in plan.tasks if task.case == "egm_shared_all_write_sm"]
+    everyone = ",".join(f"GPU{gpu}" for gpu in gpus)
+    assert at_once == [f"{everyone} -> NUMA{node}" for node in nodes if len(gpus) > 1]
+
+
+@pytest.fixture(scope="module")
+def everything(fake_node: MakeFakeNode) -> Run:
+    with pytest.MonkeyPatch.context() as patch:
+        return runner(fake_node, patch)(*NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_gpus_alone_and_at_once_keep_to_their_parts(everything: Run, name: str) -> None:
+    measurements: list[Measurement] = everything.of(name)
+    assert len(measurements) == (1 if "all" in name else 2)
+    assert {m.status for m in measurements} <= set(GOOD), measurements[0].reason
+    assert {m.verification for m in measurements} == {"gpu-every-sample"}
+
+
+def test_the_exporter_gives_the_cpus_and_both_gpus_access_and_importers_one_gpu(everything: Run) -> None:
+    node = everything.node
+    assert {call.arguments["access"].count("RW") for call in node.calls("cuMemSetAccess")} == {1, 3}
+    exporting = {call.pid for call in node.calls("cuMemExportToShareableHandle")}
+    assert len(exporting) == 1
+    assert not exporting & {call.pid for call in node.calls("cuMemImportFromShareableHandle")}
+    for life in everything.of("egm_shared_life_cycle"):
+        assert [stage.name for stage in life.stages][:3] == ["allocate", "set-access", "export"]
+    assert node.leaks() == []
+    assert everything.report.problems == ()
