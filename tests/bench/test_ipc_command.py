@@ -56,7 +56,8 @@ def test_csv_says_who_opened_what_and_how(run: Path) -> None:
     rows = list(csv.DictReader(io.StringIO((run / "run.csv").read_text())))
     copies = [row for row in rows if row["case"] == "ipc_posix_fd_device_write_ce"]
     columns = ("destination_handle", "source_rank", "destination_rank", "initiator_rank")
-    assert [tuple(row[f"flow_{column}"] for column in columns) for row in copies] == [
+    # With -v each sample has a row.
+    assert list(dict.fromkeys(tuple(row[f"flow_{column}"] for column in columns) for row in copies)) == [
         ("posix-fd", "0", "1", "0"),
         ("posix-fd", "1", "0", "1"),
     ]

@@ -45,7 +45,8 @@ def matrix_html(matrix: doc.Matrix) -> Element:
         table,
         [element("p", line, class_="after") for line in matrix.after],
         class_="scroll",
-        aria_label=(matrix.caption or f"table by {matrix.corner or 'row'}") if wide else None,
+        # Python's serializer leaves "<" in attributes as it is, which is no XML.
+        aria_label=(matrix.caption or f"table by {matrix.corner or 'row'}").replace("<", " ") if wide else None,
         **_SCROLLED if wide else {},
     )
     return element("figure", scrolled, class_="wide" if wide else None)
