@@ -170,16 +170,12 @@ def _numa_node(root: Root, number: int, online: int, with_memory: tuple[int, ...
     cpus = reasons.read("cpus", lambda: root.kernel_list(f"{folder}/cpulist")) or ""
     # Lines in this file start with "Node 0 ".
     total = reasons.read("memory_total_bytes", lambda: _kib(root, f"{folder}/meminfo", f"Node {number} MemTotal"))
-    kinds = {
-        (True, True): NumaKind.CPU,
-        (True, False): NumaKind.CPU_ONLY,
-        (False, True): NumaKind.MEMORY_ONLY,
-        (False, False): NumaKind.EMPTY,
-    }
+    has_memory = bool(total) if with_memory is None else number in with_memory
+    kinds = (NumaKind.CPU, NumaKind.CPU_ONLY) if cpus else (NumaKind.MEMORY_ONLY, NumaKind.EMPTY)
     return reasons.record(
         NumaNode,
         id=number,
-        kind=kinds[bool(cpus), bool(total) if with_memory is None else number in with_memory],
+        kind=kinds[0] if has_memory else kinds[1],
         cpus=cpus,
         memory_total_bytes=total,
         memory_free_bytes=lambda: _kib(root, f"{folder}/meminfo", f"Node {number} MemFree"),

@@ -16,7 +16,7 @@ from egmctl.model.host import DeviceNode
 from egmctl.model.machine import Machine
 from egmctl.model.route import Rank, node_names
 from egmctl.model.task import Endpoint
-from egmctl.units import printable
+from egmctl.units import grouped, printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,10 +177,7 @@ def check_agreement(infos: Sequence[RankInfo], gpus: Sequence[str], *, one_domai
 
 def hosts(infos: Sequence[RankInfo]) -> dict[str, list[int]]:
     """Return the ranks of each node, in the order of their first ranks."""
-    ranks_by_host: dict[str, list[int]] = {}
-    for rank, info in enumerate(infos):
-        ranks_by_host.setdefault(info.host, []).append(rank)
-    return ranks_by_host
+    return grouped((info.host, rank) for rank, info in enumerate(infos))
 
 
 def ranks_of(infos: Sequence[RankInfo], gpus: Sequence[str], machines: Mapping[str, Machine]) -> tuple[Rank, ...]:
@@ -249,9 +246,7 @@ def modelled(machine: Machine, ranks: int) -> RankLayout:
 
 def _difference(subject: str, infos: Sequence[RankInfo], value: Callable[[int], str]) -> Iterator[str]:
     """Yield a sentence with the nodes of each value, if there are several values."""
-    nodes_by_value: dict[str, dict[str, None]] = {}
-    for rank, info in enumerate(infos):
-        nodes_by_value.setdefault(value(rank), {})[info.host] = None
+    nodes_by_value = grouped((value(rank), printable(info.host)) for rank, info in enumerate(infos))
     if len(nodes_by_value) > 1:
-        values = [f"{value} on {', '.join(map(printable, nodes))}" for value, nodes in nodes_by_value.items()]
+        values = [f"{value} on {', '.join(dict.fromkeys(nodes))}" for value, nodes in nodes_by_value.items()]
         yield f"{subject} differs between nodes: {'; '.join(values)}"
