@@ -229,8 +229,7 @@ class _Node:
         driver = gpus.with_cuda(gpus.with_nvml(gpus.driver(self.root), self.nvml), self.cuda)
         nodes = self._nodes
         if isinstance(nodes, Unread):
-            unread = dict.fromkeys(("nodes", "imex_channels"), nodes)
-            return dataclasses.replace(driver, unread={**driver.unread, **unread})
+            return dataclasses.replace(driver, unread={**driver.unread, "nodes": nodes, "imex_channels": nodes})
         unread = {**driver.unread, **nodes.unread}
         return dataclasses.replace(driver, nodes=nodes.control, imex_channels=nodes.imex_channels, unread=unread)
 

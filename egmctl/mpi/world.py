@@ -19,7 +19,7 @@ from egmctl.errors import ChildFailed, EgmctlError, ExitCode, NothingToDo, Usage
 from egmctl.launch import ChannelClosed, Child, wait_for_any
 from egmctl.model.codec import from_json, to_json
 from egmctl.mpi.communicator import ROLL_CALL_S
-from egmctl.units import printable
+from egmctl.units import grouped, printable
 
 T = TypeVar("T")
 Facts = TypeVar("Facts")
@@ -58,8 +58,7 @@ def read_parts(parts: Sequence[Any], parse: Callable[[Any], T]) -> list[T]:
 def _check(refusals: Mapping[int, Refusal]) -> None:
     """Raise UsageError if any refusal is a usage error, NothingToDo if there are others; the message lists all."""
     sentences = []
-    for reason in dict.fromkeys(refusal.reason for refusal in refusals.values()):
-        first, *others = [rank for rank, refusal in refusals.items() if refusal.reason == reason]
+    for reason, (first, *others) in grouped((refusal.reason, rank) for rank, refusal in refusals.items()).items():
         more = f" and {len(others)} more" if others else ""
         sentences.append(f"rank {first} ({printable(refusals[first].host)}){more}: {reason}")
     if refusals:

@@ -196,21 +196,16 @@ def ranks_of(infos: Sequence[RankInfo], gpus: Sequence[str], machines: Mapping[s
 
 
 def rank_of(number: int, machine: Machine, gpu: Gpu, host: str = "", node: str = "") -> Rank:
-    """Return the record of the rank of a GPU.
+    """Return the record of the rank of a GPU; without a NUMA node for host memory if no node has memory.
 
     Parameters
     ----------
     node
         The name of its node; empty if there is only one node.
     """
-    label = f"{node}:GPU{gpu.index}" if node else f"GPU{gpu.index}"
-    return Rank(number=number, label=label, bus_id=gpu.bus_id, numa_node=nearest_node(machine, gpu), host=host)
-
-
-def nearest_node(machine: Machine, gpu: Gpu) -> int | None:
-    """Return the NUMA node on which a rank allocates host memory; ``None`` if no node has memory."""
-    nodes = machine.cpu_nodes
-    return gpu.host_numa_id if gpu.host_numa_id in nodes else min(nodes, default=None)
+    label, nodes = f"{node}:GPU{gpu.index}" if node else f"GPU{gpu.index}", machine.cpu_nodes
+    nearest = gpu.host_numa_id if gpu.host_numa_id in nodes else min(nodes, default=None)
+    return Rank(number=number, label=label, bus_id=gpu.bus_id, numa_node=nearest, host=host)
 
 
 def merge_gpus(machine: Machine, others: Iterable[Gpu]) -> Machine:
