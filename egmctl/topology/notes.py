@@ -15,7 +15,7 @@ from egmctl.topology.access import DENIED, Block, cuda_failure, nvml_failure, ob
 from egmctl.topology.links import Link, active_nvlinks, nvlink_joins, nvlinks_of
 from egmctl.topology.platform import PlatformKind, PlatformVerdict
 from egmctl.topology.routes import HostRoute, RouteKind
-from egmctl.units import format_kernel_list, grouped, several
+from egmctl.units import format_kernel_list, grouped, several, shortened
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,18 +220,15 @@ def narrow_pcie(gpu: Gpu) -> str:
 
 def _unknown_links(links: Sequence[Link]) -> Iterable[str]:
     unknown = (link for link in links if link.kind is LinkClass.UNKNOWN and not link.unlisted)
-    for reason, (first, *others) in grouped((link.reason, link) for link in unknown).items():
-        example = f"{first.source} to {first.target}" + (f" and {len(others)} more" if others else "")
-        yield f"{example}: unknown link, {reason}"
+    ends = grouped((link.reason, f"{link.source} to {link.target}") for link in unknown)
+    yield from (f"{shortened(pairs, 1)}: unknown link, {reason}" for reason, pairs in ends.items())
 
 
 def _numbered_otherwise(gpus: Sequence[Gpu]) -> Iterable[str]:
     """Yield the numbers that nvidia-smi gives to the GPUs, if it counts only those that this process may open."""
-    moved = [(gpu.index, gpu.nvml.index) for gpu in gpus if gpu.nvml is not None and gpu.nvml.index != gpu.index]
+    moved = [f"GPU{gpu.index} is its {gpu.nvml.index}" for gpu in gpus if gpu.nvml and gpu.nvml.index != gpu.index]
     if moved:
-        numbers = ", ".join(f"GPU{index} is its {theirs}" for index, theirs in moved[:4])
-        more = f" and {len(moved) - 4} more" if len(moved) > 4 else ""
-        yield f"nvidia-smi counts from here only the GPUs that it may open: {numbers}{more}"
+        yield f"nvidia-smi counts from here only the GPUs that it may open: {shortened(moved, 4)}"
 
 
 def _hidden(machine: Machine) -> Iterable[str]:
