@@ -183,11 +183,9 @@ def plan_for(layout: RankLayout, asked: Asked) -> Plan:
     def planned(size_bytes: int) -> Plan:
         return make_fabric_plan(layout, asked.cases, replace(asked.settings, size_bytes=size_bytes), asked.sample)
 
-    plan = planned(asked.settings.size_bytes)
-    if not asked.fixed_size:
-        free = Memory(lambda peak: free_bytes(layout.machines[peak.host or ""], peak), layout.node_of)
-        return fitted(plan, free, planned)
-    return fitted(plan, Memory(lambda peak: most_bytes(layout.machines[peak.host or ""], peak), layout.node_of))
+    free_at = most_bytes if asked.fixed_size else free_bytes
+    memory = Memory(lambda peak: free_at(layout.machines[peak.host or ""], peak), layout.node_of)
+    return fitted(planned(asked.settings.size_bytes), memory, None if asked.fixed_size else planned)
 
 
 def _put_together(infos: Sequence[RankInfo], gpus: Sequence[str], parts: Sequence[dict[str, Any]]) -> RankLayout:

@@ -221,7 +221,6 @@ class Soak:
     def __init__(self, duration_s: float) -> None:
         self._started = time.monotonic()
         self._duration_s = duration_s
-        self._worst: dict[str, float] = {}
 
     @property
     def over(self) -> bool:

@@ -242,8 +242,7 @@ class _Run:
             if number not in self.found:
                 reason = why or f"not run: {WORKER_LIMIT} {_processes_of(task).value} had failed before"
                 kind = WaiverKind.INTERRUPTED if why else WaiverKind.GIVEN_UP
-                self.found[number] = waived(task, kind, reason)
-                self._recorder(Outcome(number=number, measurement=self.found[number]))
+                self._record(number, waived(task, kind, reason))
 
     def tell(self) -> None:
         """Send new notes, problems and kernel log messages to the recorder."""
@@ -319,17 +318,17 @@ class _Run:
     def _keep(self, step: Step, number: int, measurement: Measurement) -> None:
         before = self.found.get(number)
         measurement = by_blocked_route(measurement)
-        if step.proof:
-            if before is not None:
-                self.found[number], difference = with_proof(before, measurement)
-                if difference is not None and step.group is not None:
-                    self._differences[step.group] = max(difference, self._differences.get(step.group, 0))
-        elif self._soak is not None:
-            self.found[number] = self._soak.merge(before, measurement)
-        else:
-            self.found[number] = of_both(before, measurement)
-        if number in self.found:
-            self._recorder(Outcome(number=number, measurement=self.found[number]))
+        if not step.proof:
+            self._record(number, (self._soak.merge if self._soak else of_both)(before, measurement))
+        elif before is not None:
+            kept, difference = with_proof(before, measurement)
+            if difference is not None and step.group is not None:
+                self._differences[step.group] = max(difference, self._differences.get(step.group, 0))
+            self._record(number, kept)
+
+    def _record(self, number: int, outcome: Measurement) -> None:
+        self.found[number] = outcome
+        self._recorder(Outcome(number=number, measurement=outcome))
 
     def _repeat(self, step: Step) -> None:
         """Queue a step again if its samples are unstable."""
@@ -389,8 +388,7 @@ class _Run:
                 failed_rank=error.rank if isinstance(error, GroupFailed) else None,
             )
             outcome = by_blocked_route(outcome)
-            self.found[number] = self._soak.merge(self.found.get(number), outcome) if self._soak else outcome
-            self._recorder(Outcome(number=number, measurement=self.found[number]))
+            self._record(number, self._soak.merge(self.found.get(number), outcome) if self._soak else outcome)
 
     def _buffers(self, step: Step) -> tuple[Buffer, ...]:
         return buffers_of([self._tasks[number] for number in step.tasks])

@@ -14,7 +14,7 @@ from egmctl.doctor.situation import group_by
 from egmctl.model.finding import NODE, Place, Remedy, Status, on_gpus
 from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent
 from egmctl.model.machine import Machine
-from egmctl.units import several
+from egmctl.units import grouped, several
 
 
 class Blame(StrEnum):
@@ -159,11 +159,9 @@ def kernel_faults(machine: Machine, events: Iterable[KernelEvent]) -> Iterator[K
     Only PCIe errors of the node's GPUs, NVSwitches and NICs, and of the bridges above them, count.
     """
     judges = {EventKind.XID: _xids, EventKind.SXID: _sxids, EventKind.AER: _pcie, EventKind.DRIVER: _messages}
-    by_kind: dict[EventKind, list[KernelEvent]] = {kind: [] for kind in judges}
-    for event in events:
-        by_kind[event.kind].append(event)
+    by_kind = grouped((event.kind, event) for event in events)
     for kind, judge in judges.items():
-        yield from judge(machine, by_kind[kind])
+        yield from judge(machine, by_kind.get(kind, ()))
 
 
 def _xids(machine: Machine, events: Sequence[KernelEvent]) -> Iterator[KernelFault]:
@@ -199,7 +197,10 @@ def _pcie(machine: Machine, events: Sequence[KernelEvent]) -> Iterator[KernelFau
         few = corrected and len(group) < _MANY_CORRECTED
         status = Status.PASS if few else Status.FAIL if fatal else Status.WARN
         where, name = devices[bus_id or ""], several(len(group), f"{kind} PCIe error")
-        yield KernelFault(status, _below(machine, bus_id), where, name, Blame.PCIE, _PCIE_REMEDY, group)
+        # Traffic of the GPUs below a bridge crosses it.
+        below = [gpu for gpu in machine.gpus or () if gpu.pci is not None and bus_id in (gpu.pci.path or ())]
+        place = on_gpus(below) if below else _place(machine, bus_id)
+        yield KernelFault(status, place, where, name, Blame.PCIE, _PCIE_REMEDY, group)
 
 
 def _messages(machine: Machine, events: Sequence[KernelEvent]) -> Iterator[KernelFault]:
@@ -217,12 +218,6 @@ def _messages(machine: Machine, events: Sequence[KernelEvent]) -> Iterator[Kerne
 def _place(machine: Machine, bus_id: str | None) -> Place:
     gpus = [gpu for gpu in machine.gpus or () if gpu.bus_id == bus_id]
     return on_gpus(gpus) if gpus else NODE
-
-
-def _below(machine: Machine, bus_id: str | None) -> Place:
-    """Return the place of the GPUs below a bridge, whose traffic crosses it, else of the GPU, else the node."""
-    below = [gpu for gpu in machine.gpus or () if gpu.pci is not None and bus_id in (gpu.pci.path or ())]
-    return on_gpus(below) if below else _place(machine, bus_id)
 
 
 def _devices(machine: Machine) -> dict[str, str]:

@@ -84,10 +84,9 @@ def _port(nic: Nic, port: NicPort) -> PeerPort:
 def _try_imports(world: World, machine: Machine, nodes: Sequence[Peer]) -> tuple[PeerProbe, ...]:
     """Try imports in both directions between the first ranks of all nodes, or between all ranks of a single node."""
     several = len(nodes) > 1
-    index = next(node.ranks.index(world.rank) for node in nodes if world.rank in node.ranks)
+    number, own = next((number, node) for number, node in enumerate(nodes, 1) if world.rank in node.ranks)
     gpus = usable(machine, machine.gpus or ())
-    gpu = gpus[index % len(gpus)] if gpus else None
-    number = next(number for number, node in enumerate(nodes, 1) if world.rank in node.ranks)
+    gpu = gpus[own.ranks.index(world.rank) % len(gpus)] if gpus else None
     label = f"node{number}:" * several + (f"GPU{gpu.index}" if gpu else "no GPU")
     labels = world.all_gather(label, GATHER_S)
     takes_part = [node.ranks[0] for node in nodes] if several else list(nodes[0].ranks)

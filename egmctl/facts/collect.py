@@ -24,6 +24,7 @@ from egmctl.model.record import Reason, Unread
 
 T = TypeVar("T")
 F = TypeVar("F", NvmlFacts, CudaFacts)
+OnWait = Callable[[str], None]
 
 LIBRARY_SECTIONS = frozenset({"gpus", "pairs", "driver"})
 """The sections that need NVML and CUDA."""
@@ -35,9 +36,7 @@ WAIT_UNTOLD_S = 5.0
 """The time after which a wait for a library is reported."""
 
 
-def collect(
-    sections: Iterable[str], *, cuda: bool = True, pid: int = 0, on_wait: Callable[[str], None] | None = None
-) -> Machine:
+def collect(sections: Iterable[str], *, cuda: bool = True, pid: int = 0, on_wait: OnWait | None = None) -> Machine:
     """Read sections of this node.
 
     Parameters
@@ -70,7 +69,7 @@ def collect(
 
 @contextmanager
 def reading(
-    sections: Iterable[str], *, cuda: bool = True, pid: int = 0, on_wait: Callable[[str], None] | None = None
+    sections: Iterable[str], *, cuda: bool = True, pid: int = 0, on_wait: OnWait | None = None
 ) -> Iterator[Callable[..., Machine]]:
     """Start to read this node: two children query NVML and CUDA, which takes half a second, in the background.
 
@@ -184,7 +183,7 @@ class _Node:
         *,
         cuda: bool,
         pid: int,
-        on_wait: Callable[[str], None] | None,
+        on_wait: OnWait | None,
     ) -> None:
         self.root, self.pid = root, pid
         self._on_wait, self._begun = on_wait, time.monotonic()
@@ -230,8 +229,7 @@ class _Node:
         driver = gpus.with_cuda(gpus.with_nvml(gpus.driver(self.root), self.nvml), self.cuda)
         nodes = self._nodes
         if isinstance(nodes, Unread):
-            unread = dict.fromkeys(("nodes", "imex_channels"), nodes)
-            return dataclasses.replace(driver, unread={**driver.unread, **unread})
+            return dataclasses.replace(driver, unread={**driver.unread, "nodes": nodes, "imex_channels": nodes})
         unread = {**driver.unread, **nodes.unread}
         return dataclasses.replace(driver, nodes=nodes.control, imex_channels=nodes.imex_channels, unread=unread)
 
@@ -248,7 +246,7 @@ def _facts(
     kind: type[F],
     child: launch.Child | ChildFailed,
     begun: float | None = None,
-    on_wait: Callable[[str], None] | None = None,
+    on_wait: OnWait | None = None,
 ) -> F:
     """Return the facts that a child reads; call ``on_wait`` if that takes long.
 

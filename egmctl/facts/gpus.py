@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import permutations
 from typing import Any, ClassVar, TypeVar
 
@@ -60,15 +61,11 @@ def data_direct(root: Root) -> tuple[PciFunction, ...]:
 def _functions(root: Root, vendor: int, file: str, numbers: Collection[int]) -> tuple[PciFunction, ...]:
     """Return a vendor's PCI functions whose sysfs file ``file`` contains one of these numbers."""
 
-    def number(folder: str, name: str) -> int | None:
-        return read_or(None, lambda: root.number(f"{folder}/{name}", 16))
+    def is_one(folder: str) -> bool:
+        return root.number(f"{folder}/vendor", 16) == vendor and root.number(f"{folder}/{file}", 16) in numbers
 
     folders = [f"{DEVICES}/{name}" for name in root.names(DEVICES) if BUS_ID.fullmatch(name)]
-    return tuple(
-        function(root, folder)
-        for folder in folders
-        if number(folder, "vendor") == vendor and number(folder, file) in numbers
-    )
+    return tuple(function(root, folder) for folder in folders if read_or(False, partial(is_one, folder)))
 
 
 def is_gpu(function: PciFunction) -> bool:

@@ -84,8 +84,8 @@ def host(root: Root, pid: int = 0) -> Host:
         memory_total_bytes=lambda: _kib(root, "/proc/meminfo", "MemTotal"),
         memory_available_bytes=lambda: _kib(root, "/proc/meminfo", "MemAvailable"),
         numa_nodes=lambda: _numa_nodes(root),
-        allowed_cpus=lambda: _allowed(root, status, "Cpus_allowed_list"),
-        allowed_numa_nodes=lambda: _allowed(root, status, "Mems_allowed_list"),
+        allowed_cpus=lambda: kernel_list(root.line(status, "Cpus_allowed_list"), status),
+        allowed_numa_nodes=lambda: kernel_list(root.line(status, "Mems_allowed_list"), status),
         memory_policy=lambda: _memory_policy(root, f"/proc/{pid or 'self'}/numa_maps"),
         huge_pages=lambda: _huge_pages(root, HUGE_PAGES),
         transparent_huge_pages=lambda: root.search(_THP, r"\[(\w+)\]", "no word in brackets")[1],
@@ -154,10 +154,6 @@ def _numbers(root: Root, path: str) -> tuple[int, ...]:
     return parse_kernel_list(root.kernel_list(path))
 
 
-def _allowed(root: Root, path: str, key: str) -> str:
-    return kernel_list(root.line(path, key), path)
-
-
 def _numa_nodes(root: Root) -> tuple[NumaNode, ...]:
     online = _numbers(root, f"{NODES}/online")
     with_memory = read_or(None, lambda: _numbers(root, f"{NODES}/has_memory"))
@@ -165,33 +161,27 @@ def _numa_nodes(root: Root) -> tuple[NumaNode, ...]:
 
 
 def _numa_node(root: Root, number: int, online: int, with_memory: tuple[int, ...] | None) -> NumaNode:
-    folder = f"{NODES}/node{number}"
+    folder, meminfo = f"{NODES}/node{number}", f"{NODES}/node{number}/meminfo"
     reasons = Reasons()
     cpus = reasons.read("cpus", lambda: root.kernel_list(f"{folder}/cpulist")) or ""
     # Lines in this file start with "Node 0 ".
-    total = reasons.read("memory_total_bytes", lambda: _kib(root, f"{folder}/meminfo", f"Node {number} MemTotal"))
-    kinds = {
-        (True, True): NumaKind.CPU,
-        (True, False): NumaKind.CPU_ONLY,
-        (False, True): NumaKind.MEMORY_ONLY,
-        (False, False): NumaKind.EMPTY,
-    }
+    total = reasons.read("memory_total_bytes", lambda: _kib(root, meminfo, f"Node {number} MemTotal"))
+    has_memory = bool(total) if with_memory is None else number in with_memory
+    kinds = (NumaKind.CPU, NumaKind.CPU_ONLY) if cpus else (NumaKind.MEMORY_ONLY, NumaKind.EMPTY)
     return reasons.record(
         NumaNode,
         id=number,
-        kind=kinds[bool(cpus), bool(total) if with_memory is None else number in with_memory],
+        kind=kinds[0] if has_memory else kinds[1],
         cpus=cpus,
         memory_total_bytes=total,
-        memory_free_bytes=lambda: _kib(root, f"{folder}/meminfo", f"Node {number} MemFree"),
-        memory_reclaimable_bytes=lambda: _reclaimable(root, number),
+        memory_free_bytes=lambda: node_memory_free(root, number),
+        memory_reclaimable_bytes=lambda: sum(_kib(root, meminfo, f"Node {number} {key}") for key in _RECLAIMABLE),
         distances=lambda: _distances(root, f"{folder}/distance", online),
         huge_pages=lambda: _huge_pages(root, f"{folder}/hugepages"),
     )
 
 
-def _reclaimable(root: Root, node: int) -> int:
-    keys = ("Active(file)", "Inactive(file)", "SReclaimable")
-    return sum(_kib(root, f"{NODES}/node{node}/meminfo", f"Node {node} {key}") for key in keys)
+_RECLAIMABLE = ("Active(file)", "Inactive(file)", "SReclaimable")
 
 
 def _memory_policy(root: Root, path: str) -> str:

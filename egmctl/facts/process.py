@@ -62,7 +62,8 @@ def process(root: Root, pid: int = 0) -> Process:
     return reasons.record(
         Process,
         pid=pid,
-        effective_uid=lambda: _effective_uid(root, pid),
+        # Real, effective, saved and file system uid.
+        effective_uid=lambda: root.numbers(f"{folder}/status", "Uid", least=4)[1] if pid else os.geteuid(),
         cgroups=lambda: cgroups(root, folder),
         container_signs=_container_signs(root, pid, environment or {}),
         environment=environment and {key: environment[key] for key in ENVIRONMENT_KEYS if key in environment},
@@ -95,13 +96,6 @@ def _environment(root: Root, pid: int) -> Mapping[str, str]:
         variables = {name: value for name, equals, value in words if equals}
     known = {name.encode(): name for name in (*ENVIRONMENT_KEYS, *CONTAINER_VARIABLES)}
     return {known[name]: value.decode(errors="replace") for name, value in variables.items() if name in known}
-
-
-def _effective_uid(root: Root, pid: int) -> int:
-    if not pid:
-        return os.geteuid()
-    # Real, effective, saved and file system uid.
-    return root.numbers(f"/proc/{pid}/status", "Uid", least=4)[1]
 
 
 def _container_signs(root: Root, pid: int, environment: Mapping[str, str]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from egmctl.errors import ChildFailed, EgmctlError, ExitCode, NothingToDo, Usage
 from egmctl.launch import ChannelClosed, Child, wait_for_any
 from egmctl.model.codec import from_json, to_json
 from egmctl.mpi.communicator import ROLL_CALL_S
-from egmctl.units import printable
+from egmctl.units import grouped, printable, shortened
 
 T = TypeVar("T")
 Facts = TypeVar("Facts")
@@ -57,13 +57,10 @@ def read_parts(parts: Sequence[Any], parse: Callable[[Any], T]) -> list[T]:
 
 def _check(refusals: Mapping[int, Refusal]) -> None:
     """Raise UsageError if any refusal is a usage error, NothingToDo if there are others; the message lists all."""
-    sentences = []
-    for reason in dict.fromkeys(refusal.reason for refusal in refusals.values()):
-        first, *others = [rank for rank, refusal in refusals.items() if refusal.reason == reason]
-        more = f" and {len(others)} more" if others else ""
-        sentences.append(f"rank {first} ({printable(refusals[first].host)}){more}: {reason}")
+    named = [(refusal.reason, f"rank {rank} ({printable(refusal.host)})") for rank, refusal in refusals.items()]
     if refusals:
         usage = any(refusal.usage for refusal in refusals.values())
+        sentences = (f"{shortened(ranks, 1)}: {reason}" for reason, ranks in grouped(named).items())
         raise (UsageError if usage else NothingToDo)("; ".join(sentences))
 
 

@@ -14,6 +14,7 @@ from egmctl.model.record import Reason
 from egmctl.model.route import Hop, LinkClass, LinkKind
 from egmctl.topology import platform
 from egmctl.topology.access import without_nvml
+from egmctl.units import grouped
 
 NEAR = (LinkClass.PIX, LinkClass.PXB)
 """The link classes of a NIC that shares PCIe bridges with a GPU, below the host bridge; the nearest first."""
@@ -250,9 +251,7 @@ def matrices(machine: Machine, gpus: Mapping[str, Gpu]) -> tuple[P2pMatrix, ...]
     }
     result: list[P2pMatrix] = []
     for library, names in (("NVML", NVML_INDICES), ("CUDA", tuple(CUDA_ATTRIBUTES))):
-        groups: dict[tuple[str, ...], list[str]] = {}
-        for name in names if pairs else ():
-            groups.setdefault(tuple(_value(pair, name) for pair in pairs.values()), []).append(name)
+        groups = grouped((tuple(_value(pair, name) for pair in pairs.values()), name) for name in names if pairs)
         result += [
             P2pMatrix(library, tuple(alike), dict(zip(pairs, values, strict=True))) for values, alike in groups.items()
         ]

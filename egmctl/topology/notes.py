@@ -15,7 +15,7 @@ from egmctl.topology.access import DENIED, Block, cuda_failure, nvml_failure, ob
 from egmctl.topology.links import Link, active_nvlinks, nvlink_joins, nvlinks_of
 from egmctl.topology.platform import PlatformKind, PlatformVerdict
 from egmctl.topology.routes import HostRoute, RouteKind
-from egmctl.units import format_kernel_list, several
+from egmctl.units import format_kernel_list, grouped, several, shortened
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +92,10 @@ def _parts(machine: Machine) -> Iterator[str]:
     for node in driver.nodes or ():
         if node.access not in (None, "ok") and node.path.endswith(("nvidiactl", "nvidia-uvm")):
             yield f"{node.path}: {node.access}"
-    indices: dict[str, set[int]] = {}
-    for gpu in machine.gpus or ():
-        stopped = obstacle(machine, gpu)
-        # A failure of NVML as a whole is already listed.
-        if stopped is not None and stopped.block is not Block.NVML_FAILED:
-            indices.setdefault(stopped.cause, set()).add(gpu.index)
-    yield from (f"GPU{format_kernel_list(gpus)}: {cause}" for cause, gpus in indices.items())
+    stops = [(gpu.index, stopped) for gpu in machine.gpus or () if (stopped := obstacle(machine, gpu)) is not None]
+    # A failure of NVML as a whole is already listed.
+    indices = grouped((stopped.cause, index) for index, stopped in stops if stopped.block is not Block.NVML_FAILED)
+    yield from (f"GPU{format_kernel_list(set(gpus))}: {cause}" for cause, gpus in indices.items())
 
 
 def _loaded(driver: Driver) -> bool:
@@ -155,11 +152,9 @@ def _unusable(machine: Machine, gpus: Sequence[Gpu]) -> Iterable[str]:
 def _routes(machine: Machine, routes: Sequence[HostRoute], platform: PlatformVerdict) -> Iterable[str]:
     """Yield one sentence per cause, with the routes that are blocked, unknown or not EGM because of it."""
     unusable = {gpu.bus_id for gpu in machine.gpus or () if obstacle(machine, gpu) is not None}
-    causes: dict[tuple[RouteKind, str], list[HostRoute]] = {}
-    for route in routes:
-        by_platform = route.kind is RouteKind.PCIE and platform.kind is PlatformKind.NO_EGM
-        if route.reason and not by_platform and route.gpu not in unusable:
-            causes.setdefault((route.kind, route.reason), []).append(route)
+    by_platform = {RouteKind.PCIE} if platform.kind is PlatformKind.NO_EGM else set()
+    stated = (route for route in routes if route.reason and route.gpu not in unusable)
+    causes = grouped(((route.kind, route.reason), route) for route in stated if route.kind not in by_platform)
     words = {RouteKind.BLOCKED: "blocked", RouteKind.UNKNOWN: "unknown"}
     for (kind, reason), alike in causes.items():
         gpus = "GPU" + format_kernel_list({machine.gpu(route.gpu).index for route in alike})
@@ -169,10 +164,7 @@ def _routes(machine: Machine, routes: Sequence[HostRoute], platform: PlatformVer
 
 def _owners(machine: Machine, routes: Sequence[HostRoute]) -> Iterable[str]:
     """Yield the ownership rule for EGM memory of CPUs with several GPUs."""
-    groups: dict[frozenset[str], list[int]] = {}
-    for route in routes:
-        if route.siblings:
-            groups.setdefault(frozenset((route.gpu, *route.siblings)), []).append(route.numa_node)
+    groups = grouped((frozenset((route.gpu, *route.siblings)), route.numa_node) for route in routes if route.siblings)
     if groups:
         named = (
             f"NUMA {nodes[0]}: GPU{format_kernel_list({machine.gpu(gpu).index for gpu in gpus})}"
@@ -227,22 +219,16 @@ def narrow_pcie(gpu: Gpu) -> str:
 
 
 def _unknown_links(links: Sequence[Link]) -> Iterable[str]:
-    causes: dict[str, list[Link]] = {}
-    for link in links:
-        if link.kind is LinkClass.UNKNOWN and not link.unlisted:
-            causes.setdefault(link.reason, []).append(link)
-    for reason, (first, *others) in causes.items():
-        example = f"{first.source} to {first.target}" + (f" and {len(others)} more" if others else "")
-        yield f"{example}: unknown link, {reason}"
+    unknown = (link for link in links if link.kind is LinkClass.UNKNOWN and not link.unlisted)
+    ends = grouped((link.reason, f"{link.source} to {link.target}") for link in unknown)
+    yield from (f"{shortened(pairs, 1)}: unknown link, {reason}" for reason, pairs in ends.items())
 
 
 def _numbered_otherwise(gpus: Sequence[Gpu]) -> Iterable[str]:
     """Yield the numbers that nvidia-smi gives to the GPUs, if it counts only those that this process may open."""
-    moved = [(gpu.index, gpu.nvml.index) for gpu in gpus if gpu.nvml is not None and gpu.nvml.index != gpu.index]
+    moved = [f"GPU{gpu.index} is its {gpu.nvml.index}" for gpu in gpus if gpu.nvml and gpu.nvml.index != gpu.index]
     if moved:
-        numbers = ", ".join(f"GPU{index} is its {theirs}" for index, theirs in moved[:4])
-        more = f" and {len(moved) - 4} more" if len(moved) > 4 else ""
-        yield f"nvidia-smi counts from here only the GPUs that it may open: {numbers}{more}"
+        yield f"nvidia-smi counts from here only the GPUs that it may open: {shortened(moved, 4)}"
 
 
 def _hidden(machine: Machine) -> Iterable[str]:

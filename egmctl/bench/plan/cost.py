@@ -17,7 +17,7 @@ from egmctl.model import listing
 from egmctl.model.machine import Origin
 from egmctl.model.route import HOST_MEMORY
 from egmctl.model.task import Engine, Quantity
-from egmctl.units import GB, GIB, natural
+from egmctl.units import GB, GIB, grouped, natural
 
 START_S = 1.6
 """The time until the first step: facts, and CUDA on all GPUs. The first run after a boot takes up to a second more."""
@@ -143,14 +143,12 @@ def steps_seconds(plan: Plan) -> list[float]:
         tasks = [_asked(plan.tasks[number], step) for number in step.tasks]
         new = [buffer for buffer in buffers_of(tasks) if buffer not in allocated]
         allocated.update(new)
-        host_bytes: Counter[int | None] = Counter()
-        for buffer in new:
-            if buffer.end.memory in HOST_MEMORY:
-                # Processes allocate their buffers at the same time.
-                host_bytes[buffer.end.rank] += buffer.size_bytes
+        # Processes allocate their buffers at the same time.
+        on_host = grouped((buffer.end.rank, buffer.size_bytes) for buffer in new if buffer.end.memory in HOST_MEMORY)
+        host_bytes = max(map(sum, on_host.values()), default=0)
         samples = 1 if step.proof else plan.settings.samples
         task_s = max(task_seconds(task, samples) for task in tasks)
-        seconds.append(STEP_S + task_s + ALLOCATE_S_PER_GIB * max(host_bytes.values(), default=0) / GIB)
+        seconds.append(STEP_S + task_s + ALLOCATE_S_PER_GIB * host_bytes / GIB)
     return seconds
 
 

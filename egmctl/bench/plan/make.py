@@ -284,12 +284,8 @@ def sweep_sizes(top_bytes: int) -> tuple[int, ...]:
     """
     if top_bytes < FIRST_BYTES:
         raise UsageError(f"--size {top_bytes}: a sweep begins at {FIRST_BYTES} bytes")
-    sizes = []
-    size = FIRST_BYTES
-    while size < top_bytes:
-        sizes.append(size)
-        size *= 4
-    return (*sizes, top_bytes)
+    sizes = (FIRST_BYTES << 2 * step for step in range(top_bytes.bit_length()))
+    return (*(size for size in sizes if size < top_bytes), top_bytes)
 
 
 def sized(cases: Sequence[Case], sizes: Sequence[int]) -> tuple[Case, ...]:

@@ -16,7 +16,7 @@ from egmctl.model.host import DeviceNode
 from egmctl.model.machine import Machine
 from egmctl.model.route import Rank, node_names
 from egmctl.model.task import Endpoint
-from egmctl.units import printable
+from egmctl.units import grouped, printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,10 +177,7 @@ def check_agreement(infos: Sequence[RankInfo], gpus: Sequence[str], *, one_domai
 
 def hosts(infos: Sequence[RankInfo]) -> dict[str, list[int]]:
     """Return the ranks of each node, in the order of their first ranks."""
-    ranks_by_host: dict[str, list[int]] = {}
-    for rank, info in enumerate(infos):
-        ranks_by_host.setdefault(info.host, []).append(rank)
-    return ranks_by_host
+    return grouped((info.host, rank) for rank, info in enumerate(infos))
 
 
 def ranks_of(infos: Sequence[RankInfo], gpus: Sequence[str], machines: Mapping[str, Machine]) -> tuple[Rank, ...]:
@@ -199,21 +196,16 @@ def ranks_of(infos: Sequence[RankInfo], gpus: Sequence[str], machines: Mapping[s
 
 
 def rank_of(number: int, machine: Machine, gpu: Gpu, host: str = "", node: str = "") -> Rank:
-    """Return the record of the rank of a GPU.
+    """Return the record of the rank of a GPU; without a NUMA node for host memory if no node has memory.
 
     Parameters
     ----------
     node
         The name of its node; empty if there is only one node.
     """
-    label = f"{node}:GPU{gpu.index}" if node else f"GPU{gpu.index}"
-    return Rank(number=number, label=label, bus_id=gpu.bus_id, numa_node=nearest_node(machine, gpu), host=host)
-
-
-def nearest_node(machine: Machine, gpu: Gpu) -> int | None:
-    """Return the NUMA node on which a rank allocates host memory; ``None`` if no node has memory."""
-    nodes = machine.cpu_nodes
-    return gpu.host_numa_id if gpu.host_numa_id in nodes else min(nodes, default=None)
+    label, nodes = f"{node}:GPU{gpu.index}" if node else f"GPU{gpu.index}", machine.cpu_nodes
+    nearest = gpu.host_numa_id if gpu.host_numa_id in nodes else min(nodes, default=None)
+    return Rank(number=number, label=label, bus_id=gpu.bus_id, numa_node=nearest, host=host)
 
 
 def merge_gpus(machine: Machine, others: Iterable[Gpu]) -> Machine:
@@ -249,9 +241,7 @@ def modelled(machine: Machine, ranks: int) -> RankLayout:
 
 def _difference(subject: str, infos: Sequence[RankInfo], value: Callable[[int], str]) -> Iterator[str]:
     """Yield a sentence with the nodes of each value, if there are several values."""
-    nodes_by_value: dict[str, dict[str, None]] = {}
-    for rank, info in enumerate(infos):
-        nodes_by_value.setdefault(value(rank), {})[info.host] = None
+    nodes_by_value = grouped((value(rank), printable(info.host)) for rank, info in enumerate(infos))
     if len(nodes_by_value) > 1:
-        values = [f"{value} on {', '.join(map(printable, nodes))}" for value, nodes in nodes_by_value.items()]
+        values = [f"{value} on {', '.join(dict.fromkeys(nodes))}" for value, nodes in nodes_by_value.items()]
         yield f"{subject} differs between nodes: {'; '.join(values)}"

@@ -83,9 +83,9 @@ def node_flows(
             near = sorted(exporters or ranks[:1], key=lambda rank: rank.numa_node != node)
             parts = count if case.pattern is Pattern.ONE_NODE else 1
             each = tuple(RankFlow(rank, near[0], node, parts) for rank in ranks)
-            if parts == 1:
-                yield from ((flow,) for flow in each if case.pattern is not Pattern.ONE_NODE)
-            else:
+            if case.pattern is not Pattern.ONE_NODE:
+                yield from ((flow,) for flow in each)
+            elif count > 1:
                 yield each
         return
     if count < 2:
@@ -238,10 +238,9 @@ def _imex_waiver(machine: Machine) -> Waiver | None:
     channels = machine.driver.imex_channels if machine.driver is not None else None
     if channels is None or any(channel.access == "ok" for channel in channels):
         return None
-    listed = ", ".join(f"{channel.path}: {channel.access}" for channel in channels) or (
-        "/dev/nvidia-caps-imex-channels is empty"
-    )
-    return Waiver(kind=WaiverKind.NO_IMEX_CHANNEL, reason=f"{cause_of('cuMemCreate', 800)} ({listed})")
+    listed = ", ".join(f"{channel.path}: {channel.access}" for channel in channels)
+    reason = f"{cause_of('cuMemCreate', 800)} ({listed or '/dev/nvidia-caps-imex-channels is empty'})"
+    return Waiver(kind=WaiverKind.NO_IMEX_CHANNEL, reason=reason)
 
 
 def _owner(ranks: Sequence[Rank], index: int, node: int) -> Rank:

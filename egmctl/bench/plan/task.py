@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from egmctl.bench.case import ALL_SMS, Case, End, Footprint
+from egmctl.bench.case import ALL_SMS, Case, End
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.plan.paths import Path
 from egmctl.model.finding import Waiver, WaiverKind
@@ -71,7 +71,8 @@ def planned_task(
     bandwidth = case.quantity is Quantity.BANDWIDTH
     size_bytes = point.size or settings.size_bytes
     if case.footprint is not None:
-        size_bytes = point.footprint or _footprint(case.footprint, made.cache)
+        by_cache = round_up(case.footprint.l2_times * _l2_bytes(made.cache), MIB)
+        size_bytes = point.footprint or max(case.footprint.least_bytes, by_cache)
     copies = settings.copies or copies_for(size_bytes * flows_on_a_link(case.pattern, made.flows), rate)
     return PlannedTask(
         case=case.name,
@@ -160,11 +161,6 @@ def atomics_waiver(engine: Engine, machine: Machine, flow: Flow) -> Waiver | Non
         "CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED is 0",
         gpus=(flow.initiator, owner.bus_id),
     )
-
-
-def _footprint(footprint: Footprint, gpu: Gpu | None) -> int:
-    """Return the bytes that a chase visits in memory cached by a GPU, in whole MiB if the L2 cache size decides."""
-    return max(footprint.least_bytes, round_up(footprint.l2_times * _l2_bytes(gpu), MIB))
 
 
 def _l2_bytes(gpu: Gpu | None) -> int:

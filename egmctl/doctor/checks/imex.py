@@ -158,7 +158,7 @@ def _daemon(machine: Machine, _scope: Scope) -> Verdicts:
         yield warned(f"the IMEX service is waiting ({state})", restart, cause=cause)
     elif state is not None and (runs or state != "UNAVAILABLE"):
         yield failed(f"the IMEX service is not ready ({state})", restart)
-    elif runs and "daemon_state" in imex.unread and imex.unread["daemon_state"].reason is Reason.TIMED_OUT:
+    elif runs and imex.reason_of("daemon_state") is Reason.TIMED_OUT:
         yield failed("the IMEX service runs but does not answer", restart)
     elif runs:
         yield unknown("the IMEX service runs; its state could not be queried")
@@ -204,8 +204,7 @@ def _domain(machine: Machine, _scope: Scope) -> Verdicts:
         yield unknown("the state of the IMEX domain could not be queried")
     else:
         # The file is missing if IMEX is not the host's service and has its own configuration.
-        unread = imex.unread.get("duplicate_nodes")
-        if unread is None or unread.reason is not Reason.NOT_PRESENT:
+        if imex.reason_of("duplicate_nodes") is not Reason.NOT_PRESENT:
             known(duplicates, "whether nodes_config.cfg lists an address twice was not read")
         yield passed("the IMEX domain is up")
 

@@ -42,9 +42,8 @@ def _namespace(machine: Machine, name: str, note: str) -> Verdicts:
 @check("ipc.ptrace", Guard.IPC, sections=("confinement",))
 def _ptrace(machine: Machine, scope: Scope) -> Verdicts:
     confinement, named = machine.confinement or Confinement(), scope.names_purpose(Guard.IPC)
-    value, unread = confinement.ptrace_scope, confinement.unread.get("ptrace_scope")
-    call = (confinement.system_calls or {}).get("pidfd_open")
-    absent = value is None and unread is not None and unread.reason is Reason.NOT_PRESENT
+    value, call = confinement.ptrace_scope, (confinement.system_calls or {}).get("pidfd_open")
+    absent = value is None and confinement.reason_of("ptrace_scope") is Reason.NOT_PRESENT
     yield fact("/proc/sys/kernel/yama/ptrace_scope", "no Yama" if absent else value)
     yield fact("pidfd_open(2)", call or "not asked", None if call in (None, "ok", "killed") else call)
     remedy = todo("Pass descriptors over a socket, let the exporter set PR_SET_PTRACER, or add CAP_SYS_PTRACE.")

@@ -52,8 +52,8 @@ def _answer(machine: Machine, _scope: Scope) -> Verdicts:
 
 def _lists_no_gpu(gpus: list[Gpu]) -> bool:
     """Return whether NVML was queried but lists none of these GPUs."""
-    reasons = [gpu.unread["nvml"].reason for gpu in gpus if "nvml" in gpu.unread]
-    return bool(reasons) and Reason.NOT_ASKED not in reasons and Reason.NOT_STATED not in reasons
+    reasons = {gpu.reason_of("nvml") for gpu in gpus} - {None}
+    return bool(reasons) and reasons.isdisjoint((Reason.NOT_ASKED, Reason.NOT_STATED))
 
 
 def _failed(machine: Machine, library: str, failure: LibraryFailure, gpus: list[Gpu]) -> Finding:

@@ -290,8 +290,7 @@ def _sizes(nodes: list[NumaNode]) -> tuple[Evidence, ...]:
 @check("numa.policy", Guard.EGM, Guard.PERF, sections=("host",))
 def _policy(machine: Machine, scope: Scope) -> Verdicts:
     host, nodes = machine.host or Host(), scope.numa_of(machine)
-    unread = host.unread.get("memory_policy")
-    if host.memory_policy is None and unread and unread.reason in (Reason.NOT_PRESENT, Reason.NOT_STATED):
+    if host.memory_policy is None and host.reason_of("memory_policy") in (Reason.NOT_PRESENT, Reason.NOT_STATED):
         skip("no memory policy is stated of this process (no numa_maps)")
     policy = known(host.memory_policy, "the memory policy of this process was not read")
     yield fact("/proc/self/numa_maps", policy)

@@ -75,9 +75,8 @@ def _wrong(pair: Pair) -> _Wrong:
         return wrong
     if pair.can_access_peer is False:
         return _CUDA_ONLY
-    unread = pair.unread.get("can_access_peer")
-    not_asked = unread is None or unread.reason in (Reason.NOT_ASKED, Reason.NOT_STATED, Reason.NOT_PRESENT)
-    return () if not_asked else _SILENT_CUDA
+    not_asked = (None, Reason.NOT_ASKED, Reason.NOT_STATED, Reason.NOT_PRESENT)
+    return () if pair.reason_of("can_access_peer") in not_asked else _SILENT_CUDA
 
 
 def _verdict(
@@ -276,7 +275,7 @@ def _acs(machine: Machine, scope: Scope) -> Verdicts:
     traffic = _over_pcie(machine, scope) or skip(NO_TRAFFIC)
     if virtual(machine):
         skip("in a virtual machine the host controls Access Control Services")
-    if any(_unread_acs(bridge) is Reason.NO_PERMISSION for bridge in bridges):
+    if any(bridge.reason_of("acs_control") is Reason.NO_PERMISSION for bridge in bridges):
         yield unknown("whether bridges redirect P2P traffic is unknown: only root may read it")
         return
     try:
@@ -287,15 +286,10 @@ def _acs(machine: Machine, scope: Scope) -> Verdicts:
         yield from _plain_acs(bridges, traffic) if acs.kind is AcsKind.PLAIN else _class_acs(bridges, acs, traffic)
 
 
-def _unread_acs(bridge: Bridge) -> Reason | None:
-    unread = bridge.unread.get("acs_control")
-    return unread.reason if unread else None
-
-
 def _plain_acs(bridges: Iterable[Bridge], traffic: str) -> Verdicts:
     controls = {bridge.bus_id: bridge.acs_control for bridge in bridges if bridge.acs_control is not None}
     redirecting = {bus_id: control for bus_id, control in controls.items() if control & REDIRECT}
-    without_acs = {bridge.bus_id for bridge in bridges if _unread_acs(bridge) is Reason.NOT_SUPPORTED}
+    without_acs = {bridge.bus_id for bridge in bridges if bridge.reason_of("acs_control") is Reason.NOT_SUPPORTED}
     unread = [bridge.bus_id for bridge in bridges if bridge.bus_id not in {*controls, *without_acs}]
     yield from (fact(f"ACS control of {bus_id}", f"{control:#06x}") for bus_id, control in redirecting.items())
     if redirecting:

@@ -160,10 +160,8 @@ def _imports(machine: Machine, _scope: Scope) -> Verdicts:
         skip("only with --active under mpirun or srun")
     if not machine.peers.probes:
         yield skipped("there is one rank only")
-    probes = group_by(
-        machine.peers.probes, lambda probe: (probe.host_memory, probe.outcome, probe.call, probe.error_number)
-    )
-    yield from (_import(group) for _, group in probes)
+    alike = group_by(machine.peers.probes, lambda p: (p.host_memory, p.outcome, p.call, p.error_number))
+    yield from (_import(group) for _, group in alike)
 
 
 def _import(probes: Sequence[PeerProbe]) -> Finding:

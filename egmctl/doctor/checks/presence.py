@@ -86,9 +86,8 @@ def _funnel(machine: Machine, gpus: Iterable[Gpu]) -> dict[Step, int | None]:
     }
     for step, library in ((Step.NVML, "nvml"), (Step.CUDA, "cuda")):
         listed = sum(getattr(gpu, library) is not None for gpu in gpus)
-        unread = [gpu.unread[library] for gpu in gpus if library in gpu.unread]
         # A library that was queried and does not list a GPU leaves NOT_PRESENT as the reason.
-        queried = listed or any(reason.reason is Reason.NOT_PRESENT for reason in unread)
+        queried = listed or any(gpu.reason_of(library) is Reason.NOT_PRESENT for gpu in gpus)
         counts[step] = listed if queried and not elsewhere(machine) else None
     return counts
 
@@ -117,8 +116,8 @@ def _unexplained(machine: Machine, scope: Scope, lost: Mapping[str, Obstacle]) -
 
 def _listed_by_cuda_only(machine: Machine) -> Iterator[Finding]:
     """Yield a failure for GPUs that CUDA lists but a working NVML does not, so that their state is unknown."""
-    gpus = [gpu for gpu in machine.gpus or () if gpu.cuda is not None and gpu.nvml is None and "nvml" in gpu.unread]
-    gpus = [gpu for gpu in gpus if gpu.unread["nvml"].reason not in (Reason.NOT_ASKED, Reason.NOT_STATED)]
+    gpus = [gpu for gpu in machine.gpus or () if gpu.cuda is not None and gpu.nvml is None]
+    gpus = [gpu for gpu in gpus if gpu.reason_of("nvml") not in (None, Reason.NOT_ASKED, Reason.NOT_STATED)]
     if gpus and nvml_failure(machine) is None and not elsewhere(machine):
         yield failed("CUDA lists it but NVML does not", _KERNEL_LOG, gpus, evidence=_reasons(gpus, "nvml"))
 
@@ -218,16 +217,12 @@ def _excluded(machine: Machine, scope: Scope) -> Verdicts:
         yield (failed if required else warned)(text, remove_option("NVreg_ExcludedGpus"), excluded)
         return
     read = [gpu for gpu in gpus if gpu.proc is not None and gpu.proc.excluded is not None]
-    unread = [gpu for gpu in gpus if gpu not in read and _may_be_excluded(gpu)]
+    # A GPU that the driver does not have is not excluded.
+    absent = (None, Reason.NOT_PRESENT)
+    unread = [gpu for gpu in gpus if gpu not in read and (gpu.proc or gpu.reason_of("proc") not in absent)]
     if unread:
         yield unknown("whether the driver excludes them: /proc/driver/nvidia/gpus was not read", unread)
     if read:
         yield passed("no GPU is excluded", read)
     elif not unread:
         skip(NO_NVIDIA_GPU)
-
-
-def _may_be_excluded(gpu: Gpu) -> bool:
-    """Return whether a GPU may be excluded although that was not read; one that the driver does not have is not."""
-    unread = gpu.unread.get("proc")
-    return gpu.proc is not None or (unread is not None and unread.reason is not Reason.NOT_PRESENT)

@@ -16,6 +16,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.route import LinkClass
 from egmctl.topology.links import device_link
 from egmctl.topology.platform import MemoryMode, memory_mode
+from egmctl.units import grouped
 
 NO_NIC = "no InfiniBand or RoCE device"
 
@@ -79,11 +80,8 @@ def _expected(scope: Scope) -> set[tuple[str, int]]:
 
 def _usual_rates(active: list[tuple[Nic, NicPort]]) -> dict[object, float]:
     """Return the most common rate in Gbit/s of active ports, by kind of NIC and link layer, if at least two have it."""
-    rates: dict[object, Counter[float]] = {}
-    for nic, port in active:
-        if port.rate_gbit_s is not None:
-            rates.setdefault(_kind(nic, port), Counter())[port.rate_gbit_s] += 1
-    usual = {kind: max(counts.items(), key=lambda item: (item[1], item[0])) for kind, counts in rates.items()}
+    rates = grouped((_kind(nic, port), port.rate_gbit_s) for nic, port in active if port.rate_gbit_s is not None)
+    usual = {kind: max(Counter(same).items(), key=lambda item: (item[1], item[0])) for kind, same in rates.items()}
     return {kind: rate for kind, (rate, count) in usual.items() if count > 1}
 
 
