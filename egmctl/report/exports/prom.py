@@ -47,13 +47,8 @@ def doctor_prom(diagnosis: Diagnosis) -> str:
 
 
 def _is_about(finding: Finding, bus_id: str) -> bool:
-    match finding.place.kind:
-        case PlaceKind.GPU:
-            return bus_id in finding.place.ids
-        case PlaceKind.PAIR:
-            return any(bus_id in pair.split(">") for pair in finding.place.ids)
-        case place:
-            return place is PlaceKind.NODE
+    gpus = finding.place.gpus
+    return finding.place.kind is PlaceKind.NODE if gpus is None else bus_id in gpus
 
 
 def _worst(findings: Iterable[Finding]) -> int:
