@@ -1,7 +1,6 @@
 """Features of Python 3.11 for Python 3.10, which Ubuntu 22.04 has. It goes when 3.10 goes."""
 
 import sys
-from typing import NoReturn
 
 if sys.version_info >= (3, 11):
     from enum import StrEnum as StrEnum
@@ -13,8 +12,3 @@ else:
 
         _value_: str
         __str__ = str.__str__
-
-
-def assert_never(value: NoReturn) -> NoReturn:
-    """Mark code that no value reaches: the type checker then refuses a ``match`` that misses a case."""
-    raise AssertionError(f"{value!r} has no arm")

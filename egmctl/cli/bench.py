@@ -83,14 +83,12 @@ def _show_plan(options: BenchOptions, run: RunOptions, outputs: Outputs, machine
         run.profiles()
     bench = Bench(**vars(options))
     node = read_machine(machine, bench.sections, quiet=outputs.options.quiet)
-    if fabric and run.dry_run:
-        outputs.show(fabric_plan(bench, run, node), answers=False)
-        return
-    plan = bench.plan(node)
+    shown: object
     if run.list_cases:
-        outputs.show(case_list(plan, bench.selected_cases, node.origin), answers=False)
+        shown = case_list(bench.plan(node), bench.selected_cases, node.origin)
     else:
-        outputs.show(plan_report(plan, node.origin), answers=False)
+        shown = fabric_plan(bench, run, node) if fabric else plan_report(bench.plan(node), node.origin)
+    outputs.show(shown, answers=False)
 
 
 def _measure(options: BenchOptions, run: RunOptions, outputs: Outputs) -> int:

@@ -84,17 +84,14 @@ def _bring_up_node(
     from egmctl.facts.redact import redact_run
     from egmctl.verdict.bringup import bringup as bringup_answer
 
-    quiet = outputs.options.quiet
     doctor = Doctor(**vars(options))
     bench = Bench(suites=(SUITE,), gpus=options.gpus, numa=options.numa or "all")
     sections = dict.fromkeys((*doctor.sections, *TOPO_SECTIONS, *bench.sections))
-    run: RunReport | None = None
-    before: Diagnosis | None = None
-    not_measured = "a recorded machine cannot be measured"
-    if machine is not None:
-        node = read_machine(machine, sections, quiet=quiet)
-    else:
+    if machine is None:
         node, before, run, not_measured = _examined(doctor, bench, sections, outputs)
+    else:
+        node, before, run = read_machine(machine, sections, quiet=outputs.options.quiet), None, None
+        not_measured = "a recorded machine cannot be measured"
     answered = partial(bringup_answer, before=before, not_measured=not_measured, no_fabric=no_fabric)
 
     def redacted() -> Bringup:

@@ -19,7 +19,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport, Settings
 from egmctl.model.record import Command
 from egmctl.saved import Saved
-from egmctl.units import fold, listed, natural
+from egmctl.units import fold, grouped, listed, natural
 from egmctl.verdict.explain import Shortfalls, with_causes
 
 HARDLY = 0.25
@@ -174,9 +174,8 @@ def _settings(names: Sequence[str], runs: Sequence[RunReport]) -> tuple[str, ...
     """Return a note for each setting that differs between the runs."""
     notes = []
     for field in fields(Settings):
-        nodes: dict[str, list[str]] = {}
-        for name, run in zip(names, runs, strict=True):
-            nodes.setdefault(facts.fact_text(getattr(run.settings, field.name), field.name), []).append(name)
+        texts = (facts.fact_text(getattr(run.settings, field.name), field.name) for run in runs)
+        nodes = grouped(zip(texts, names, strict=True))
         if len(nodes) > 1:
             values = ", ".join(f"{value} in {fold(members)}" for value, members in nodes.items())
             notes.append(f"settings differ: {field.name.replace('_', ' ')} {values}")

@@ -345,8 +345,13 @@ class Diagnosis(Shown):
 
     @property
     def verdicts(self) -> Mapping[str, Status]:
-        """The status of each check, as :func:`verdicts`."""
-        return verdicts(self.findings)
+        """The status of each check: that of its most severe finding that no other check explains."""
+        gravity = list(Status)
+        worst: dict[str, Status] = {}
+        for finding in self.findings:
+            if not finding.explained_by:
+                worst[finding.check] = min(worst.get(finding.check, Status.SKIP), finding.status, key=gravity.index)
+        return worst
 
     @property
     def failures(self) -> tuple[str, ...]:
@@ -401,14 +406,3 @@ class Diagnosis(Shown):
         if self.undetermined:
             return 3
         return 1 if self.counts[Status.WARN] else 0
-
-
-def verdicts(findings: Iterable[Finding]) -> Mapping[str, Status]:
-    """Return the status of each check: that of its most severe finding that no other check explains."""
-    gravity = list(Status)
-    worst: dict[str, Status] = {}
-    for finding in findings:
-        if finding.explained_by:
-            continue
-        worst[finding.check] = min(worst.get(finding.check, Status.SKIP), finding.status, key=gravity.index)
-    return worst

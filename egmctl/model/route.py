@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from egmctl.compat import StrEnum, assert_never
+from egmctl.compat import StrEnum
 from egmctl.model.record import BusId, Plain
 
 INSTALL_UCXX = "pip install 'egmctl[rdma]'"
@@ -340,8 +340,6 @@ class Route:
                 system = self.memory in NUMA_MEMORY and self.egm is Egm.NO and not self.across_nodes
                 links = symbol_of(self.hops, system=system, name=name) or "local"
                 return f"{links}{_ACROSS}" if self.across_nodes else links
-            case _:
-                assert_never(self.carrier)
 
 
 def hop_symbol(hop: Hop) -> str:

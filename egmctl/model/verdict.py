@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from egmctl.compat import StrEnum
 from egmctl.model.record import BusId, Plain
-from egmctl.model.task import USUAL, Point, named
+from egmctl.model.task import USUAL, Point
 
 
 class Grade(StrEnum):
@@ -127,11 +127,6 @@ class ClassVerdict:
     warn: float | None = None
     fail: float | None = None
     source: Plain | None = None
-
-    @property
-    def name(self) -> str:
-        """The name of the case at its point."""
-        return named(self.case, self.point)
 
     @property
     def by_speed(self) -> Grade:

@@ -372,11 +372,8 @@ def gpu_sentence(check: str, gpu: GpuEvidence) -> str | None:
         :data:`OTHERS` or :data:`THROTTLED`.
     """
     if check == OTHERS:
-        return (
-            f"in use by process {shortened(gpu.other_processes, PIDS_SHOWN)} while measured"
-            if gpu.other_processes
-            else None
-        )
+        pids = shortened(gpu.other_processes or (), PIDS_SHOWN)
+        return f"in use by process {pids} while measured" if pids else None
     slow = [SLOWDOWNS[reason] for reason in gpu.throttle_reasons or () if reason in SLOWDOWNS]
     return f"clocks throttled while measured: {'; '.join(slow)}" if slow else None
 

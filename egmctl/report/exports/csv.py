@@ -15,17 +15,21 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from itertools import permutations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from egmctl.errors import UsageError
 from egmctl.model.codec import field_types
+from egmctl.model.comparison import AttributeDifference, Comparison, PathDifference
+from egmctl.model.fleet import FleetReport, NodeAnswer
+from egmctl.model.gpu import Pair
+from egmctl.model.measurement import Measurement, RunReport, Sample, Stage, Summary
+from egmctl.model.record import Command
+from egmctl.model.task import Flow
+from egmctl.model.verdict import Yardstick
+from egmctl.topology.links import Link
+from egmctl.topology.routes import HostRoute
+from egmctl.topology.topology import Topology
 from egmctl.units import printable
-
-if TYPE_CHECKING:
-    from egmctl.model.comparison import Comparison
-    from egmctl.model.fleet import FleetReport
-    from egmctl.model.measurement import RunReport
-    from egmctl.topology.topology import Topology
 
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?", re.ASCII)
 
@@ -55,10 +59,6 @@ def bench_csv(report: RunReport, *, samples: bool = False) -> str:
     samples
         Whether there is a row per flow and sample, with the sample in ``sample_...``.
     """
-    from egmctl.model.measurement import Measurement, Sample, Stage, Summary
-    from egmctl.model.task import Flow
-    from egmctl.model.verdict import Yardstick
-
     run = {
         "node": next((machine.host.hostname for machine in report.machines if machine.host), None),
         "started_at": report.started_at,
@@ -110,10 +110,6 @@ def topo_csv(topology: Topology) -> str:
 
     Each row contains the machine's origin, so that rows of a modelled machine are recognisable in any extract.
     """
-    from egmctl.model.gpu import Pair
-    from egmctl.topology.links import Link
-    from egmctl.topology.routes import HostRoute
-
     machine = topology.machine
     origin = {
         "origin": machine.origin.kind,
@@ -147,8 +143,6 @@ def compare_csv(comparison: Comparison) -> str:
     ``subject`` is ``path``, ``finding``, ``fact`` (of snapshots) or ``machine`` (a fact of the machine of a bench or
     doctor). ``warning`` names in each row the files that are not from hardware, so that any extract shows it.
     """
-    from egmctl.model.comparison import AttributeDifference, PathDifference
-    from egmctl.model.record import Command
     from egmctl.report.views.compare import banners
 
     warning = {"warning": "; ".join(banners(comparison))}
@@ -164,8 +158,6 @@ def compare_csv(comparison: Comparison) -> str:
 
 def fleet_csv(report: FleetReport) -> str:
     """Return one row per node; ``causes`` lists the node's problems, each after its status."""
-    from egmctl.model.fleet import NodeAnswer
-
     causes = {
         node: "; ".join(f"{line.status} {line.key} {line.value}".strip() for line in group.lines if line.status)
         for group in report.groups

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
+from egmctl.model.bringup import Bringup
 from egmctl.model.finding import TOLD, Diagnosis, Finding, Status
 from egmctl.model.measurement import BROKEN, RunReport
 from egmctl.model.measurement import Status as Ended
 from egmctl.model.verdict import Grade
 from egmctl.report.exports.nagios import with_remedy
 from egmctl.units import printable
-
-if TYPE_CHECKING:
-    from egmctl.model.bringup import Bringup
 
 
 def doctor_junit(diagnosis: Diagnosis) -> str:

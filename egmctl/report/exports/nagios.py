@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
+from egmctl.model.bringup import Bringup
 from egmctl.model.finding import TOLD, Diagnosis, Finding, Remedy, Status, root_causes
 from egmctl.units import printable
-
-if TYPE_CHECKING:
-    from egmctl.model.bringup import Bringup
 
 _WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 _Problem = tuple[Status, str, Remedy | None]

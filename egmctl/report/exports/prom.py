@@ -5,18 +5,15 @@ from __future__ import annotations
 import datetime
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from egmctl import __version__
+from egmctl.model.bringup import Answer, Bringup
 from egmctl.model.finding import Diagnosis, Finding, PlaceKind, Status
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.measurement import Status as MeasurementStatus
 from egmctl.model.task import Axis, Endpoint, Flow
 from egmctl.model.verdict import Grade
 from egmctl.units import GB, counted, gpu_name, grouped, printable
-
-if TYPE_CHECKING:
-    from egmctl.model.bringup import Bringup
 
 Sample = tuple[Mapping[str, object], float]
 """The labels and the value of a sample."""
@@ -50,13 +47,8 @@ def doctor_prom(diagnosis: Diagnosis) -> str:
 
 
 def _is_about(finding: Finding, bus_id: str) -> bool:
-    match finding.place.kind:
-        case PlaceKind.GPU:
-            return bus_id in finding.place.ids
-        case PlaceKind.PAIR:
-            return any(bus_id in pair.split(">") for pair in finding.place.ids)
-        case place:
-            return place is PlaceKind.NODE
+    gpus = finding.place.gpus
+    return finding.place.kind is PlaceKind.NODE if gpus is None else bus_id in gpus
 
 
 def _worst(findings: Iterable[Finding]) -> int:
@@ -110,8 +102,6 @@ def _outcome(report: RunReport) -> Iterator[_Metric]:
 
 def bringup_prom(bringup: Bringup) -> str:
     """Return the metrics of a bring-up. The answer has one series per possible value; that of the actual one is 1."""
-    from egmctl.model.bringup import Answer
-
     answers = [({"answer": answer.value}, float(answer is bringup.answer)) for answer in Answer]
     metric = _gauge("egmctl_bringup_answer", "1 for what egmctl bringup says of the node.", answers)
     return metric + doctor_prom(bringup.diagnosis) + ("" if bringup.run is None else bench_prom(bringup.run))

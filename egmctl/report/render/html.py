@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from xml.etree.ElementTree import Element, tostring
 
-from egmctl.compat import assert_never
 from egmctl.report import document as doc
 from egmctl.report.document import Align, Level, Tone, Words
 from egmctl.report.render import figures, page
@@ -258,8 +257,6 @@ def _block(block: doc.Block) -> Child:
             return element("details", element("summary", block.title), list(_blocks(doc.body_of(block))))
         case doc.Section():
             return [element("h3", block.title, id=block.anchor or None), list(_blocks(doc.body_of(block)))]
-        case _:
-            assert_never(block)
 
 
 def _verdict(block: doc.Verdict) -> Element:

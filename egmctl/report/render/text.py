@@ -12,7 +12,6 @@ from itertools import zip_longest
 
 from rich.text import Text
 
-from egmctl.compat import assert_never
 from egmctl.report import document as doc
 from egmctl.report.document import Align, Level, Tone, Words
 from egmctl.units import printable
@@ -154,8 +153,6 @@ class _Page:
             case doc.Chart() | doc.Diagram():
                 # Other blocks contain the same facts.
                 return
-            case _:
-                assert_never(block)
 
     def _verdict(self, block: doc.Verdict, indent: int) -> None:
         word = Text(" " * indent).append(f"{block.word}:", _VERDICTS.get(block.tone, _HEADING)).append(" ")

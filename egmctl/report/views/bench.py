@@ -19,7 +19,7 @@ from egmctl.report.views import bench_answer
 from egmctl.report.views.bench_classes import class_tables, judged_sections, main_measurements, main_rates
 from egmctl.report.views.bench_details import LOOKS, all_series, families, overlay, swept
 from egmctl.report.views.bench_matrix import GRADE_TONES, STATUS_TONES, Frame
-from egmctl.report.views.causes import TONES, cause_entries
+from egmctl.report.views.causes import PATHS, TONES, cause_entries
 from egmctl.report.views.machine import banners, confidential_banner, machine_section
 from egmctl.report.views.topo import node_diagram
 from egmctl.topology.topology import topology
@@ -116,7 +116,6 @@ _BENCH_WORST = 5
 _REASONS = 4
 """The number of reasons for failures shown without ``-v``."""
 _WARNINGS = 4
-_PATHS = 3
 _STAGED = 2
 """The number of notes on staging through host memory."""
 _FAULTS = 3
@@ -295,10 +294,10 @@ def _broken(report: RunReport) -> Iterator[doc.Block]:
 
 def _reason(status: Status, reason: str, paths: Sequence[str], unstable: Mapping[str, str]) -> doc.Entry:
     """Return the entry of a reason with its paths; ``-v`` shows all of them, and how much each unstable one varies."""
-    rows = [("paths", ", ".join(paths))] if len(paths) > _PATHS else []
+    rows = [("paths", ", ".join(paths))] if len(paths) > PATHS else []
     if status is Status.UNSTABLE and len(paths) > 1:
         rows = list(unstable.items())
-    title = f"{shortened(paths, _PATHS)}: {reason}"
+    title = f"{shortened(paths, PATHS)}: {reason}"
     body = (doc.KeyValues(tuple(rows), level=Level.VERBOSE),)
     return doc.Entry(status.upper(), STATUS_TONES.get(status, Tone.BAD), title, body=body)
 

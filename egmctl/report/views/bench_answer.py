@@ -15,7 +15,7 @@ from egmctl.model.task import Quantity
 from egmctl.model.verdict import BAD_GRADES, Culprit, Grade, RunVerdict
 from egmctl.report import document as doc
 from egmctl.report.document import Tone
-from egmctl.report.views.causes import NO_EXPLANATION, advice, cause_title, cause_words, crosses_unknown_links
+from egmctl.report.views.causes import NO_EXPLANATION, PATHS, advice, cause_title, cause_words, crosses_unknown_links
 from egmctl.units import format_size, grouped, listed, printable, several, shortened
 from egmctl.verdict.explain import HIDDEN, OTHERS, THROTTLED, gpu_sentence, shortfalls
 from egmctl.verdict.yardsticks import is_degraded, is_lost
@@ -226,9 +226,6 @@ def _carried(route: LinkEvidence | None) -> str:
 
 
 _LINKS = {LinkKind.NVLINK: "NVLink", LinkKind.C2C: "C2C", LinkKind.PCIE: "PCIe"}
-
-
-_PATHS = 3
 
 
 def was_run(measurement: Measurement) -> bool:
@@ -444,7 +441,7 @@ def _slow(report: RunReport, verdict: RunVerdict) -> str:
 def _where(culprits: Sequence[Culprit]) -> str:
     """Return the words on the GPUs that are outliers in the most classes, or on pairs if no single GPU is."""
     gpus = Counter(culprit.label for culprit in culprits if len(culprit.gpus) == 1)
-    labels = [label for label, _ in (gpus or Counter(culprit.label for culprit in culprits)).most_common(_PATHS)]
+    labels = [label for label, _ in (gpus or Counter(culprit.label for culprit in culprits)).most_common(PATHS)]
     return f"{'the outliers touch' if gpus else 'outliers:'} {listed(labels)}" if labels else ""
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from egmctl.compat import assert_never
 from egmctl.model.bringup import Answer, Bringup, Gap, GapKind
 from egmctl.model.evidence import EvidenceReport, State
 from egmctl.model.finding import UNEXPLAINED, RunCause, Status
@@ -175,8 +174,6 @@ def _gap(bringup: Bringup, gap: Gap) -> str:
             return doc.plain(doctor_verdict(bringup.diagnosis).sentence).removesuffix(".")
         case GapKind.FABRIC:
             return f"the fabric between the nodes was not measured: {reason}"
-        case _:
-            assert_never(gap.kind)
 
 
 def _without_reference(verdict: RunVerdict, gap: Gap) -> str:

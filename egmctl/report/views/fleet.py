@@ -154,18 +154,27 @@ def _readiness(readiness: Readiness) -> str:
 
 def _unready(part: UnreadyGpus) -> str:
     where = f"{part.label} of {part.folded}" if part.label else part.folded
-    match part.kind:
+    words = _wrong(part, part.gpus)
+    if part.kind is Unready.OUTSIDE:
+        verb = "is" if part.gpus == 1 or (len(part.nodes) == 1 and not part.label) else "are"
+        return f"{where} {verb} {words}"
+    if part.kind is not Unready.UNKNOWN or part.reason == Reach.ANSWERED:
+        return f"{where}: {words}"
+    gave = "" if part.reason == Reach.UNREACHABLE else "gave "
+    return f"{where} {gave}{words} ({several(part.gpus, 'GPU')} assumed)"
+
+
+def _wrong(state: FleetGpu | UnreadyGpus, gpus: int) -> str:
+    """Return what is wrong with a number of GPUs; empty if they are ready."""
+    match state.kind:
         case Unready.OUTSIDE:
-            verb = "is" if part.gpus == 1 or (len(part.nodes) == 1 and not part.label) else "are"
-            return f"{where} {verb} outside the NVLink domain (clique {part.clique_id})"
-        case Unready.FAULT:
-            return f"{where}: {part.reason}"
+            return f"outside the NVLink domain (clique {state.clique_id})"
         case Unready.MISSING:
-            return f"{where}: {several(part.gpus, 'GPU')} fewer than on most nodes"
-    if part.reason == Reach.ANSWERED:
-        return f"{where}: not determined"
-    state = "cannot be reached" if part.reason == Reach.UNREACHABLE else f"gave no answer ({part.reason})"
-    return f"{where} {state} ({several(part.gpus, 'GPU')} assumed)"
+            return f"{several(gpus, 'GPU')} fewer than on most nodes"
+        case Unready.UNKNOWN:
+            known = {Reach.ANSWERED.value: "not determined", Reach.UNREACHABLE.value: "cannot be reached"}
+            return known.get(state.reason, f"no answer ({state.reason})")
+    return state.reason
 
 
 _MARKS = {
@@ -185,18 +194,8 @@ def _state(gpu: FleetGpu) -> str:
 
 def _tray_words(answer: NodeAnswer) -> str:
     """Return what is wrong with the GPUs of a node; empty if all are ready."""
-    reasons = {Reach.ANSWERED.value: "not determined", Reach.UNREACHABLE.value: "cannot be reached"}
-    words = []
-    for label, number, state in answer.by_state:
-        text = state.reason
-        if state.kind is Unready.OUTSIDE:
-            text = f"outside the NVLink domain (clique {state.clique_id})"
-        elif state.kind is Unready.MISSING:
-            text = f"{several(number, 'GPU')} fewer than on most nodes"
-        elif state.kind is Unready.UNKNOWN:
-            text = reasons.get(text, f"no answer ({text})")
-        words += [": ".join(filter(None, (label, text)))] if text else []
-    return "; ".join(words)
+    wrong = ((label, _wrong(state, number)) for label, number, state in answer.by_state)
+    return "; ".join(": ".join(filter(None, (label, words))) for label, words in wrong if words)
 
 
 def _key(answers: Iterable[NodeAnswer]) -> str:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from egmctl.compat import assert_never
 from egmctl.facts.redact import redact
 from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.model.route import HOST_NAMES, Carrier, Egm, LinkKind, MemoryKind, Route
@@ -133,8 +132,6 @@ def route_words(route: Route) -> str:
             if route.staged:
                 return f"{printable(route.symbol)}, staged through host memory"
             return printable(route.symbol if route.memory is None else _to_host(route, HOST_NAMES[route.memory]))
-        case _:
-            assert_never(route.carrier)
 
 
 _POOLS: Mapping[MemoryKind | None, str] = {

@@ -179,11 +179,9 @@ def _hop(hop: Hop) -> str:
 
 def _unread(gpu: Gpu) -> Iterator[tuple[str, str]]:
     """Yield the names of a GPU's unread values, by reason."""
-    reasons: dict[str, list[str]] = {}
     records: list[tuple[str, Record | None]] = [("", gpu), ("nvml.", gpu.nvml), ("cuda.", gpu.cuda), ("pci.", gpu.pci)]
-    for prefix, record in records:
-        for name, unread in (record.unread if record else {}).items():
-            reasons.setdefault(unread.reason.value, []).append(f"{prefix}{name}")
+    gaps = ((prefix + name, gap) for prefix, record in records if record for name, gap in record.unread.items())
+    reasons = grouped((gap.reason.value, name) for name, gap in gaps)
     yield from (("unread", f"{reason}: {shortened(names, _FEW)}") for reason, names in reasons.items())
 
 
