@@ -19,6 +19,7 @@ from egmctl.cli.progress import Shown, probing, show_progress
 from egmctl.cli.saved import JournalOptions, end_journal, open_journal
 from egmctl.errors import ChildNotStarted, NothingToDo, UsageError
 from egmctl.report.kinds import BRINGUP, EVIDENCE, FLEET
+from egmctl.units import require_clustershell
 
 if TYPE_CHECKING:
     from egmctl.api.bench import Bench
@@ -53,14 +54,20 @@ def bringup(
     if launch is not None:
         if exit_style is ExitStyle.NAGIOS:
             raise UsageError("--exit-style nagios is for one node: leave it out under mpirun or srun")
-        from egmctl.cli.rack import bring_up
         from egmctl.mpi.world import MpiFailed
 
         try:
-            with job(launch) as world:
-                raise typer.Exit(bring_up(world, lambda: _bring_up_node(options, outputs)[1](), options, outputs))
-        except MpiFailed as error:
-            no_fabric = error.reason
+            require_clustershell("the fabric of an MPI job")
+        except UsageError as error:
+            no_fabric = str(error)
+        else:
+            from egmctl.cli.rack import bring_up
+
+            try:
+                with job(launch) as world:
+                    raise typer.Exit(bring_up(world, lambda: _bring_up_node(options, outputs)[1](), options, outputs))
+            except MpiFailed as error:
+                no_fabric = error.reason
         outputs = answers_alone(launch, outputs, f"the fabric is not measured: {no_fabric}")
     outputs.check()
     answer, redacted = _bring_up_node(options, outputs, machine, no_fabric)

@@ -36,7 +36,7 @@ from egmctl.model.record import Command
 from egmctl.mpi.world import RanksMissing, World
 from egmctl.report.exports.json import result_json
 from egmctl.saved import load_text
-from egmctl.units import require_clustershell, several
+from egmctl.units import several
 from egmctl.verdict.bringup import run_gaps
 
 SAMPLE, SAMPLED = 8, 1000
@@ -71,7 +71,6 @@ def bring_up(world: World, node: Callable[[], Bringup], options: NodeOptions, ou
 
     def host_name() -> str:
         outputs.check()
-        require_clustershell("bringup by an MPI job")
         machine = read_machine(None, ("host",), quiet=True, cuda=False)
         return (machine.host.hostname if machine.host else None) or world.host
 

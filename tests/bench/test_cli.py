@@ -181,7 +181,7 @@ def test_the_bytes_are_those_of_the_samples_and_of_the_proofs() -> None:
         (
             "gb200-tray",
             ("--full", "--size", "8G", "--samples", "1000", "--copies", "128"),
-            "this takes about 2391 days, more than 30; give a smaller --size or --samples, or fewer cases",
+            "this takes about 2392 days, more than 30; give a smaller --size or --samples, or fewer cases",
         ),
         ("gh200", ("--sweep", "colour"), "there are size, sms, footprint, load, streams"),
         ("gh200", ("--ranks", "8"), "--ranks works with --suite fabric only"),

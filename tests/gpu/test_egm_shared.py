@@ -36,7 +36,7 @@ def check(result: dict[str, Any], name: str) -> None:
     for m in of(result, name):
         assert m["status"] in ("ok", "unstable"), m
         assert m["verification"] == "gpu-every-sample"
-        assert m["bandwidth_gb_s"]["median"] == pytest.approx(m["in_process"], rel=0.05), (name, m["in_process"])
+        assert m["bandwidth_gb_s"]["median"] == pytest.approx(m["in_process"], rel=0.15), (name, m["in_process"])
 
 
 def test_one_gpu_imports_what_a_process_beside_it_exports(egmctl: RunEgmctl) -> None:

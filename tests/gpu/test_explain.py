@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Ended
+from tests.conftest import Ended, ended
 from tests.gpu.failing import CALLS
 from tests.gpu.node import started
 
@@ -42,3 +42,13 @@ def test_without_an_imex_channel_the_first_cause_is_the_channel() -> None:
     if list(Path("/dev/nvidia-caps-imex-channels").glob("channel*")):
         pytest.skip("this node has an IMEX channel")
     assert "no IMEX channel" in explained("cuMemCreate 800").err
+
+
+def test_a_failed_call_of_egmctl_carries_the_drivers_own_reason() -> None:
+    text = (
+        "from egmctl.driver import cuda; from tests.gpu import failing; cuda.initialise();"
+        'cuda.call("cuCtxSetCurrent", cuda.call("cuDevicePrimaryCtxRetain", cuda.call("cuDeviceGet", 0)));'
+        'cuda.call("cuMemCreate", 1000, failing.properties(), 0)'
+    )
+    done = ended([sys.executable, "-c", text])
+    assert "cuMemCreate failed: CUDA_ERROR_INVALID_VALUE (1: Requested size not aligned to minimum" in done.err

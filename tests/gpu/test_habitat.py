@@ -81,7 +81,7 @@ def test_a_program_that_fails_in_such_a_job_is_explained(srun: Srun) -> None:
 
 
 def test_each_of_two_tasks_answers_for_itself(srun: Srun) -> None:
-    done = srun("--ntasks=2 --gres=gpu:1", *EGMCTL, "topo", "--json", "--mpi", "off")
+    done = srun("--ntasks=2 --gres=gpu:1", *EGMCTL, "topo", "--json")
     assert (done.code, done.out.count('"egmctl.topo/')) == (0, 2)
 
 
@@ -123,7 +123,9 @@ def _devices() -> dict[str, Any]:
 def test_a_container_with_all_gpus_passes_and_measures(podman: Srun) -> None:
     assert failed(podman(f"--device={KIND}=all", "egmctl", "doctor", "--json")).isdisjoint({CGROUP, MISSING})
     done = podman(f"--device={KIND}=all", "egmctl", "bench", "--quick", "--json")
-    assert {each["status"] for each in json.loads(done.out)["result"]["measurements"]} <= {"ok", "unstable"}, done.err
+    statuses = {each["status"] for each in json.loads(done.out)["result"]["measurements"]}
+    # Podman's seccomp profile refuses the calls that place HOST_NUMA memory.
+    assert "ok" in statuses <= {"ok", "unstable", "waived"}, done.err
 
 
 def test_a_container_without_gpus_is_one_cause(podman: Srun) -> None:

@@ -16,6 +16,8 @@ from tests.gpu.test_mpi import egmctl_words, mpirun
 
 __all__ = ["imex_channel"]
 
+pytest.importorskip("ClusterShell")
+
 pytestmark = [pytest.mark.gpu, pytest.mark.needs_root, pytest.mark.needs("mpirun")]
 
 BRINGUP = egmctl_words("bringup", "--json")

@@ -53,4 +53,4 @@ def test_everything_but_c2c_is_known_of_a_busy_gpu(egmctl: RunEgmctl) -> None:
     (gpu,) = document["result"]["gpus"]
     assert gpu["busy_percent"] is not None
     assert 256 << 20 < gpu["memory_used_bytes"] < gpu["memory_total_bytes"]
-    assert [field for field in gpu["unread"] if field != "links.c2c"] == []
+    assert [field for field in gpu.get("unread", {}) if field != "links.c2c"] == []
