@@ -17,7 +17,7 @@ from typing import Any
 
 from egmctl import launch
 from egmctl.doctor.check import Scope
-from egmctl.doctor.situation import usable
+from egmctl.doctor.situation import NO_VERBS, usable
 from egmctl.driver.cuda import call, initialise
 from egmctl.driver.reading import normal_bus_id
 from egmctl.errors import ChildFailed, DriverCallError
@@ -28,6 +28,7 @@ from egmctl.gpu.handles import ImportedEvent, ImportedMemory, SharedEvent, Share
 from egmctl.gpu.memory import HostNumaMemory
 from egmctl.gpu.timing import Stream
 from egmctl.launch import Channel, close_all
+from egmctl.model.host import System
 from egmctl.model.machine import SECTION_VERSIONS, Machine, SectionStatus
 from egmctl.model.probes import Outcome, Probe, ProbeKind
 from egmctl.model.task import HandleKind
@@ -45,6 +46,7 @@ DEADLINE_S = 60.0
 
 OnProbe = Callable[[float, Probe], None]
 """A callback before each probe; the arguments are the completed fraction, from 0 to 1, and the probe."""
+_Plan = Callable[[Sequence[str]], list[Probe]]
 
 
 def probed(machine: Machine, scope: Scope, kinds: Iterable[ProbeKind], on_probe: OnProbe | None = None) -> Machine:
@@ -52,10 +54,15 @@ def probed(machine: Machine, scope: Scope, kinds: Iterable[ProbeKind], on_probe:
     started = time.monotonic()
     gpus = [gpu.bus_id for gpu in usable(machine, scope.gpus_of(machine))]
     nics = tuple(nic.name for nic in machine.nics or ()) or (None,)
+    verbs = (machine.system or System()).verbs or ()
+    # libibverbs waits 5 s for each device that it cannot open (open_cdev_robust, util/open_cdev.c of rdma-core).
+    closed = {device.nic for device in verbs if device.nic and device.node.access not in ("ok", None)}
     nodes, wanted = scope.numa_of(machine), frozenset(kinds)
-    results = tuple(
-        _results(gpus, lambda chosen: plan(chosen, nodes, wanted, nics), on_probe or (lambda _part, _probe: None))
-    )
+
+    def planned(chosen: Sequence[str]) -> list[Probe]:
+        return [replace(each, detail=NO_VERBS * (each.nic in closed)) for each in plan(chosen, nodes, wanted, nics)]
+
+    results = tuple(_results(gpus, planned, on_probe or (lambda _part, _probe: None)))
     status = SectionStatus(version=SECTION_VERSIONS["probes"], duration_ms=round(1e3 * (time.monotonic() - started), 3))
     return replace(machine, probes=results, sections={**machine.sections, "probes": status})
 
@@ -96,9 +103,7 @@ def _blank(kind: ProbeKind, gpus: tuple[str, ...], node: int | None = None, nic:
     return Probe(kind=kind, gpus=gpus, numa_node=node, nic=nic, outcome=Outcome.NOT_RUN)
 
 
-def _results(
-    gpus: Sequence[str], planned: Callable[[Sequence[str]], list[Probe]], on_probe: OnProbe
-) -> Iterator[Probe]:
+def _results(gpus: Sequence[str], planned: _Plan, on_probe: OnProbe) -> Iterator[Probe]:
     deadline = time.monotonic() + DEADLINE_S
     probes = planned(gpus)
     if not probes:
@@ -127,7 +132,9 @@ def _results(
                 for gpu in visible:
                     if gpu in processes:
                         processes[gpu].open_context(gpu)
-            if hidden := [gpu for gpu in probe.gpus if gpu not in visible]:
+            if probe.detail:
+                yield probe
+            elif hidden := [gpu for gpu in probe.gpus if gpu not in visible]:
                 yield replace(probe, detail=f"CUDA does not show {' and '.join(hidden)} to this process")
             elif time.monotonic() > deadline:
                 yield replace(probe, detail=f"the probes before took all of {DEADLINE_S:g} s")

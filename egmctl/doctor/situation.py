@@ -25,6 +25,7 @@ _NVLINK_5, _BLACKWELL = 7, 10
 NOT_EGM = "not an EGM platform: no GPU has NVLink-C2C"
 NO_GPU = "no required GPU can be used from here; the dev.* checks say why"
 NOT_COHERENT = "no GPU has NVLink-C2C"
+NO_VERBS = "this process may not use the NIC's verbs device"
 NO_NVIDIA_GPU = "there is no NVIDIA GPU"
 NO_DOMAIN = "the GPUs are in no multi-node NVLink domain"
 NO_COHERENT_GPU = "none of these GPUs has NVLink-C2C, though others of this node have"

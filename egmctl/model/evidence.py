@@ -17,7 +17,7 @@ class State(StrEnum):
     """Whether a node settles a question."""
 
     SETTLED = "settled"
-    """At least one observation confirms the claim or states the value, and none contradicts it."""
+    """At least one observation confirms the claim or states the value, and none contradicts it; each check passes."""
     CONTRADICTED = "contradicted"
     NOT_SETTLED = "not-settled"
 
@@ -69,7 +69,7 @@ class EvidenceReport:
 
     @property
     def exit_code(self) -> ExitCode:
-        """3 if nothing is settled; a contradicted claim is an answer, no fault of the node."""
+        """3 if nothing is settled; a contradicted claim is an answer."""
         if self.run is not None and self.run.exit_code in (ExitCode.INTERRUPTED, ExitCode.CRASHED):
             return self.run.exit_code
         unsettled = all(answer.state is State.NOT_SETTLED for answer in self.answers)

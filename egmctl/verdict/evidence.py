@@ -81,7 +81,7 @@ def _answer(name: str, question: Question, diagnosis: Diagnosis, run: RunReport 
         for (agrees, value), locations in groups.items()
     ] or [Observation(agrees=None, value="nothing here shows it")]
     observations.sort(key=lambda each: list(_STATES).index(each.agrees))
-    state = _STATES[observations[0].agrees]
+    state = _STATES[observations[0].agrees and (_all_pass(question, diagnosis) or None)]
     return Answer(question=name, claim=question.claim, state=state, observations=tuple(observations))
 
 
@@ -91,6 +91,12 @@ def _by_checks(question: Question, diagnosis: Diagnosis) -> _Observed:
         if finding.check in question.checks:
             shown = "; ".join(f"{each.source}: {each.value}" for each in finding.evidence[:1])
             yield agrees.get(finding.status), f"{finding.summary} ({shown or finding.check})", finding.place.label
+
+
+def _all_pass(question: Question, diagnosis: Diagnosis) -> bool:
+    """Return whether each check of a question, if it has any, passes somewhere and is unknown nowhere."""
+    by_status = grouped((each.status, each.check) for each in diagnosis.findings)
+    return {*question.checks} <= {*by_status.get(Status.PASS, ())} - {*by_status.get(Status.UNKNOWN, ())}
 
 
 def _by_run(question: Question, run: RunReport) -> _Observed:
@@ -139,7 +145,7 @@ def _counters(_question: Question, _run: RunReport, measured: _Measured) -> _Obs
 def _units(_question: Question, _run: RunReport, measured: _Measured) -> _Observed:
     for cost in (cost for each in measured.values() for cost in each.costs if cost.memory == MemoryKind.HOST_NUMA):
         sizes = cost.granularity_bytes or 0, cost.recommended_granularity_bytes or 0
-        yield True, "at least {}, recommended {}".format(*map(format_size, sizes)), cost.label
+        yield all(sizes) or None, "at least {}, recommended {}".format(*map(format_size, sizes)), cost.label
 
 
 def _pages(_question: Question, _run: RunReport, measured: _Measured) -> _Observed:

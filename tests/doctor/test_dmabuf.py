@@ -10,7 +10,9 @@ from egmctl.doctor import probes
 from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.checks.active import CHECKS
 from egmctl.doctor.runner import diagnose
+from egmctl.doctor.situation import NO_VERBS
 from egmctl.model.finding import Finding, Guard, Status
+from egmctl.model.host import DeviceNode, System, VerbsNode
 from egmctl.model.machine import Machine
 from egmctl.model.probes import ProbeKind
 from tests.doctor.machines import of_two_gpus, shipped
@@ -90,9 +92,21 @@ def test_a_nic_that_libibverbs_does_not_list_is_a_fault_only_where_rdma_is_requi
 
 
 def test_memory_that_cuda_does_not_export_is_no_fault(node: FakeNode) -> None:
-    for error in (801, 1):
+    for error, status in ((801, Status.SKIP), (1, Status.SKIP), (999, Status.FAIL)):
         found = findings(tried(node, f"cuMemGetHandleForAddressRange=error:{error}"), REQUIRED)
-        assert {finding.status for finding in found} == {Status.SKIP}
+        assert {finding.status for finding in found} == {status}
+
+
+def test_a_nic_whose_verbs_device_is_denied_is_not_tried_for_libibverbs_would_wait_5_s(
+    node: FakeNode, fake_node: MakeFakeNode
+) -> None:
+    denied = VerbsNode(nic=NICS[0], node=DeviceNode(path="/dev/infiniband/uverbs0", exists=True, access="EPERM"))
+    machine = replace(node.machine, system=replace(node.machine.system or System(), verbs=(denied,)))
+    node = fake_node(machine, libraries=(CUDA, NVML, VERBS))
+    found = {finding.place.label: (finding.status, finding.summary) for finding in findings(tried(node))}
+    assert found[NICS[0]] == (Status.SKIP, NO_VERBS)
+    assert found[NICS[1]][0] is Status.PASS
+    assert len(node.calls("ibv_open_device")) == 2 * 3
 
 
 def test_without_a_nic_memory_is_exported(node: FakeNode, fake_node: MakeFakeNode) -> None:

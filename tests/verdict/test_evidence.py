@@ -18,8 +18,9 @@ from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.errors import ExitCode
 from egmctl.model.evidence import EvidenceReport, State
+from egmctl.model.finding import Status
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Measurement, Placement, RunReport
+from egmctl.model.measurement import BufferCost, Measurement, Placement, RunReport
 from egmctl.report.kinds import Format, render
 from egmctl.verdict.evidence import cases, evidence, questions
 from egmctl.verdict.judge import judge
@@ -98,7 +99,7 @@ def test_a_healthy_tray_settles_the_claims_and_the_first_line_counts_them() -> N
         "granularity",
         "location",
     }
-    assert "\n13 of 16 questions are settled: not settled: nvlink-counters," in str(render(report, Format.TEXT))
+    assert "\n12 of 15 questions are settled: not settled: nvlink-counters," in str(render(report, Format.TEXT))
 
 
 def test_an_owner_that_is_another_gpu_contradicts_the_claim_and_is_named_first() -> None:
@@ -129,6 +130,21 @@ def test_a_rate_above_its_link_contradicts_it() -> None:
         for each in made.measurements
     )
     assert states(settled(replace(made, measurements=faster)))["rates"] is State.CONTRADICTED
+
+
+@pytest.mark.parametrize("status", [Status.UNKNOWN, Status.SKIP])
+def test_a_question_of_several_checks_is_open_while_one_of_them_is(status: Status) -> None:
+    diagnosis = diagnose(healthy(), EVERYTHING, CHECKS)
+    changed = [replace(each, status=status) if each.check == "imex.domain" else each for each in diagnosis.findings]
+    report = evidence(replace(diagnosis, findings=tuple(changed)), None)
+    assert (states(settled(None))["imex"], states(report)["imex"]) == (State.SETTLED, State.NOT_SETTLED)
+
+
+def test_a_granularity_that_is_not_known_settles_nothing() -> None:
+    for size, state in ((2 << 20, State.SETTLED), (None, State.NOT_SETTLED)):
+        cost = BufferCost(memory="host-numa", label="NUMA0", size_bytes=4 << 20, allocate_ms=1.0)
+        cost = replace(cost, granularity_bytes=size, recommended_granularity_bytes=size)
+        assert states(settled(measured(costs=(cost,))))["granularity"] is state
 
 
 def test_without_a_coherent_gpu_or_a_bench_each_question_says_why_it_is_open() -> None:

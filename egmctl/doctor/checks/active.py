@@ -9,7 +9,7 @@ from functools import partial
 
 from egmctl.doctor.check import Check, Scope
 from egmctl.doctor.findings import failed, passed, skipped, unknown, warned
-from egmctl.doctor.situation import coherent_gpus, group_by, in_domain, numbers
+from egmctl.doctor.situation import NO_VERBS, coherent_gpus, group_by, in_domain, numbers
 from egmctl.driver.signatures import cause_of, cause_of_crash
 from egmctl.model.explanation import KnownCause
 from egmctl.model.finding import (
@@ -32,12 +32,13 @@ from egmctl.model.probes import Outcome, Probe, ProbeKind
 from egmctl.units import parse_kernel_list
 
 NOT_ASKED = "only with --active"
-NO_VERBS = "this process may not use the NIC's verbs device"
 NOT_PERMITTED, NOT_SUPPORTED, PEER_UNSUPPORTED = 800, 801, 217
 """CUDA_ERROR_NOT_PERMITTED, _NOT_SUPPORTED, _PEER_ACCESS_UNSUPPORTED (cuda.h)."""
 _SAFE_HOST_NUMA_DRIVER = (595,)
 """The first driver that does not crash on NUMA nodes without CPUs or memory
 (https://github.com/NVIDIA/nccl/issues/2106)."""
+_NOT_EXPORTED = [("cuMemGetHandleForAddressRange", number) for number in (1, NOT_SUPPORTED)]
+"""The errors that cuda.h names for it: CUDA_ERROR_INVALID_VALUE and _NOT_SUPPORTED."""
 _MAKING = ("cuMemCreate", "cuMemPoolCreate", "cuMemGetAllocationGranularity", "cuIpcGetMemHandle")
 
 SILENT = Remedy(
@@ -91,9 +92,8 @@ def _judge(kind: ProbeKind, subject: str, machine: Machine, scope: Scope) -> Ite
 
 def _is_whole(probe: Probe) -> bool:
     """Return whether a probe names its ends, which a recorded document may lack."""
-    if probe.kind is ProbeKind.HOST_NUMA:
-        return len(probe.gpus) == 1 and probe.numa_node is not None
-    return len(probe.gpus) == (1 if probe.kind is ProbeKind.DMA_BUF else 2)
+    ends = 1 if probe.kind in (ProbeKind.HOST_NUMA, ProbeKind.DMA_BUF) else 2
+    return len(probe.gpus) == ends and (probe.kind is not ProbeKind.HOST_NUMA or probe.numa_node is not None)
 
 
 def _group_key(probe: Probe) -> tuple[object, ...]:
@@ -145,7 +145,7 @@ def _missing_feature(machine: Machine, scope: Scope, probe: Probe) -> str:
     number = probe.error_number
     if number == PEER_UNSUPPORTED:
         return "the driver allows these GPUs no peer access; see p2p.status"
-    if (number == NOT_SUPPORTED and probe.call in _MAKING) or probe.call == "cuMemGetHandleForAddressRange":
+    if (number == NOT_SUPPORTED and probe.call in _MAKING) or (probe.call, number) in _NOT_EXPORTED:
         return "the driver does not support it here"
     if probe.nic and number == errno.ENODEV and not scope.names_purpose(Guard.RDMA):
         return "libibverbs lists no such NIC; --for rdma makes that a fault"
@@ -173,9 +173,8 @@ def _cause_of_error(machine: Machine, probe: Probe) -> KnownCause | None:
     if probe.numa_node is not None and probe.call in ("cuMemCreate", "cuMemPoolCreate"):
         allowed = (machine.host or Host()).allowed_numa_nodes
         if allowed is not None and probe.numa_node not in parse_kernel_list(allowed):
-            return KnownCause(
-                f"the cpuset of this process allows the memory of NUMA {allowed} only", "See numa.cpuset-mems."
-            )
+            cause = f"the cpuset of this process allows the memory of NUMA {allowed} only"
+            return KnownCause(cause, "See numa.cpuset-mems.")
         answers = (machine.confinement or Confinement()).system_calls or {}
         if any(answers.get(name) not in ("ok", None) for name in ("get_mempolicy", "mbind")):
             return KnownCause(
@@ -208,8 +207,7 @@ _PTRACE = KnownCause(
 def _pcie_note(machine: Machine, probes: Sequence[Probe]) -> str:
     """Return a note on the GPUs that accessed host memory over PCIe, if any."""
     gpus = _known(machine, [bus_id for probe in probes for bus_id in probe.gpus])
-    with_c2c = coherent_gpus(machine, gpus)
-    pcie_gpus = [gpu for gpu in gpus if gpu not in with_c2c]
+    pcie_gpus = [gpu for gpu in gpus if gpu not in coherent_gpus(machine, gpus)]
     return f"{on_gpus(pcie_gpus).label}: over PCIe, not EGM, without NVLink-C2C" if pcie_gpus else ""
 
 
@@ -252,13 +250,8 @@ def _place(machine: Machine, probes: Sequence[Probe], all_probes: Sequence[Probe
     return on_pairs(ordered) if ordered else NODE
 
 
-_SECTIONS = {ProbeKind.HOST_NUMA: ("gpus", "host"), ProbeKind.DMA_BUF: ("gpus", "host", "nics")}
+_SECTIONS = {ProbeKind.HOST_NUMA: ("gpus", "host"), ProbeKind.DMA_BUF: ("gpus", "host", "nics", "system")}
 CHECKS = tuple(
-    Check(
-        check_id,
-        partial(_judge, kind, subject),
-        guards=guards,
-        sections=_SECTIONS.get(kind, ("gpus",)),
-    )
+    Check(check_id, partial(_judge, kind, subject), guards=guards, sections=_SECTIONS.get(kind, ("gpus",)))
     for check_id, (kind, subject, guards) in _TRIALS.items()
 )
