@@ -56,7 +56,8 @@ def test_on_a_healthy_machine_no_cause_holds_and_only_deciding_checks_exclude_on
     explanation = explained(healthy(), entry.call, entry.number, library=entry.library)
     decides = {cause.cause: cause.decides for cause in entry.causes}
     for cause, state in states(explanation).items():
-        assert state is (CauseState.EXCLUDED if decides[cause] else CauseState.UNKNOWN)
+        open_states = (CauseState.UNKNOWN, CauseState.LIKELY)
+        assert state in ((CauseState.EXCLUDED,) if decides[cause] else open_states)
 
 
 def test_a_check_that_does_not_apply_excludes_nothing() -> None:
@@ -185,6 +186,17 @@ def test_the_answer_begins_with_the_cause_that_holds_and_its_next_step() -> None
     )
     assert shown.index("HERE there is no IMEX") < shown.index("NOT HERE the GPUs are in no NVLink fabric")
     assert shown.count("with nvidia-modprobe (or") == 1, "the remedy is said once"
+
+
+def test_the_next_step_for_a_cause_that_its_checks_cannot_see_is_its_own_remedy() -> None:
+    likely = as_text(explain("cuMemCreate", 800, shipped("gb200-nvl72")))
+    assert likely.index("Next: Make one (nvidia-modprobe -c 0)") < likely.index("no data imex.module, imex.channel")
+    failure = Failure(
+        library=Library.CUDA, call="cuDeviceGet", number=101, log="Parameter ordinal must be between 0 and 3"
+    )
+    stated = as_text(judged(ErrorLog(failures=(failure,)), replace(shipped("gb200-nvl72"), process=None)))
+    assert "Next: Use a number below the count" in stated
+    assert "found" not in stated
 
 
 def test_a_model_says_so_and_an_open_answer_says_what_to_look_at() -> None:
