@@ -117,7 +117,7 @@ def _judged(failure: Failure, cause: KnownCause, findings: Sequence[Finding]) ->
     state = CauseState.EXCLUDED if passes and cause.decides else CauseState.UNKNOWN
     if wrong or _stated(failure, cause):
         state = CauseState.HOLDS
-    return replace(cause, state=state, findings=tuple(wrong or unsure))
+    return replace(cause, state=state, findings=tuple(wrong if state is CauseState.HOLDS else unsure))
 
 
 def _stated(failure: Failure, cause: KnownCause) -> bool:

@@ -188,6 +188,17 @@ def test_the_answer_begins_with_the_cause_that_holds_and_its_next_step() -> None
     assert shown.count("with nvidia-modprobe (or") == 1, "the remedy is said once"
 
 
+def test_the_next_step_for_a_cause_that_its_checks_cannot_see_is_its_own_remedy() -> None:
+    likely = as_text(explain("cuMemCreate", 800, shipped("gb200-nvl72")))
+    assert likely.index("Next: Make one (nvidia-modprobe -c 0)") < likely.index("no data imex.module, imex.channel")
+    failure = Failure(
+        library=Library.CUDA, call="cuDeviceGet", number=101, log="Parameter ordinal must be between 0 and 3"
+    )
+    stated = as_text(judged(ErrorLog(failures=(failure,)), replace(shipped("gb200-nvl72"), process=None)))
+    assert "Next: Use a number below the count" in stated
+    assert "found" not in stated
+
+
 def test_a_model_says_so_and_an_open_answer_says_what_to_look_at() -> None:
     shown = as_text(explain("cudaDeviceEnablePeerAccess", 217, shipped("gb200-nvl72")))
     assert shown.startswith("MODEL of gb200-nvl72")

@@ -161,10 +161,8 @@ def egm_line(report: RunReport) -> str | None:
     if report.verdict is None or (egm := report.verdict.egm) is None:
         return None
     local = f"local {egm.local_gb_s:.1f} GB/s"
-    pinned, plain, far = (
-        "not measured" if ratio is None else f"{ratio:.2f}"
-        for ratio in (egm.of_pinned, egm.of_system, egm.remote_of_local)
-    )
+    ratios = egm.of_pinned, egm.of_system, egm.remote_of_local
+    pinned, plain, far = ("not measured" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
     return f"EGM by copy engines: {local}; ratio to pinned {pinned}, to plain memory {plain}; remote to local {far}."
 
 

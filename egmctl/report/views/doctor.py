@@ -257,7 +257,7 @@ def _explain_verdict(result: Explanations) -> doc.Verdict:
     if result.nothing is not None:
         return doc.Verdict("NOT KNOWN", Tone.UNKNOWN, result.nothing, _RUN)
     if here:
-        step = advice(here[0].findings[0]) if here[0].findings else here[0].remedy.removesuffix(".")
+        step = next((advice(each) for each in here[0].findings if each.remedy), here[0].remedy.removesuffix("."))
         return doc.Verdict("LIKELY CAUSE", Tone.BAD, "; ".join(cause.cause for cause in here), step)
     known = len(_causes(result, *CauseState))
     if known == len(possible) == 1 and result.lines is not None:

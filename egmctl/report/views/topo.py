@@ -268,7 +268,8 @@ def _sentences(topology: Topology) -> Iterator[str]:
     if blocked and NoteKind.HIDDEN not in notes:
         yield f"{blocked} of {len(topology.routes)} routes to host memory are blocked: see the notes."
     if not notes.intersection(_TONES):
-        yield "No link is degraded, no GPU hidden."
+        known = "known " * any(link.kind is LinkClass.UNKNOWN for link in topology.links)
+        yield f"No {known}link is degraded, no GPU hidden."
 
 
 def _between_gpus(topology: Topology) -> Iterator[str]:
