@@ -80,9 +80,9 @@ def test_a_program_that_fails_in_such_a_job_is_explained(srun: Srun) -> None:
     assert "Ask Slurm for GPUs (--gres=gpu:N" in " ".join(done.err.split())
 
 
-def test_each_of_two_tasks_answers_for_itself(srun: Srun) -> None:
+def test_of_two_tasks_the_first_answers_for_the_node(srun: Srun) -> None:
     done = srun("--ntasks=2 --gres=gpu:1", *EGMCTL, "topo", "--json")
-    assert (done.code, done.out.count('"egmctl.topo/')) == (0, 2)
+    assert (done.code, done.out.count('"egmctl.topo/')) == (0, 1)
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +123,10 @@ def _devices() -> dict[str, Any]:
 def test_a_container_with_all_gpus_passes_and_measures(podman: Srun) -> None:
     assert failed(podman(f"--device={KIND}=all", "egmctl", "doctor", "--json")).isdisjoint({CGROUP, MISSING})
     done = podman(f"--device={KIND}=all", "egmctl", "bench", "--quick", "--json")
-    statuses = {each["status"] for each in json.loads(done.out)["result"]["measurements"]}
+    measurements = json.loads(done.out)["result"]["measurements"]
+    statuses = {each["status"] for each in measurements}
     # Podman's seccomp profile refuses the calls that place HOST_NUMA memory.
-    assert "ok" in statuses <= {"ok", "unstable", "waived"}, done.err
+    assert "ok" in statuses <= {"ok", "unstable", "waived"}, [each["reason"] for each in measurements]
 
 
 def test_a_container_without_gpus_is_one_cause(podman: Srun) -> None:
