@@ -305,7 +305,8 @@ def _states(
         if grade is Grade.FAIL:
             failed = True
             yield gpus, FleetGpu(kind=Unready.FAULT, reason=reason)
-    unclear = bool(answer.exit_code) and not failed
+    # A failure sets the exit code, whatever else is unknown.
+    unclear = bool(answer.exit_code) and (not failed or (isinstance(result, Diagnosis) and result.mostly_unknown))
     rest = [bus_id for bus_id, own in domains.items() if unclear or (homes is not None and own == UNKNOWN)]
     yield rest, FleetGpu(kind=Unready.UNKNOWN, reason=answer.reach.value)
     for cause in causes:

@@ -124,6 +124,8 @@ def test_a_container_with_all_gpus_passes_and_measures(podman: Srun) -> None:
     assert failed(podman(f"--device={KIND}=all", "egmctl", "doctor", "--json")).isdisjoint({CGROUP, MISSING})
     done = podman(f"--device={KIND}=all", "egmctl", "bench", "--quick", "--json")
     measurements = json.loads(done.out)["result"]["measurements"]
+    if any("NVRTC is not installed" in each["reason"] for each in measurements):
+        pytest.skip("this machine's NVRTC is not in the container, nor are compiled kernels")
     statuses = {each["status"] for each in measurements}
     # Podman's seccomp profile refuses the calls that place HOST_NUMA memory.
     assert "ok" in statuses <= {"ok", "unstable", "waived"}, [each["reason"] for each in measurements]
