@@ -90,7 +90,7 @@ def _known(failure: Failure) -> tuple[tuple[KnownCause, ...], tuple[str, ...]]:
 def _explained(failure: Failure, findings: Sequence[Finding]) -> Explanation:
     causes, sources = _known(failure)
     judged = [_judged(failure, cause, findings) for cause in causes]
-    # Of some causes the driver's log has words, so that they are less likely where it has none.
+    # The driver's log states some causes in words; without words, those are less likely.
     left = [cause for cause in judged if cause.state is CauseState.UNKNOWN and not (cause.log and failure.log == "")]
     if len(judged) > len(left) == 1 and all(cause.state is not CauseState.HOLDS for cause in judged):
         judged[judged.index(left[0])] = replace(left[0], state=CauseState.LIKELY)

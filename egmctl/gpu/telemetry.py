@@ -290,8 +290,10 @@ class TrafficWatch(Telemetry):
                 return Unreadable(Reason.TIMED_OUT, _LATE)
         ways = [counted(rises, kind) for rises in (after.since(before).sent_bytes, after.since(before).received_bytes)]
         known = [rise / (ended - begun) for rise in ways if rise is not None]
-        if len(known) == len(ways) or COUNTERS[kind].keys() & after.sent_bytes & after.received_bytes.keys():
-            return known if len(known) == len(ways) else Unreadable(Reason.FAILED, _NO_RISE)
+        if len(known) == len(ways):
+            return known
+        if COUNTERS[kind].keys() & after.sent_bytes & after.received_bytes.keys():
+            return Unreadable(Reason.FAILED, _NO_RISE)
         scope = _ALL_LINKS if kind == LinkKind.NVLINK else 0
         answers = field_values(self._handle(bus_id), [(number, scope) for number in COUNTERS[kind][kind][:2]]).values()
         refusals = (answer for answer in answers if isinstance(answer, Unreadable))

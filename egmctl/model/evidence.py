@@ -27,7 +27,7 @@ class Observation:
     """One thing that the node showed."""
 
     agrees: bool | None
-    """Whether it agrees with the claim, or is the value that was asked for; ``None``: it decides nothing."""
+    """Whether it agrees with the claim, or is the requested value; ``None``: it decides nothing."""
     value: Sentence
     locations: tuple[Plain, ...] = ()
     """The paths of the bench, GPUs or NUMA nodes; empty if it is about the node."""
