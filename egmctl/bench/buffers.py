@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from egmctl.bench.case import End
-from egmctl.bench.engine import ENGINES
+from egmctl.bench.engine import ENGINES, moved_bytes
 from egmctl.model.route import MemoryKind
 from egmctl.model.task import Endpoint, Flow, Pattern, Quantity, Task
 from egmctl.units import round_up
@@ -106,7 +106,7 @@ def assign(tasks: Sequence[Task]) -> tuple[tuple[FlowBuffers, ...], ...]:
         index = 0 if shared else taken[end, role]
         taken[end, role] += 1
         rotates = task.quantity is Quantity.BANDWIDTH and not ENGINES[task.engine].writes_source
-        size_bytes = span_bytes(task.size_bytes, task.rotated_bytes) if rotates else task.size_bytes
+        size_bytes = span_bytes(task.size_bytes, task.rotated_bytes) if rotates else moved_bytes(task)
         return Buffer(end=end, role=role, index=index, size_bytes=size_bytes)
 
     def of_flow(task: Task, flow: Flow) -> FlowBuffers:

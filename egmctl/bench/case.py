@@ -176,6 +176,8 @@ def _description(case: Case) -> str:
     elif case.engine is Engine.CPU:
         verb = "read" if case.destination is MemoryKind.REGISTERS else "written"
         text = f"{moved}, {verb} by CPU threads of each NUMA node: a lower bound"
+    elif case.engine is Engine.CPU_TRIAD:
+        text = f"STREAM's triad in {moved} by all CPUs of its NUMA node"
     elif case.engine in (Engine.EVENT, Engine.SOCKET):
         text = _BY[case.engine]
     elif case.quantity is Quantity.LATENCY and case.engine in UCX_ENGINES:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from egmctl.bench.case import End
-from egmctl.model.task import Engine
+from egmctl.model.task import Engine, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +34,10 @@ class EngineSpec:
     """Whether its latency is that of a round trip, not of a load."""
     writes_source: bool = False
     """Whether it writes its own words into the memory that it then reads. Its source is not shared and has one slot."""
+    arrays: int = 1
+    """The number of arrays of ``size_bytes`` in a flow's buffer; each pass moves all of them."""
+    least_copies: int = 1
+    """The minimum number of passes per sample."""
     timed_by_host: bool = False
     """Whether the host takes part in the timed work, so that the choice of CPUs affects the result."""
 
@@ -67,6 +71,15 @@ ENGINES: Mapping[Engine, EngineSpec] = {
         writes_source=True,
         timed_by_host=True,
     ),
+    # Eight passes: threads of 72 CPUs start up to a millisecond apart.
+    Engine.CPU_TRIAD: EngineSpec(
+        caption="STREAM triad by CPU threads,",
+        counted="each byte of three arrays, read or written once",
+        writes_source=True,
+        arrays=3,
+        least_copies=8,
+        timed_by_host=True,
+    ),
     Engine.CPU_CHASE: EngineSpec(caption="pointer chase by a CPU", writes_source=True, timed_by_host=True),
     Engine.CHASE: EngineSpec(caption="pointer chase", needs_kernels=True),
     Engine.CHASE_BULK: EngineSpec(caption="pointer chase by TMA", needs_kernels=True, needs_capability=(9, 0)),
@@ -80,3 +93,8 @@ ENGINES: Mapping[Engine, EngineSpec] = {
     Engine.UCX_GET: EngineSpec(caption="UCX get", counted=_COPIED, timed_by_host=True),
     Engine.LIFE_CYCLE: EngineSpec(caption="life cycle", timed_by_host=True),
 }
+
+
+def moved_bytes(task: Task) -> int:
+    """Return the bytes that each flow moves in one pass."""
+    return ENGINES[task.engine].arrays * task.size_bytes

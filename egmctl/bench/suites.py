@@ -84,7 +84,7 @@ SUITES: Mapping[str, Suite] = {
             *("host_numa_read_*", "host_numa_write_*"),
             *("host_numa_pool_to_device_memcpy_ce", "device_to_host_numa_pool_memcpy_ce"),
             *("host_to_device_memcpy_ce", "device_to_host_memcpy_ce"),
-            *("host_read_cpu", "host_write_cpu"),
+            *("host_read_cpu", "host_write_cpu", "host_triad_cpu"),
             *("registered_to_device_memcpy_ce", "device_to_registered_memcpy_ce"),
             *("system_to_device_memcpy_??", "device_to_system_memcpy_??"),
             *("device_to_device_memcpy_*_[cs]?", "device_to_device_bidirectional_memcpy_write_??"),

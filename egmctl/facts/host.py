@@ -254,13 +254,19 @@ class NoCpus(Exception):
     """There is no CPU of a NUMA node on which this process may run, or the list of CPUs cannot be read."""
 
 
-def cpus_of(node: int) -> tuple[int, ...]:
+def cpus_of(node: int, *, whole: bool = False) -> tuple[int, ...]:
     """Return the CPUs of a NUMA node to use: at most :data:`THREADS_LIMIT`, spread evenly over the allowed ones.
+
+    Parameters
+    ----------
+    whole
+        Whether they are to fill the node's memory: all allowed ones. Of a Grace's 72, 32 fill it (348 GB/s with 32
+        threads and 330 with 72, https://dnhkng.github.io/posts/gh200-benchmarking/).
 
     Raises
     ------
     NoCpus
-        No CPU is allowed, or the list of CPUs cannot be read.
+        No CPU is allowed, or too few to fill the memory, or the list of CPUs cannot be read.
     """
     try:
         cpus = set(parse_kernel_list(Root.from_environment().kernel_list(f"{NODES}/node{node}/cpulist")))
@@ -269,7 +275,10 @@ def cpus_of(node: int) -> tuple[int, ...]:
     allowed = sorted(cpus & os.sched_getaffinity(0))
     if not allowed:
         raise NoCpus(f"this process may run on none of the CPUs of NUMA node {node}")
-    return tuple(allowed[:: -(-len(allowed) // THREADS_LIMIT)])
+    if whole and len(allowed) < min(len(cpus), THREADS_LIMIT):
+        text = f"this process may run on {len(allowed)} of the {len(cpus)} CPUs of NUMA node {node}"
+        raise NoCpus(f"{text}: too few to fill its memory")
+    return tuple(allowed[:: 1 if whole else -(-len(allowed) // THREADS_LIMIT)])
 
 
 SMAPS_LINES = 2_000_000

@@ -1,4 +1,4 @@
-"""CPU threads: bound to a NUMA node they make and touch pages; bound to a CPU they read, write, or follow a chain."""
+"""CPU threads. Bound to a NUMA node they make and touch pages; bound to a CPU they read, write or follow a chain."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import platform
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from egmctl.driver import breadcrumb
 from egmctl.driver.reading import NUMBERS
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from egmctl.gpu.memory import Memory
 
 T = TypeVar("T")
+W = TypeVar("W", bound="np.generic")
 
 TOUCH_THREADS = 8
 """The number of threads for the first write to memory. The kernel zeroes pages at a few GB/s per thread."""
@@ -143,6 +144,10 @@ def _call(name: str, *arguments: object) -> str | None:
 
 
 WORD_BYTES = 8
+LINE_WORDS = 8
+"""The number of words that threads divide arrays by: a cache line."""
+_START_S = 0.005
+"""The time from when all threads are ready to when they start. A barrier wakes them one after the other."""
 _MASK = (1 << 64) - 1
 
 
@@ -172,7 +177,7 @@ class CpuThreads:
             for _ in range(passes):
                 sums[place] = int(part.sum())
 
-        return self._together(words, work), sum(sums) & _MASK
+        return self.together(words, work), sum(sums) & _MASK
 
     def write(self, words: NDArray[np.uint64], passes: int, word: int) -> float:
         """Write ``word`` to all words ``passes`` times and return the elapsed milliseconds."""
@@ -181,31 +186,37 @@ class CpuThreads:
             for _ in range(passes):
                 part.fill(word)
 
-        return self._together(words, work)
+        return self.together(words, work)
 
-    def _together(self, words: NDArray[np.uint64], work: Callable[[int, NDArray[np.uint64]], None]) -> float:
-        """Run ``work`` on each thread's part of the words; return the elapsed milliseconds without thread start."""
-        bounds = [len(words) * place // len(self._cpus) for place in range(len(self._cpus) + 1)]
-        ready = threading.Barrier(len(self._cpus) + 1)
+    def together(self, words: NDArray[W], work: Callable[[int, NDArray[W]], None]) -> float:
+        """Run ``work`` on each thread's part of the first axis; return the milliseconds until the last one has ended.
+
+        The threads start at a time that they agree on.
+        """
+        count = len(self._cpus)
+        bounds = [len(words) * place // count for place in range(count + 1)]
+        start_s, ends_s = [0.0], [0.0] * count
+
+        def agree() -> None:
+            start_s[0] = time.perf_counter() + _START_S
+
+        ready = threading.Barrier(count, agree)
 
         def body(place: int) -> None:
             # 0 is the calling thread (sched_setaffinity(2)).
             os.sched_setaffinity(0, {self._cpus[place]})
             part = words[bounds[place] : bounds[place + 1]]
             ready.wait()
+            time.sleep(max(0, start_s[0] - time.perf_counter()))
             work(place, part)
-            ready.wait()
+            ends_s[place] = time.perf_counter()
 
-        threads = [threading.Thread(target=body, args=(place,), daemon=True) for place in range(len(self._cpus))]
+        threads = [threading.Thread(target=body, args=(place,), daemon=True) for place in range(count)]
         for thread in threads:
             thread.start()
-        ready.wait()
-        started = time.perf_counter()
-        ready.wait()
-        elapsed_ms = ms_since(started)
         for thread in threads:
             thread.join()
-        return elapsed_ms
+        return (max(ends_s) - start_s[0]) * 1e3
 
 
 def words_of(memory: Memory, size_bytes: int | None = None) -> NDArray[np.uint64]:
@@ -216,7 +227,7 @@ def words_of(memory: Memory, size_bytes: int | None = None) -> NDArray[np.uint64
     return np.ctypeslib.as_array((ctypes.c_uint64 * count).from_address(memory.address))
 
 
-CODE = {
+CHASE = {
     # loop: mov rdi, [rdx + rdi]; and rdi, rcx; dec rsi; jnz loop; mov rax, rdi; ret
     "x86_64": bytes.fromhex("488b3c3a 4821cf 48ffce 75f4 4889f8 c3"),
     # loop: ldr x0, [x2, x0]; and x0, x0, x3; subs x1, x1, #1; b.ne loop; ret
@@ -225,6 +236,66 @@ CODE = {
 """The machine code, by architecture, of a function of an offset, a number of loads (at least one), the memory's address
 and a mask. It returns the offset that the last load read. The mask keeps corrupt offsets within the memory, for one
 cycle per load."""
+
+
+TRIAD = {
+    # unpcklpd xmm0, xmm0
+    # loop: movapd xmm1, [rdx]; movapd xmm2, [rdx + 16]; mulpd xmm1, xmm0; mulpd xmm2, xmm0; addpd xmm1, [rsi]
+    #       addpd xmm2, [rsi + 16]; movntpd [rdi], xmm1; movntpd [rdi + 16], xmm2
+    #       add rdx, 32; add rsi, 32; add rdi, 32; sub rcx, 32; jnz loop
+    # sfence; ret
+    "x86_64": bytes.fromhex(
+        "660f14c0 660f280a 660f285210 660f59c8 660f59d0 660f580e 660f585610 660f2b0f 660f2b5710"
+        "4883c220 4883c620 4883c720 4883e920 75cb 0faef8 c3"
+    ),
+    # dup v0.2d, v0.d[0]
+    # loop: ldp q1, q2, [x1], 32; ldp q3, q4, [x2], 32; fmla v1.2d, v3.2d, v0.2d; fmla v2.2d, v4.2d, v0.2d
+    #       stp q1, q2, [x0], 32; subs x3, x3, 32; b.ne loop
+    # ret
+    "aarch64": struct.pack(
+        "<9I",
+        *(0x4E080400, 0xACC10821, 0xACC11043, 0x4E60CC61, 0x4E60CC82, 0xAC810801, 0xF1008063, 0x54FFFF41, 0xD65F03C0),
+    ),
+}
+"""The machine code, by architecture, of a function of the addresses of a, b and c, a number of bytes (a multiple of 32
+above 0) and a factor: STREAM's triad of doubles, ``a = b + factor * c``. On x86 its stores bypass the caches: ordinary
+ones first read each line, which STREAM does not count. Neoverse V2 does not read lines that are written as a whole."""
+
+
+class CpuTriad:
+    """STREAM's triad over three equal arrays of doubles that lie one after the other: ``a = b + factor * c``.
+
+    Parameters
+    ----------
+    arrays
+        Three arrays of whole cache lines: their shape is (3, lines, :data:`LINE_WORDS`).
+
+    Raises
+    ------
+    OSError
+        The process cannot map code, or there is no code for this architecture.
+    """
+
+    def __init__(self, threads: CpuThreads, arrays: NDArray[np.float64]) -> None:
+        prototype = ctypes.CFUNCTYPE(None, *[ctypes.c_uint64] * 4, ctypes.c_double)
+        self._code, self._function = _mapped(TRIAD, prototype)
+        self._threads = threads
+        self._arrays = arrays
+
+    def run(self, passes: int, factor: float) -> float:
+        """Compute the triad ``passes`` times and return the elapsed milliseconds."""
+        distance = self._arrays.strides[0]
+
+        def work(_place: int, part: NDArray[np.float64]) -> None:
+            a = part.ctypes.data
+            for _ in range(passes if part.nbytes else 0):
+                self._function(a, a + distance, a + 2 * distance, part.nbytes, factor)
+
+        return self._threads.together(self._arrays[0], work)
+
+    def close(self) -> None:
+        """Unmap the code."""
+        _libc.munmap(self._code, mmap.PAGESIZE)
 
 
 class CpuWalk:
@@ -252,7 +323,7 @@ class CpuWalk:
 
         if memory.size_bytes & memory.size_bytes - 1:
             raise ValueError(f"{memory.size_bytes} bytes are no power of two")
-        self._code, self._function = _function()
+        self._code, self._function = _mapped(CHASE, ctypes.CFUNCTYPE(*[ctypes.c_uint64] * 5))
         self._cpu = cpu
         self._memory = memory
         self.lines = memory.size_bytes // stride_bytes
@@ -291,14 +362,17 @@ class CpuWalk:
         _libc.munmap(self._code, mmap.PAGESIZE)
 
 
-def _function() -> tuple[int, Callable[[int, int, int, int], int]]:
-    code = CODE.get(platform.machine())
+def _mapped(
+    codes: Mapping[str, bytes], prototype: Callable[[int], Callable[..., Any]]
+) -> tuple[int, Callable[..., Any]]:
+    """Return the address at which this architecture's code is mapped, one page, and its function."""
+    code = codes.get(platform.machine())
     if code is None:
-        raise OSError(0, f"no machine code for {platform.machine()}")
-    with memory_file("egmctl-chase") as file:
+        raise OSError(f"no machine code for {platform.machine()}")
+    with memory_file("egmctl-code") as file:
         file.write(code.ljust(mmap.PAGESIZE, b"\0"))
         # For a file mapping, the kernel keeps the instruction caches coherent with what was written.
         address = _libc.mmap(None, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC, mmap.MAP_PRIVATE, file.fileno(), 0)
     if address in (None, ctypes.c_void_p(-1).value):
         raise OSError(ctypes.get_errno(), f"mmap of code: {os.strerror(ctypes.get_errno())}")
-    return address, ctypes.CFUNCTYPE(*[ctypes.c_uint64] * 5)(address)
+    return address, prototype(address)

@@ -45,6 +45,8 @@ class Engine(StrEnum):
     """A single-thread kernel that atomically adds to one counter after another, and waits for each result."""
     CPU = "cpu"
     """Threads bound to the CPUs of a NUMA node: a lower bound of the CPUs' bandwidth."""
+    CPU_TRIAD = "cpu-triad"
+    """STREAM's triad, a = b + factor * c, in machine code by threads on all CPUs of a NUMA node."""
     CPU_CHASE = "cpu-chase"
     """One CPU thread that follows a chain of addresses."""
     CHASE = "chase"
@@ -67,7 +69,7 @@ class Engine(StrEnum):
     """No engine: memory is exported, sent, opened, mapped, touched and closed."""
 
 
-CPU_ENGINES = frozenset({Engine.CPU, Engine.CPU_CHASE})
+CPU_ENGINES = frozenset({Engine.CPU, Engine.CPU_TRIAD, Engine.CPU_CHASE})
 """The engines of CPU threads, without a GPU that issues the work."""
 UCX_ENGINES = frozenset({Engine.UCX, Engine.UCX_PUT, Engine.UCX_GET})
 """The engines that use UCX, between two processes."""

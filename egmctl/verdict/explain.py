@@ -31,6 +31,7 @@ from egmctl.model.finding import (
     Waiver,
     WaiverKind,
     on_gpus,
+    on_numa,
     root_causes,
 )
 from egmctl.model.gpu import Gpu
@@ -38,8 +39,8 @@ from egmctl.model.machine import Machine
 from egmctl.model.measurement import BROKEN, GpuEvidence, HostLoad, LinkProof, Measurement, RunReport
 from egmctl.model.measurement import Status as MeasurementStatus
 from egmctl.model.route import Carrier, LinkKind, MemoryKind, Route, UcxRoute, node_names
-from egmctl.model.task import UCX_ENGINES
-from egmctl.model.verdict import Grade
+from egmctl.model.task import UCX_ENGINES, Engine
+from egmctl.model.verdict import BAD_GRADES, Grade
 from egmctl.topology.access import nvml_failure
 from egmctl.topology.links import device_link
 from egmctl.units import format_kernel_list, format_size, shortened
@@ -256,7 +257,7 @@ def _as_planned(measurement: Measurement, node: Node, measured: Collection[str])
 IN_USE, UNUSABLE, HIDDEN = "bench.gpu-in-use", "bench.gpu-unusable", "bench.gpu-hidden"
 """Check ids of findings on GPUs that are in use by others, that cannot be used, or that CUDA_VISIBLE_DEVICES hides."""
 OTHERS, THROTTLED, OTHER_LINK = "bench.other-processes", "bench.throttled", "bench.other-link"
-HOST_BUSY = "bench.host-busy"
+HOST_BUSY, WEAK_MEMORY = "bench.host-busy", "bench.weak-memory"
 _BUSY_CPUS, _BUSY_PART = 4, 0.1
 """The thresholds of a busy host: other processes use at least this many CPUs (on a small host half of them) and this
 part of all CPUs. Chosen: an idle host stays below one CPU; four CPUs that copy use a fifth of a socket's memory
@@ -306,6 +307,8 @@ def during(report: RunReport) -> Iterator[tuple[Finding, set[int]]]:
         yield from _gpu_findings(report, check)
     if (finding := _host_busy(report.host_load)) is not None:
         yield finding, {number for number, m in enumerate(report.measurements) if all(map(numa_nodes, m.flows))}
+    else:
+        yield from _weak_memory(report)
     rerouted: dict[str, set[int]] = defaultdict(set)
     for number, measurement in enumerate(report.measurements):
         route = measurement.evidence.route if measurement.evidence is not None else None
@@ -316,6 +319,27 @@ def during(report: RunReport) -> Iterator[tuple[Finding, set[int]]]:
         summary = f"the bytes did not go over {link}, by the counters of the links"
         finding = warned(summary, remedy, check=OTHER_LINK)
         yield finding, numbers
+
+
+def _weak_memory(report: RunReport) -> Iterator[tuple[Finding, set[int]]]:
+    """Yield a finding for each NUMA node whose own CPUs find its memory slow, so that no link is blamed."""
+    for judged in report.verdict.judged if report.verdict is not None else ():
+        triad = report.measurements[judged.measurement]
+        ends = set().union(*map(numa_nodes, triad.flows))
+        below = next((judgement for judgement in judged.judgements if judgement.grade in BAD_GRADES), None)
+        if triad.engine is not Engine.CPU_TRIAD or len(ends) != 1 or below is None:
+            continue
+        finding = warned(
+            f"memory is slow: its own CPUs reach {below.value:.0f} GB/s, not {below.warn:.0f}",
+            todo("See what else uses it, then CPU power limits and memory errors.", "numastat -m"),
+            on_numa(ends),
+            check=WEAK_MEMORY,
+            evidence=(fact(triad.name, f"{below.value:.1f} GB/s; {below.source}"),),
+        )
+        yield (
+            finding,
+            {n for n, m in enumerate(report.measurements) if any(ends & numa_nodes(flow) for flow in m.flows)},
+        )
 
 
 def _host_busy(load: HostLoad | None) -> Finding | None:

@@ -10,7 +10,7 @@ from statistics import median, median_high, median_low
 from egmctl.bench.engine import ENGINES
 from egmctl.model.measurement import Measurement, RunReport, Status
 from egmctl.model.profile import Profile, Reference, Unit
-from egmctl.model.route import HOST_MEMORY, Hop, LinkKind, MemoryKind, PublishedRate, hop_symbol
+from egmctl.model.route import HOST_MEMORY, Carrier, Hop, LinkKind, MemoryKind, PublishedRate, hop_symbol
 from egmctl.model.task import Endpoint, Flow, Pattern, Point, Quantity, named
 from egmctl.model.verdict import Culprit, Direction, Grade, Judgement, Yardstick
 from egmctl.units import MIB, format_size, grouped
@@ -341,6 +341,8 @@ def ceiling(measurement: Measurement) -> Ceiling | None:
 def _shared(flows: Sequence[Flow], pattern: Pattern) -> Ceiling | None:
     """Return the ceiling of flows that share the memory of one NUMA node or GPU."""
     memory, hops = flows[0].route.memory_rate, [flow.route.slowest for flow in flows]
+    if flows[0].route.carrier is Carrier.CPU and not flows[0].route.hops:
+        return None if memory is None else Ceiling(memory.gb_s, memory)
     if pattern is Pattern.LOCAL:
         crossings = sum(end.memory is not MemoryKind.REGISTERS for end in (flows[0].source, flows[0].destination))
         return None if memory is None else Ceiling(memory.gb_s / max(1, crossings), memory)

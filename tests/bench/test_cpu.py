@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from egmctl.bench.buffers import buffers_of
+from egmctl.bench.engine import ENGINES
 from egmctl.bench.engines import cpu
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.processes.context import AllocatedBuffer, Stopwatch
 from egmctl.bench.suites import SUITES, select_cases
 from egmctl.facts.host import THREADS_LIMIT, NoCpus, cpus_of
-from egmctl.gpu.cpu_threads import CpuThreads, words_of
+from egmctl.gpu.cpu_threads import LINE_WORDS, CpuThreads, CpuTriad, words_of
+from egmctl.gpu.cpu_threads import TRIAD as TRIAD_CODE
 from egmctl.model.finding import WaiverKind
 from egmctl.model.listing import PlannedTask
 from egmctl.model.measurement import Measurement, Placement, Settings, Status, Verification
@@ -147,6 +152,91 @@ class TestMeasurement:
         assert set(cpus_of(0)) <= before
         measured(task(NODE, CPUS))
         assert os.sched_getaffinity(0) == before
+
+
+TRIAD = replace(
+    task(NODE, CPUS), case="host_triad_cpu", engine=Engine.CPU_TRIAD, counted=ENGINES[Engine.CPU_TRIAD].counted
+)
+
+
+@pytest.fixture
+def arrays() -> Any:
+    """Three arrays of 1003 lines, which three threads do not share evenly, at the start of a line."""
+    whole = np.zeros(3 * 1003 * LINE_WORDS + LINE_WORDS)
+    start = -whole.ctypes.data % 64 // 8
+    return whole[start : start + 3 * 1003 * LINE_WORDS].reshape(3, 1003, LINE_WORDS)
+
+
+@pytest.mark.usefixtures("here")
+class TestTriad:
+    def test_the_code_of_this_machine_computes_every_element_and_no_other(
+        self, threads: CpuThreads, arrays: Any
+    ) -> None:
+        arrays[1] = np.arange(arrays[1].size).reshape(arrays[1].shape)
+        arrays[2] = arrays[1] * 3 + 1
+        operands = arrays[1:].copy()
+        triad = CpuTriad(threads, arrays)
+        assert triad.run(2, 0.5) > 0
+        triad.close()
+        assert (arrays[0] == operands[0] + 0.5 * operands[1]).all()
+        assert (arrays[1:] == operands).all()
+
+    def test_more_threads_than_lines_end(self, arrays: Any) -> None:
+        triad = CpuTriad(CpuThreads([min(os.sched_getaffinity(0))] * 5), arrays[:, :2])
+        triad.run(1, 0)
+        triad.close()
+
+    def test_the_code_of_other_machines_is_whole_instructions(self) -> None:
+        assert platform.machine() in TRIAD_CODE
+        assert len(TRIAD_CODE["aarch64"]) == 4 * 9
+        assert (TRIAD_CODE["x86_64"][-1], TRIAD_CODE["aarch64"][-4:]) == (0xC3, bytes.fromhex("c0035fd6"))
+
+    def test_two_reads_and_a_write_are_counted_and_the_buffer_has_three_arrays(self) -> None:
+        assert [buffer.size_bytes for buffer in buffers_of([TRIAD])] == [3 << 20]
+        found = measured(TRIAD, memory=Memory(3 << 20), how=cpu.Triad)
+        assert (found.status, found.verification) == (Status.OK, Verification.CHECKSUM_EVERY_SAMPLE), found.reason
+        for sample in found.samples:
+            assert sample.bandwidth_gb_s == pytest.approx(2 * (3 << 20) / sample.elapsed_ms / 1e6)
+
+    def test_a_result_that_is_wrong_is_found_and_located(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        memory: Any = Memory(3 << 20)
+        whole = CpuTriad.run
+
+        def damaging(self: CpuTriad, passes: int, factor: float) -> float:
+            elapsed_ms = whole(self, passes, factor)
+            words_of(memory)[77] ^= 1
+            return elapsed_ms
+
+        monkeypatch.setattr(CpuTriad, "run", damaging)
+        found = measured(TRIAD, memory=memory, how=cpu.Triad)
+        assert found.status is Status.CORRUPT
+        assert found.mismatch is not None
+        assert (found.mismatch.words, found.mismatch.first_offset_bytes) == (1, 8 * 77)
+
+    def test_a_process_with_few_of_the_cpus_does_not_measure_the_memory(self, here: Tree) -> None:
+        here.write("/sys/devices/system/node/node0/cpulist", "0-71\n")
+        found = measured(TRIAD, memory=Memory(3 << 20), how=cpu.Triad)
+        assert found.status is Status.WAIVED
+        count = len(os.sched_getaffinity(0))
+        assert (
+            found.reason == f"this process may run on {count} of the 72 CPUs of NUMA node 0: too few to fill its memory"
+        )
+
+    def test_all_allowed_cpus_take_part(self, here: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+        here.write("/sys/devices/system/node/node0/cpulist", "0-71\n")
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(4, 72)))
+        assert cpus_of(0, whole=True) == tuple(range(4, 72))
+
+    def test_where_code_cannot_be_mapped_it_is_waived(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+        found = measured(TRIAD, memory=Memory(3 << 20), how=cpu.Triad)
+        assert (found.status, found.reason) == (Status.WAIVED, "no machine code for riscv64")
+
+    def test_a_sample_is_at_least_eight_passes_over_arrays_larger_than_caches(self) -> None:
+        gh200, usual = shipped("gh200"), Settings(size_bytes=512 * MIB, copies=None, samples=3, timeout_s=1)
+        (planned_task,) = make_plan(gh200, gh200.gpus or (), (0,), select_cases(["host_triad_cpu"]), usual).tasks
+        assert planned_task.copies == 8
+        assert planned_task.flows[0].route.symbol == "CPU"
 
 
 def test_of_many_cpus_some_spread_over_the_node_are_used(here: Tree, monkeypatch: pytest.MonkeyPatch) -> None:

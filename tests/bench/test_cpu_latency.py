@@ -10,7 +10,7 @@ import pytest
 from egmctl.bench.engines.cpu import Walks
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import SUITES, select_cases
-from egmctl.gpu.cpu_threads import CODE, CpuWalk, words_of
+from egmctl.gpu.cpu_threads import CHASE, CpuWalk, words_of
 from egmctl.model.finding import WaiverKind
 from egmctl.model.measurement import Status, Verification
 from egmctl.model.task import Task
@@ -69,11 +69,11 @@ class TestWalk:
         assert 0 <= wrong < 1 << 20
 
     def test_the_code_of_other_machines_is_whole_instructions(self) -> None:
-        assert platform.machine() in CODE
-        assert len(CODE["aarch64"]) == 4 * 5
-        assert CODE["x86_64"][-1] == 0xC3
+        assert platform.machine() in CHASE
+        assert len(CHASE["aarch64"]) == 4 * 5
+        assert CHASE["x86_64"][-1] == 0xC3
         # ret
-        assert CODE["aarch64"][-4:] == bytes.fromhex("c0035fd6")
+        assert CHASE["aarch64"][-4:] == bytes.fromhex("c0035fd6")
 
     def test_a_machine_without_code_says_so(self, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(platform, "machine", lambda: "riscv64")

@@ -84,6 +84,11 @@ def test_what_only_reads_ends_in_registers_of_who_reads() -> None:
     ]
 
 
+def test_a_triad_is_about_a_node_s_own_memory() -> None:
+    paths = [task.flows[0].path for task in plan_of("host_triad_cpu").tasks]
+    assert paths == ["NUMA0 -> CPU0", "NUMA1 -> CPU1"]
+
+
 def test_cpu_threads_of_each_node_work_with_the_memory_of_each() -> None:
     flows = [task.flows[0] for task in plan_of("host_numa_read_cpu").tasks]
     assert [(flow.path, flow.initiator, flow.initiator_label) for flow in flows] == [

@@ -30,6 +30,7 @@ from egmctl.verdict.bringup import bringup
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import load
+from egmctl.verdict.yardsticks import ceiling
 from tests.doctor.faults import weak_switch
 from tests.doctor.machines import patched, shipped
 from tests.mutation import mutated
@@ -212,3 +213,39 @@ def test_no_machine_is_too_strange_to_be_explained() -> None:
     for _ in range(200):
         machine = mutated(choice.choice((H200, shipped("gh200"))), choice)
         with_causes(replace(choice.choice((judged, waived)), machines=(machine,)), asked=["", "0000:00:06.0"])
+
+
+class TestMemoryOfGrace:
+    """GH200 480GB: NVIDIA publishes a STREAM triad of 307 GB/s or more, and others 346 GB/s from host to device."""
+
+    TRIAD, COPY = "host_triad_cpu", "host_to_device_memcpy_ce"
+
+    def explained(self, triad_gb_s: float, copy_gb_s: float, load_now: HostLoad | None = None) -> RunReport:
+        def value(task: Task, flow: Flow) -> float:  # noqa: ARG001
+            return triad_gb_s if task.case == self.TRIAD else copy_gb_s
+
+        made = run(self.TRIAD, self.COPY, value=value, machine=shipped("gh200"))
+        return with_causes(replace(made, verdict=judge(made, load("gh200-480gb")), host_load=load_now))
+
+    def test_memory_that_its_own_cpus_find_slow_is_the_cause_of_slow_copies(self) -> None:
+        report = self.explained(250, 240)
+        assert told(report) == {"bench.weak-memory": {"NUMA0 -> CPU0", "NUMA0 -> GPU0"}}
+        (cause,) = report.causes
+        assert cause.finding.place.label == "NUMA 0"
+        assert cause.finding.summary == "memory is slow: its own CPUs reach 250 GB/s, not 307"
+        assert "NVIDIA's guide to benchmarking Grace" in cause.finding.evidence[0].value
+
+    @pytest.mark.parametrize(
+        ("values", "causes"),
+        [((330, 240, None), []), ((330, 360, None), []), ((250, 240, BUSY), ["bench.host-busy"])],
+        ids=["a slow link", "a healthy node", "a busy host"],
+    )
+    def test_otherwise_memory_is_not_blamed(
+        self, values: tuple[float, float, HostLoad | None], causes: list[str]
+    ) -> None:
+        assert list(told(self.explained(*values))) == causes
+
+    def test_the_triad_is_shown_as_a_share_of_the_memory_s_published_rate(self) -> None:
+        limit = ceiling(self.explained(330, 360).measurements[1])
+        assert limit is not None
+        assert (limit.name, limit.gb_s) == ("LPDDR5X", 384)

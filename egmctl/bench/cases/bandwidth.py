@@ -93,6 +93,7 @@ HOST_CASES = (
     *copies(_PINNED),
     *at_once(_PINNED),
     *one_sided(_PINNED),
+    Case("host_triad_cpu", "host", _PINNED[1], MemoryKind.REGISTERS, Engine.CPU_TRIAD, End.DESTINATION),
     *(
         case
         for case in copies(("host_default_pool", MemoryKind.HOST_DEFAULT_POOL, "host"))

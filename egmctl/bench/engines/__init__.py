@@ -32,7 +32,7 @@ class Measure(Protocol):
 
 _FILES = {
     "copies": {Engine.COPY_ENGINE, Engine.SM_COPY, Engine.SM_READ, Engine.SM_WRITE, Engine.BULK, Engine.ATOMIC},
-    "cpu": {Engine.CPU, Engine.CPU_CHASE},
+    "cpu": {Engine.CPU, Engine.CPU_TRIAD, Engine.CPU_CHASE},
     "latency": {Engine.CHASE, Engine.CHASE_BULK, Engine.ATOMIC_LATENCY},
     "round_trips": {Engine.PING_PONG, Engine.EVENT, Engine.SOCKET},
     "ucx": {Engine.UCX, Engine.UCX_PUT, Engine.UCX_GET},

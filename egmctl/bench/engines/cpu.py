@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -9,12 +11,13 @@ from dataclasses import replace
 from functools import partial
 
 from egmctl.bench.buffers import buffers_of
+from egmctl.bench.engine import moved_bytes
 from egmctl.bench.engines.latency import WARM_UP_LOADS, Walker
 from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.results import bandwidth_gb_s, failure, mismatch_of, of_latency, summarize
 from egmctl.errors import DriverCallError
 from egmctl.facts.host import NoCpus, cpus_of
-from egmctl.gpu.cpu_threads import CpuThreads, CpuWalk, words_of
+from egmctl.gpu.cpu_threads import LINE_WORDS, CpuThreads, CpuTriad, CpuWalk, words_of
 from egmctl.gpu.memory import Memory
 from egmctl.gpu.pattern import Difference
 from egmctl.model.finding import WaiverKind
@@ -60,7 +63,7 @@ def _measured(engine: type[Passes | Walks], worker: WorkerContext, task: Task, s
     flow = task.flows[0]
     reads = flow.destination.memory is MemoryKind.REGISTERS
     node, end = (flow.destination, flow.source) if reads else (flow.source, flow.destination)
-    cpus = cpus_of(node.numa_node or 0)
+    cpus = cpus_of(node.numa_node or 0, whole=engine is Triad)
     (buffer,) = buffers_of([task])
     with closing(engine(worker, task, worker.held(buffer).memory, cpus)) as work:
         placements = worker.placements((buffer,))
@@ -81,26 +84,39 @@ class Passes:
         self._reads = task.flows[0].destination.memory is MemoryKind.REGISTERS
         self._threads = CpuThreads(cpus)
         # The memory may be larger, e.g. a whole number of huge pages.
-        self._words = words_of(memory, task.size_bytes)
+        self._words = words_of(memory, moved_bytes(task))
         self._mismatch: Mismatch | None = None
         with self._phase(Phase.WARM_UP):
-            self._threads.write(self._words, WARM_UP_PASSES, _WORD)
+            self._warm_up()
+
+    def _warm_up(self) -> None:
+        self._threads.write(self._words, WARM_UP_PASSES, _WORD)
 
     def sample(self, number: int) -> Sample:
-        """Read the words of the warm-up, or write another word everywhere and read it back."""
-        word = _WORD if self._reads else _WORD * (number + 2) & _MASK
+        """Measure one sample, and verify what it read or wrote."""
         with self._phase(Phase.MEASURING):
-            if self._reads:
-                elapsed_ms, total = self._threads.read(self._words, self._task.copies)
-            else:
-                elapsed_ms = self._threads.write(self._words, self._task.copies, word)
-        if not self._reads:
+            elapsed_ms, word, total = self._move(number)
+        if total is None:
             with self._phase(Phase.VERIFYING):
                 _, total = self._threads.read(self._words, 1)
         if total != word * len(self._words) & _MASK and self._mismatch is None:
             self._mismatch = self._difference(word, number)
-        gb_s = bandwidth_gb_s(self._task.copies * self._task.size_bytes, elapsed_ms)
+        gb_s = bandwidth_gb_s(self._task.copies * moved_bytes(self._task), elapsed_ms)
         return Sample(bandwidth_gb_s=gb_s, flows_gb_s=(gb_s,), elapsed_ms=elapsed_ms, wall_ms=elapsed_ms)
+
+    def _move(self, number: int) -> tuple[float, int, int | None]:
+        """Read the words of the warm-up, or write another word everywhere.
+
+        Returns
+        -------
+        tuple[float, int, int | None]
+            The elapsed milliseconds, the word that all words must be, and their sum; ``None`` if it was not computed.
+        """
+        if self._reads:
+            elapsed_ms, total = self._threads.read(self._words, self._task.copies)
+            return elapsed_ms, _WORD, total
+        word = _WORD * (number + 2) & _MASK
+        return self._threads.write(self._words, self._task.copies, word), word, None
 
     def conclude(self, samples: tuple[Sample, ...]) -> Measurement:
         """Return the measurement."""
@@ -125,6 +141,33 @@ class Passes:
         # No word is wrong if only the first read was.
         first = int(wrong[0]) if len(wrong) else 0
         return mismatch_of(Difference(len(wrong), 8 * first, word, int(self._words[first])), sample, 0)
+
+
+class Triad(Passes):
+    """The bandwidth of STREAM's triad, whose three arrays are the thirds of the buffer."""
+
+    _B, _C = 3.0, 2.0
+
+    def _warm_up(self) -> None:
+        arrays = self._words.reshape(3, -1, LINE_WORDS)
+        self._words, *operands = arrays.reshape(3, -1)
+        for words, value in zip(operands, (self._B, self._C), strict=True):
+            self._threads.write(words, 1, _word_of(value))
+        self._triad = CpuTriad(self._threads, arrays.view("f8"))
+        self._triad.run(WARM_UP_PASSES, 1)
+
+    def _move(self, number: int) -> tuple[float, int, int | None]:
+        factor = number + 2.0
+        return self._triad.run(self._task.copies, factor), _word_of(self._B + factor * self._C), None
+
+    def close(self) -> None:
+        """Unmap the code."""
+        self._triad.close()
+
+
+def _word_of(value: float) -> int:
+    """Return the bits of a double."""
+    return int.from_bytes(struct.pack("=d", value), sys.byteorder)
 
 
 class Walks:
@@ -156,5 +199,6 @@ class Walks:
 
 MEASURE = {
     Engine.CPU: partial(measure, Passes),
+    Engine.CPU_TRIAD: partial(measure, Triad),
     Engine.CPU_CHASE: partial(measure, Walks),
 }

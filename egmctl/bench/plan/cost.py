@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from egmctl.bench.buffers import Buffer, buffers_of, peaks
 from egmctl.bench.case import Case
+from egmctl.bench.engine import moved_bytes
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.budget import most_bytes
 from egmctl.bench.plan.placement import RankLayout
@@ -128,7 +129,7 @@ def plan_seconds(plan: Plan) -> float:
 def plan_bytes(plan: Plan) -> int:
     """Return the number of bytes that a run moves in its samples."""
     return sum(
-        task.copies * task.size_bytes * len(task.flows) * (1 if step.proof else plan.settings.samples)
+        task.copies * moved_bytes(task) * len(task.flows) * (1 if step.proof else plan.settings.samples)
         for step in plan.steps
         for task in (_asked(plan.tasks[number], step) for number in step.tasks)
         if task.quantity is Quantity.BANDWIDTH
@@ -163,7 +164,7 @@ def task_seconds(task: listing.PlannedTask, samples: int) -> float:
     if task.quantity is Quantity.DURATION:
         pages_s = ALLOCATE_S_PER_GIB * task.size_bytes / GIB if task.flows[0].source.memory in HOST_MEMORY else 0
         return max(samples, _LIVES) * (_LIFE_S + pages_s)
-    copy_s = flows_on_a_link(task.pattern, task.flows) * task.size_bytes / (task.planned_gb_s * GB)
+    copy_s = flows_on_a_link(task.pattern, task.flows) * moved_bytes(task) / (task.planned_gb_s * GB)
     on_host = any(flow.destination.memory in HOST_MEMORY for flow in task.flows)
     # A single process verifies all destinations; of several processes, each verifies its own.
     checked = max(Counter(flow.destination.rank for flow in task.flows).values())

@@ -73,7 +73,8 @@ def planned_task(
     if case.footprint is not None:
         by_cache = round_up(case.footprint.l2_times * _l2_bytes(made.cache), MIB)
         size_bytes = point.footprint or max(case.footprint.least_bytes, by_cache)
-    copies = settings.copies or copies_for(size_bytes * flows_on_a_link(case.pattern, made.flows), rate)
+    usual_copies = copies_for(size_bytes * flows_on_a_link(case.pattern, made.flows), rate)
+    copies = settings.copies or max(usual_copies, ENGINES[case.engine].least_copies)
     return PlannedTask(
         case=case.name,
         point=point,

@@ -36,6 +36,7 @@ _BY = {
     Engine.SM_WRITE: "kernel that only writes",
     Engine.ATOMIC: "atomic additions",
     Engine.CPU: "CPU threads",
+    Engine.CPU_TRIAD: "STREAM triad",
 }
 _LINKS = {LinkKind.NVLINK: "NVLink", LinkKind.C2C: "NVLink-C2C", LinkKind.PCIE: "PCIe", LinkKind.SMP: "CPU to CPU"}
 
