@@ -10,14 +10,14 @@ from egmctl.bench.engines import engine_for
 from egmctl.bench.suites import CASES, FABRIC_CASES
 from egmctl.model.measurement import Verification
 from egmctl.model.route import MemoryKind
-from egmctl.model.task import Engine, Quantity
+from egmctl.model.task import CPU_ENGINES, Engine, Quantity
 from tests.bench.conftest import FEW, Bench, cases
 
 BANDWIDTHS = [
     case.name
     for case in CASES
     if case.quantity is Quantity.BANDWIDTH
-    and case.engine is not Engine.CPU
+    and case.engine not in CPU_ENGINES
     and case.processes is Processes.ONE
     and MemoryKind.HUGETLB not in (case.source, case.destination)
 ]
