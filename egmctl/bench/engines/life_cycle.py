@@ -3,9 +3,6 @@
 Between processes the owner allocates and exports the memory and sends the handle. The importer opens and maps it,
 writes all of it twice, and then a pattern, which the owner checks. The importer closes the memory; the owner frees it.
 Times are by the host's clock. The transfer is timed by CLOCK_MONOTONIC of both processes, so only within a node.
-
-Within one process, the stages show what peer access adds to each allocation (CUDA Programming Guide, "Virtual Memory
-Management": "all past and future user allocations are also mapped to the target peer device").
 """
 
 from __future__ import annotations
@@ -15,14 +12,14 @@ from collections.abc import Sequence
 
 from egmctl.bench.processes.collective import CollectiveStep, Item, ResourceScope, resource_scopes
 from egmctl.bench.processes.context import WorkerContext
-from egmctl.bench.results import FAILURES, failure, mismatch_of, stages
+from egmctl.bench.results import mismatch_of, stages
 from egmctl.gpu.context import timed
 from egmctl.gpu.handles import ImportedMemory, SharedMemory
-from egmctl.gpu.memory import DeviceMemory, Memory
+from egmctl.gpu.memory import Memory
 from egmctl.gpu.pattern import Difference, Region, poison
 from egmctl.launch import close_all
 from egmctl.model.measurement import Measurement, Phase, Settings, Status, Verification, finish
-from egmctl.model.task import Engine, HandleKind, Task
+from egmctl.model.task import Engine, Task
 
 LIVES = 20
 """The minimum number of timed life cycles, enough for percentiles."""
@@ -47,15 +44,11 @@ def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings, le
     least
         The minimum number of timed life cycles if there are fewer samples.
 
-    Without ranks, both GPUs are this process' (:func:`_access_costs`).
-
     Raises
     ------
     Abandoned
         Another rank has died or hangs; this one has released its resources.
     """
-    if not tasks[0].ranks:
-        return [_access(worker, task, max(settings.samples, least)) for task in tasks]
     collective = CollectiveStep(worker, tasks)
     seeds = range(1, 1 + WARM_UP_LIVES + max(settings.samples, least))
     lives: list[list[dict[str, float]]] = [[] for _ in tasks]
@@ -153,82 +146,19 @@ class _Life:
         difference = checked[self._owner].data if checked else None
         if difference is None or self._collective.outcomes[self._place] is not None:
             return
-        self._collective.outcomes[self._place] = _corrupt(self._task, Difference(*difference), self._seed)
+        mismatch = mismatch_of(Difference(*difference), self._seed - 1, 0)
+        self._collective.outcomes[self._place] = finish(
+            self._task,
+            Status.CORRUPT,
+            reason=f"what the other GPU wrote in life {self._seed} did not arrive: {mismatch.words} words differ, the "
+            f"first at offset {mismatch.first_offset_bytes}: expected {mismatch.expected}, found {mismatch.found}",
+            mismatch=mismatch,
+            verification=Verification.GPU_EVERY_SAMPLE,
+            seeds=(self._seed,),
+        )
 
     def _region(self, memory: Memory) -> Region:
         return Region(memory.address, self._task.size_bytes, self._seed)
-
-
-def _corrupt(task: Task, difference: Difference, seed: int) -> Measurement:
-    mismatch = mismatch_of(difference, seed - 1, 0)
-    return finish(
-        task,
-        Status.CORRUPT,
-        reason=f"what the other GPU wrote in life {seed} did not arrive: {mismatch.words} words differ, the first at "
-        f"offset {mismatch.first_offset_bytes}: expected {mismatch.expected}, found {mismatch.found}",
-        mismatch=mismatch,
-        verification=Verification.GPU_EVERY_SAMPLE,
-        seeds=(seed,),
-    )
-
-
-WITH_PEER = "-with-peer"
-ACCESS_STAGES = (
-    *("allocate", "free", "enable-peer", f"allocate{WITH_PEER}", f"free{WITH_PEER}", "disable-peer"),
-    *("create", "set-access", "release", f"set-access{WITH_PEER}", f"release{WITH_PEER}"),
-)
-"""The stages within one process, in order: cuMemAlloc without and with peer access from another GPU, then cuMemCreate
-with cuMemSetAccess for the owner alone and for both GPUs."""
-
-
-def _access(worker: WorkerContext, task: Task, lives: int) -> Measurement:
-    """Time the stages of a task's access to a peer's memory in this process."""
-    rounds: list[dict[str, float]] = []
-    try:
-        with worker.stopwatch.phase(Phase.MEASURING):
-            for seed in range(1, 1 + WARM_UP_LIVES + lives):
-                rounds.append({})
-                if (difference := _access_costs(worker, task, seed, rounds[-1])) is not None:
-                    return _corrupt(task, difference, seed)
-    except FAILURES as error:
-        return failure(task, error)
-    costs = stages(ACCESS_STAGES, rounds[WARM_UP_LIVES:])
-    return finish(task, Status.OK, stages=costs, verification=Verification.GPU_EVERY_SAMPLE, seeds=(len(rounds),))
-
-
-def _access_costs(worker: WorkerContext, task: Task, seed: int, stages_ms: dict[str, float]) -> Difference | None:
-    """Time one life of memory for each way to give access; return how it differs from what the peer wrote."""
-    flow = task.flows[0]
-    owner, peer = worker.stream(flow.source.bus_id or ""), worker.stream(flow.initiator or "")
-    differences: list[Difference | None] = []
-
-    def use(memory: Memory, free: str, suffix: str) -> None:
-        region = Region(memory.address, task.size_bytes, seed)
-        try:
-            if suffix:
-                worker.pattern.fill(peer, region)
-                peer.synchronize()
-                differences.append(worker.pattern.check(owner, region)())
-        finally:
-            with timed(stages_ms, f"{free}{suffix}"):
-                memory.close()
-
-    # Other steps enable it again where they need it (WorkerContext.connect).
-    peer.context.disable_access_to(owner.context)
-    for suffix in ("", WITH_PEER):
-        if suffix:
-            with timed(stages_ms, "enable-peer"):
-                peer.context.enable_access_to(owner.context)
-        memory = DeviceMemory(owner.context, task.size_bytes)
-        stages_ms[f"allocate{suffix}"] = memory.allocate_ms
-        use(memory, "free", suffix)
-    with timed(stages_ms, "disable-peer"):
-        peer.context.disable_access_to(owner.context)
-    for suffix, others in (("", []), (WITH_PEER, [peer.context])):
-        shared = SharedMemory(HandleKind.POSIX_FD, owner.context, task.size_bytes, others=others)
-        stages_ms |= {"create": shared.stages_ms["allocate"], f"set-access{suffix}": shared.stages_ms["set-access"]}
-        use(shared, "release", suffix)
-    return next(filter(None, differences), None)
 
 
 MEASURE = {Engine.LIFE_CYCLE: measure}
