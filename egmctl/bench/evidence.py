@@ -409,21 +409,16 @@ def _verdict(route: UcxRoute, staging: UcxStaging | None, on_gpu: bool, transpor
         UcxStaging.GPU: ", through fragments of GPU memory",
         None: "",
     }[staging]
-    match route:
-        case UcxRoute.GPUDIRECT_RDMA:
-            return f"GPUDirect RDMA in use: the NIC reads and writes GPU memory{detour} ({by})"
-        case UcxRoute.RDMA_STAGED:
-            return f"no GPUDirect RDMA: RDMA staged through host memory ({by})"
-        case UcxRoute.RDMA:
-            return f"RDMA between host memories{detour} ({by})"
-        case UcxRoute.CUDA_IPC:
-            return f"CUDA IPC within the node, no NIC and no GPUDirect RDMA{detour} ({by})"
-        case UcxRoute.TCP:
-            return f"{'no GPUDirect RDMA: ' * on_gpu}TCP{detour} ({by})"
-        case UcxRoute.SHARED_MEMORY:
-            return f"{'no GPUDirect RDMA: ' * on_gpu}shared memory within the node{detour} ({by})"
-        case _:
-            return "UCX's report does not name the transport"
+    not_direct = "no GPUDirect RDMA: " * on_gpu
+    sentences = {
+        UcxRoute.GPUDIRECT_RDMA: f"GPUDirect RDMA in use: the NIC reads and writes GPU memory{detour}",
+        UcxRoute.RDMA_STAGED: "no GPUDirect RDMA: RDMA staged through host memory",
+        UcxRoute.RDMA: f"RDMA between host memories{detour}",
+        UcxRoute.CUDA_IPC: f"CUDA IPC within the node, no NIC and no GPUDirect RDMA{detour}",
+        UcxRoute.TCP: f"{not_direct}TCP{detour}",
+        UcxRoute.SHARED_MEMORY: f"{not_direct}shared memory within the node{detour}",
+    }
+    return f"{sentences[route]} ({by})" if route in sentences else "UCX's report does not name the transport"
 
 
 def _was_used(protocol: UcxProtocol, message_bytes: int, uncounted: Collection[int]) -> bool:

@@ -35,9 +35,9 @@ importer's is part of ``map``."""
 def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings, least: int = LIVES) -> list[Measurement]:
     """Repeat the life cycle of each task's shared memory in the same processes, and time its stages.
 
-    The tasks of a step run at the same time, so only a step with one task shows the costs of one. Each task has one
-    flow: rank ``Endpoint.rank`` owns the memory of the end with a handle, and the flow's ``initiator_rank`` opens it.
-    The measurement has ``stages`` in milliseconds. It is ``corrupt`` if the owner does not find the importer's pattern.
+    The plan gives each task a step of its own. It has one flow: rank ``Endpoint.rank`` owns the memory of the end with
+    a handle, and the flow's ``initiator_rank`` opens it. The measurement has ``stages`` in milliseconds. It is
+    ``corrupt`` if the owner does not find the importer's pattern.
 
     Parameters
     ----------
@@ -49,56 +49,50 @@ def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings, le
     Abandoned
         Another rank has died or hangs; this one has released its resources.
     """
-    collective = CollectiveStep(worker, tasks)
-    seeds = range(1, 1 + WARM_UP_LIVES + max(settings.samples, least))
-    lives: list[list[dict[str, float]]] = [[] for _ in tasks]
-    for seed in seeds:
-        if None in collective.outcomes:
-            with worker.stopwatch.phase(Phase.MEASURING):
-                for life, stages_ms in zip(lives, _live(collective, worker, seed), strict=True):
-                    life.append(stages_ms)
-    return [
-        outcome
-        or finish(
-            task,
-            Status.OK,
-            stages=stages(STAGES, life[WARM_UP_LIVES:]),
-            verification=Verification.GPU_EVERY_SAMPLE,
-            seeds=(seeds[-1],),
-        )
-        for task, outcome, life in zip(tasks, collective.outcomes, lives, strict=True)
-    ]
+    return [_measure(worker, task, max(settings.samples, least)) for task in tasks]
 
 
-def _live(collective: CollectiveStep, worker: WorkerContext, seed: int) -> list[dict[str, float]]:
-    """Run one life cycle of each task; return the milliseconds of its stages, by stage."""
-    with resource_scopes(collective) as held:
-        lives = [_Life(collective, worker, place, held[place], seed) for place in range(len(collective.tasks))]
-        collective.do(lambda place: lives[place].make())
-        offered = collective.do(lambda place: lives[place].offer())
+def _measure(worker: WorkerContext, task: Task, lives: int) -> Measurement:
+    collective = CollectiveStep(worker, [task])
+    rounds: list[dict[str, float]] = []
+    with worker.stopwatch.phase(Phase.MEASURING):
+        while collective.outcomes[0] is None and len(rounds) < WARM_UP_LIVES + lives:
+            rounds.append(_live(collective, worker, 1 + len(rounds)))
+    return collective.outcomes[0] or finish(
+        task,
+        Status.OK,
+        stages=stages(STAGES, rounds[WARM_UP_LIVES:]),
+        verification=Verification.GPU_EVERY_SAMPLE,
+        seeds=(len(rounds),),
+    )
+
+
+def _live(collective: CollectiveStep, worker: WorkerContext, seed: int) -> dict[str, float]:
+    """Run one life cycle of the task; return the milliseconds of its stages, by stage."""
+    with resource_scopes(collective) as (held,):
+        life = _Life(collective, worker, held, seed)
+        collective.do(lambda _: life.make())
+        (offered,) = collective.do(lambda _: life.offer())
         received_s = time.monotonic()
         try:
-            collective.do(lambda place: lives[place].open(offered[place], received_s))
+            collective.do(lambda _: life.open(offered, received_s))
         finally:
-            close_all(fd for items in offered for item in items for fd in item.fds)
-        for place, items in enumerate(collective.do(lambda place: lives[place].check())):
-            lives[place].judge(items)
-    gathered = collective.do(lambda place: lives[place].stages_ms)
-    return [{name: ms for item in items for name, ms in (item.data or {}).items()} for items in gathered]
+            close_all(fd for item in offered for fd in item.fds)
+        (checked,) = collective.do(lambda _: life.check())
+        life.judge(checked)
+    (gathered,) = collective.do(lambda _: life.stages_ms)
+    return {name: ms for item in gathered for name, ms in (item.data or {}).items()}
 
 
 class _Life:
     """One life cycle of a task's memory in one rank, which may be the owner, the importer, or neither."""
 
-    def __init__(
-        self, collective: CollectiveStep, worker: WorkerContext, place: int, held: ResourceScope, seed: int
-    ) -> None:
+    def __init__(self, collective: CollectiveStep, worker: WorkerContext, held: ResourceScope, seed: int) -> None:
         self._collective = collective
         self._worker = worker
-        self._place = place
         self._held = held
         self._seed = seed
-        self._task = collective.tasks[place]
+        (self._task,) = collective.tasks
         flow = self._task.flows[0]
         self._end = next(end for end in (flow.source, flow.destination) if end.handle is not None)
         self._owner, self._importer = self._end.rank or 0, flow.initiator_rank or 0
@@ -144,10 +138,10 @@ class _Life:
     def judge(self, checked: Sequence[Item]) -> None:
         """End the task in all ranks if the owner has found a difference."""
         difference = checked[self._owner].data if checked else None
-        if difference is None or self._collective.outcomes[self._place] is not None:
+        if difference is None or self._collective.outcomes[0] is not None:
             return
         mismatch = mismatch_of(Difference(*difference), self._seed - 1, 0)
-        self._collective.outcomes[self._place] = finish(
+        self._collective.outcomes[0] = finish(
             self._task,
             Status.CORRUPT,
             reason=f"what the other GPU wrote in life {self._seed} did not arrive: {mismatch.words} words differ, the "
