@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from egmctl.bench.buffers import window
-from egmctl.driver.signatures import known_cause
+from egmctl.driver.signatures import cause_of
 from egmctl.errors import DriverCallError, DriverTooOld, EgmctlError
 from egmctl.facts.host import NoPages
 from egmctl.gpu.context import ImpossibleTime
@@ -318,7 +318,7 @@ def failure(task: Task, error: Exception) -> Measurement:
         return waived(task, WaiverKind.REFUSED, str(error), last_call=error.call)
     if (error.call, error.name) == ("cuDeviceGetByPCIBusId", "CUDA_ERROR_INVALID_DEVICE"):
         return waived(task, WaiverKind.GPU_UNUSABLE, f"CUDA does not see a GPU of this path: {error}")
-    cause = known_cause(error)
+    cause = cause_of(error.call, error.number)
     return finish(
         task,
         Status.FAILED,
