@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from egmctl.bench.case import End
 from egmctl.model.task import Engine, Task
 
 
@@ -20,8 +19,6 @@ class EngineSpec:
     """Its name at the start of the titles of its matrices."""
     counted: str = ""
     """A phrase for the bytes that its bandwidth counts; empty without a bandwidth."""
-    carries: frozenset[End] = frozenset()
-    """The ends of its flows that are in memory, if it queues work on streams; any other end is registers."""
     needs_kernels: bool = False
     """Whether it launches kernels of egmctl."""
     needs_capability: tuple[int, int] = (0, 0)
@@ -43,26 +40,15 @@ class EngineSpec:
 
 
 _COPIED = "each byte copied, once"
-_BOTH_ENDS = frozenset(End)
 
 ENGINES: Mapping[Engine, EngineSpec] = {
-    Engine.COPY_ENGINE: EngineSpec(caption="memcpy CE", counted=_COPIED, carries=_BOTH_ENDS, blocks_on_pageable=True),
-    Engine.SM_COPY: EngineSpec(caption="memcpy SM", counted=_COPIED, carries=_BOTH_ENDS, needs_kernels=True),
-    Engine.SM_READ: EngineSpec(
-        caption="read SM", counted="each byte read", carries=frozenset({End.SOURCE}), needs_kernels=True
-    ),
-    Engine.SM_WRITE: EngineSpec(
-        caption="write SM", counted="each byte written", carries=frozenset({End.DESTINATION}), needs_kernels=True
-    ),
-    Engine.BULK: EngineSpec(
-        caption="memcpy bulk", counted=_COPIED, carries=_BOTH_ENDS, needs_kernels=True, needs_capability=(9, 0)
-    ),
+    Engine.COPY_ENGINE: EngineSpec(caption="memcpy CE", counted=_COPIED, blocks_on_pageable=True),
+    Engine.SM_COPY: EngineSpec(caption="memcpy SM", counted=_COPIED, needs_kernels=True),
+    Engine.SM_READ: EngineSpec(caption="read SM", counted="each byte read", needs_kernels=True),
+    Engine.SM_WRITE: EngineSpec(caption="write SM", counted="each byte written", needs_kernels=True),
+    Engine.BULK: EngineSpec(caption="memcpy bulk", counted=_COPIED, needs_kernels=True, needs_capability=(9, 0)),
     Engine.ATOMIC: EngineSpec(
-        caption="atomic add",
-        counted="8 bytes for each addition",
-        carries=frozenset({End.DESTINATION}),
-        needs_kernels=True,
-        atomics=True,
+        caption="atomic add", counted="8 bytes for each addition", needs_kernels=True, atomics=True
     ),
     Engine.ATOMIC_LATENCY: EngineSpec(caption="atomic addition and its answer", needs_kernels=True, atomics=True),
     Engine.CPU: EngineSpec(

@@ -7,12 +7,13 @@ counters takes most of a millisecond, so the bytes are counted at the GPU that i
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from egmctl.gpu.telemetry import COUNTERS, State, Telemetry, Traffic
@@ -27,6 +28,7 @@ from egmctl.model.measurement import (
 )
 from egmctl.model.route import Egm, LinkKind, MemoryKind, UcxPath, UcxProtocol, UcxRoute, UcxStaging
 from egmctl.model.task import Flow, Quantity, Task
+from egmctl.units import parse_size
 
 PERIOD_S = 0.02
 """The interval between two readings of the clocks."""
@@ -291,7 +293,6 @@ def gpus_of(tasks: Iterable[Task]) -> dict[str, str]:
     return labels
 
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _RDMA = ("rc", "dc", "ud", "gga", "srd")
 """The first parts of the names of InfiniBand and RoCE transports, e.g. of ``rc_mlx5`` (``ucx_info -d`` lists them)."""
 OVER_NETWORK = (UcxRoute.GPUDIRECT_RDMA, UcxRoute.RDMA_STAGED, UcxRoute.RDMA, UcxRoute.TCP)
@@ -409,21 +410,16 @@ def _verdict(route: UcxRoute, staging: UcxStaging | None, on_gpu: bool, transpor
         UcxStaging.GPU: ", through fragments of GPU memory",
         None: "",
     }[staging]
-    match route:
-        case UcxRoute.GPUDIRECT_RDMA:
-            return f"GPUDirect RDMA in use: the NIC reads and writes GPU memory{detour} ({by})"
-        case UcxRoute.RDMA_STAGED:
-            return f"no GPUDirect RDMA: RDMA staged through host memory ({by})"
-        case UcxRoute.RDMA:
-            return f"RDMA between host memories{detour} ({by})"
-        case UcxRoute.CUDA_IPC:
-            return f"CUDA IPC within the node, no NIC and no GPUDirect RDMA{detour} ({by})"
-        case UcxRoute.TCP:
-            return f"{'no GPUDirect RDMA: ' * on_gpu}TCP{detour} ({by})"
-        case UcxRoute.SHARED_MEMORY:
-            return f"{'no GPUDirect RDMA: ' * on_gpu}shared memory within the node{detour} ({by})"
-        case _:
-            return "UCX's report does not name the transport"
+    not_direct = "no GPUDirect RDMA: " * on_gpu
+    sentences = {
+        UcxRoute.GPUDIRECT_RDMA: f"GPUDirect RDMA in use: the NIC reads and writes GPU memory{detour}",
+        UcxRoute.RDMA_STAGED: "no GPUDirect RDMA: RDMA staged through host memory",
+        UcxRoute.RDMA: f"RDMA between host memories{detour}",
+        UcxRoute.CUDA_IPC: f"CUDA IPC within the node, no NIC and no GPUDirect RDMA{detour}",
+        UcxRoute.TCP: f"{not_direct}TCP{detour}",
+        UcxRoute.SHARED_MEMORY: f"{not_direct}shared memory within the node{detour}",
+    }
+    return f"{sentences[route]} ({by})" if route in sentences else "UCX's report does not name the transport"
 
 
 def _was_used(protocol: UcxProtocol, message_bytes: int, uncounted: Collection[int]) -> bool:
@@ -444,15 +440,11 @@ def _uncounted(task: Task) -> Collection[int]:
 
 
 def _holds(sizes: str, size: int) -> bool:
+    """Return whether a range of UCX contains a size: ``8``, ``2K..64K`` or ``1M..inf``."""
     first, _, last = sizes.partition("..")
-    return _bytes(first) <= size <= (_bytes(last) if last else _bytes(first))
-
-
-def _bytes(text: str) -> float:
-    if text == "inf":
-        return float("inf")
-    match = re.fullmatch(r"([0-9]{1,18})([KMG]?)", text, re.ASCII)
-    return int(match[1]) * _UNITS[match[2]] if match else float("nan")
+    with suppress(ValueError):
+        return parse_size(first) <= size <= (math.inf if last == "inf" else parse_size(last or first))
+    return False
 
 
 def _rows(text: str) -> Iterator[list[str]]:

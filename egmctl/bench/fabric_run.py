@@ -76,7 +76,7 @@ def alone(machine: Machine, chosen: Sequence[Gpu]) -> RankLayout:
     """Return the ranks of a run on one node, one per chosen GPU; those of unusable GPUs come last."""
     waivers = {gpu.bus_id: gpu_waiver(machine, gpu) for gpu in chosen}
     ordered = sorted(chosen, key=lambda gpu: waivers[gpu.bus_id] is not None)
-    ranks = (rank_of(number, machine, gpu) for number, gpu in enumerate(ordered))
+    ranks = (rank_of(number, gpu, machine.cpu_nodes, "") for number, gpu in enumerate(ordered))
     stopped = {n: waiver for n, gpu in enumerate(ordered) if (waiver := waivers[gpu.bus_id]) is not None}
     return RankLayout(tuple(ranks), {"": machine}, left_out=stopped)
 

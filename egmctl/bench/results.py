@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from egmctl.bench.buffers import window
-from egmctl.driver.signatures import known_cause
+from egmctl.driver.signatures import cause_of
 from egmctl.errors import DriverCallError, DriverTooOld, EgmctlError
 from egmctl.facts.host import NoPages
 from egmctl.gpu.context import ImpossibleTime
@@ -92,9 +92,7 @@ def of_bandwidth(
         reason=reason,
         samples=tuple(samples),
         bandwidth_gb_s=summary,
-        flows_gb_s=tuple(
-            summarize([sample.flows_gb_s[place] for sample in samples]) for place in range(len(task.flows))
-        ),
+        flows_gb_s=_by_flow(samples),
         mismatch=mismatch,
         **more,
     )
@@ -260,9 +258,7 @@ class Soak:
             slowest_at_s=slowest_at_s,
             bandwidth_gb_s=_summary([sample.bandwidth_gb_s for sample in samples]),
             latency_ns=_summary([sample.latency_ns for sample in samples]),
-            flows_gb_s=tuple(
-                summarize([sample.flows_gb_s[place] for sample in samples]) for place in range(len(now.flows_gb_s))
-            ),
+            flows_gb_s=_by_flow(samples),
             costs=before.costs or now.costs,
         )
         status, reason = (Status.OK, None) if merged.timed is None else status_of(merged.timed)
@@ -282,6 +278,10 @@ def _bounded(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
         return samples
     slowest = max(samples, key=lambda sample: sample.elapsed_ms)
     return tuple(sample for place, sample in enumerate(samples) if place % 2 or sample is slowest)
+
+
+def _by_flow(samples: Iterable[Sample]) -> tuple[Summary, ...]:
+    return tuple(map(summarize, zip(*(sample.flows_gb_s for sample in samples), strict=True)))
 
 
 def _summary(values: list[float | None]) -> Summary | None:
@@ -318,7 +318,7 @@ def failure(task: Task, error: Exception) -> Measurement:
         return waived(task, WaiverKind.REFUSED, str(error), last_call=error.call)
     if (error.call, error.name) == ("cuDeviceGetByPCIBusId", "CUDA_ERROR_INVALID_DEVICE"):
         return waived(task, WaiverKind.GPU_UNUSABLE, f"CUDA does not see a GPU of this path: {error}")
-    cause = known_cause(error)
+    cause = cause_of(error.call, error.number)
     return finish(
         task,
         Status.FAILED,

@@ -17,7 +17,6 @@ CASES: tuple[Case, ...] = (
     *bandwidth.EGM_CASES,
     *bandwidth.HOST_CASES,
     *bandwidth.P2P_CASES,
-    ipc.ACCESS,
     *latency.CASES,
     *ipc.CASES,
     *rdma.CASES,
@@ -118,7 +117,7 @@ SUITES: Mapping[str, Suite] = {
     ),
     "egm": Suite("memory of host NUMA nodes (EGM where the platform has it)", family="egm", further=_FOUR_STREAMS),
     "host": Suite("pinned, registered, huge-page, managed and system memory", family="host"),
-    "p2p": Suite("between GPUs and within one", family="p2p", one_path=("device_access_life_cycle",)),
+    "p2p": Suite("between GPUs and within one", family="p2p"),
     "latency": Suite("latencies", family="latency"),
     "ipc": Suite("memory shared between processes, one process per GPU", family="ipc", samples=3),
     "egm_shared": Suite(

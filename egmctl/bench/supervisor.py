@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from enum import Enum
+from typing import NamedTuple
 
 from egmctl.bench.buffers import Buffer, Lifetimes, buffers_of
 from egmctl.bench.case import Case
@@ -54,7 +54,7 @@ Progress = Callable[[float, Task | None], None]
 """A function of the finished fraction of the run, 0 to 1, and a task in progress, ``None`` between steps."""
 
 WORKER_LIMIT = 4
-"""The number of failed processes of one kind (:class:`_Processes`) after which its remaining steps are waived. More
+"""The number of failed processes with one name (:attr:`_Kind.name`) after which its remaining steps are waived. More
 would probably fail too, each after a whole timeout."""
 
 PROOF_TOLERANCE = 0.01
@@ -149,16 +149,19 @@ def supervise(
     )
 
 
-class _Processes(Enum):
-    """The kinds of processes that measure steps. Failures of one kind do not count for the others."""
+class _Kind(NamedTuple):
+    """The kind of processes that measure a step: all steps of a pool are of one kind."""
 
-    WORKERS = "workers"
-    GROUPS = "groups of processes"
-    ISOLATED = "processes that tried blocked EGM routes"
+    by_ranks: bool
+    isolated: str | None
+    """See :attr:`egmctl.model.listing.Step.isolated`."""
 
-
-_Kind = tuple[bool, str | None]
-"""The properties of all steps of a pool: whether ranks measure them, and their isolation."""
+    @property
+    def name(self) -> str:
+        """The name of such processes. Failures of processes with another name do not count for them."""
+        if self.by_ranks:
+            return "groups of processes"
+        return "processes that tried blocked EGM routes" if self.isolated else "workers"
 
 
 class _Run:
@@ -177,7 +180,7 @@ class _Run:
         self.problems: list[str] = []
         self.spent = Spent()
         self._plan = plan
-        self._failures = dict.fromkeys(_Processes, 0)
+        self._failures: Counter[str] = Counter()
         nodes = (machine.host and machine.host.numa_nodes) or ()
         failed = nvml_failure(machine)
         self._no_counters = None if failed is None else f"NVML {failed.words}"
@@ -202,7 +205,7 @@ class _Run:
         """Whether steps are left to measure. A soak starts over at the end."""
         if self._soak and not self.pending and not self._soak.over:
             self.pending.extend(step for step in self._plan.steps if not step.proof)
-        self.pending = deque(step for step in self.pending if self._failures[self._processes(step)] < WORKER_LIMIT)
+        self.pending = deque(step for step in self.pending if self._failures[self._kind(step).name] < WORKER_LIMIT)
         return bool(self.pending)
 
     def work(self, start: Callable[[bool], Group]) -> None:
@@ -215,10 +218,9 @@ class _Run:
         """
         kind = self._kind(self.pending[0])
         under_way: Step | None = None
-        processes = self._processes(self.pending[0])
         started = time.perf_counter()
         try:
-            with start(kind[0]) as pool:
+            with start(kind.by_ranks) as pool:
                 self._prepare(pool, kind)
                 self.spent.starting_s += time.perf_counter() - started
                 if died := self._died_in_set_up.pop(kind, None):
@@ -226,23 +228,24 @@ class _Run:
                 while self.goes_on and self._kind(self.pending[0]) == kind:
                     under_way = self.pending.popleft()
                     if not self._measure(pool, under_way):
-                        self._failures[processes] += 1
+                        self._failures[kind.name] += 1
                         return
                     under_way = None
                 ending = time.perf_counter()
                 pool.ask({"do": Request.FINISH}, self._plan.settings.timeout_s)
             self.spent.ending_s += time.perf_counter() - ending
         except ChildFailed as error:
-            self._failures[processes] += 1
+            self._failures[kind.name] += 1
             self._blame(error, under_way, kind)
 
     def waive_rest(self, why: str | None) -> None:
         """Waive every task without an outcome. The default reason is that too many processes have failed."""
-        for number, task in enumerate(self._tasks):
-            if number not in self.found:
-                reason = why or f"not run: {WORKER_LIMIT} {_processes_of(task).value} had failed before"
-                kind = WaiverKind.INTERRUPTED if why else WaiverKind.GIVEN_UP
-                self._record(number, waived(task, kind, reason))
+        kind = WaiverKind.INTERRUPTED if why else WaiverKind.GIVEN_UP
+        for step in self._plan.steps:
+            reason = why or f"not run: {WORKER_LIMIT} {self._kind(step).name} had failed before"
+            for number in step.tasks:
+                if number not in self.found:
+                    self._record(number, waived(self._tasks[number], kind, reason))
 
     def tell(self) -> None:
         """Send new notes, problems and kernel log messages to the recorder."""
@@ -254,16 +257,13 @@ class _Run:
             self._recorder(Problem(text=problem))
         self._told = {"notes": len(self.notes), "problems": len(self.problems)}
 
-    def _processes(self, step: Step) -> _Processes:
-        return _processes_of(self._tasks[step.tasks[0]])
-
     def _kind(self, step: Step) -> _Kind:
-        return bool(self._tasks[step.tasks[0]].ranks), step.isolated
+        return _Kind(bool(self._tasks[step.tasks[0]].ranks), step.isolated)
 
     def _prepare(self, pool: Group, kind: _Kind) -> None:
         """Make a pool set up the GPUs for the pending steps of its kind."""
         plan = self._plan
-        ranks = plan.ranks if kind[0] else ()
+        ranks = plan.ranks if kind.by_ranks else ()
         access: tuple[NodeAccess, ...] = ()
         gpus = tuple(rank.bus_id for rank in ranks)
         if not ranks:
@@ -368,7 +368,7 @@ class _Run:
         else:
             lost = [step for step in self.pending if self._kind(step) == kind]
             again = kind not in self._died_in_set_up and error.how == "crashed"
-            if lost and again and self._failures[self._processes(lost[0])] < WORKER_LIMIT:
+            if lost and again and self._failures[kind.name] < WORKER_LIMIT:
                 # A signal may have killed that process only.
                 self._died_in_set_up[kind] = str(error)
                 return
@@ -392,12 +392,6 @@ class _Run:
 
     def _buffers(self, step: Step) -> tuple[Buffer, ...]:
         return buffers_of([self._tasks[number] for number in step.tasks])
-
-
-def _processes_of(task: Task) -> _Processes:
-    if task.ranks:
-        return _Processes.GROUPS
-    return _Processes.ISOLATED if any(flow.route.degraded for flow in task.flows) else _Processes.WORKERS
 
 
 def _host_access(plan: Plan, flows: Iterable[Flow], cpus: Mapping[int, tuple[int, ...]]) -> tuple[NodeAccess, ...]:

@@ -16,7 +16,6 @@ from functools import cache
 from pathlib import Path
 
 from egmctl.data import read_toml
-from egmctl.errors import DriverCallError
 from egmctl.model.explanation import KnownCause, Library
 
 
@@ -38,12 +37,6 @@ def cause_of_crash(call: str | None) -> KnownCause | None:
     """Return the known cause if a process dies in this call, or ``None``."""
     crashing = (entry for entry in signatures().errors.values() if entry.crash and entry.call == call)
     return next((entry.causes[0] for entry in crashing), None)
-
-
-def known_cause(error: DriverCallError) -> str | None:
-    """Return the known cause of an error in the environment and its remedy, as text; ``None`` if unknown."""
-    cause = cause_of(error.call, error.number)
-    return None if cause is None else str(cause)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import io
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from egmctl.driver.cuda import call
 from egmctl.driver.reading import normal_bus_id
 from egmctl.errors import DriverCallError, EgmctlError
 from egmctl.gpu.context import Context, ReleaseStack, timed
+from egmctl.launch.channel import memory_file
 from egmctl.model.route import unusable
 
 _STATUS = ctypes.c_int8
@@ -368,7 +370,7 @@ class Link:
         # Flush the report out of the C library's buffer.
         ctypes.CDLL(None).fflush(None)
         size = min(max(0, _log_size() - self._log_start), REPORT_LIMIT)
-        return os.pread(_log_fd(), size, self._log_start).decode(errors="replace")
+        return os.pread(_log().fileno(), size, self._log_start).decode(errors="replace")
 
     def _call(self, name: str, function: Callable[[], Any]) -> Any:
         breadcrumb.enter(name)
@@ -399,17 +401,17 @@ def settings() -> dict[str, str]:
 
 
 @cache
-def _log_fd() -> int:
-    return os.memfd_create("ucx")
+def _log() -> io.FileIO:
+    return memory_file("ucx")
 
 
 def _log_size() -> int:
-    return os.fstat(_log_fd()).st_size
+    return os.fstat(_log().fileno()).st_size
 
 
 def _ours() -> dict[str, str]:
     return {
-        "UCX_LOG_FILE": f"/proc/self/fd/{_log_fd()}",
+        "UCX_LOG_FILE": f"/proc/self/fd/{_log().fileno()}",
         "UCX_WARN_UNUSED_ENV_VARS": "n",
         # UCX must not catch fatal signals: the parent reads them from the exit status.
         "UCX_ERROR_SIGNALS": "",

@@ -12,16 +12,17 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from egmctl.api.bench import Bench
-from egmctl.bench.buffers import Buffer, Lifetimes, buffers_of, peaks
+from egmctl.bench.buffers import Buffer, Lifetimes, Peak, buffers_of, peaks
 from egmctl.bench.fabric_run import Asked, alone, plan_for
 from egmctl.bench.plan import Plan
-from egmctl.bench.plan.budget import LEAST_BYTES, fitted, memory_of
+from egmctl.bench.plan.budget import LEAST_BYTES, fitted, memory_of, most_bytes
 from egmctl.bench.suites import FABRIC, SUITES, select_cases
 from egmctl.errors import UsageError
 from egmctl.model.finding import WaiverKind
 from egmctl.model.host import HugePages, Process
 from egmctl.model.machine import Machine
 from egmctl.model.route import MemoryKind
+from egmctl.model.task import Endpoint
 from egmctl.units import GIB, MIB
 from tests.bench.four import NAMES
 from tests.bench.plans import SETTINGS, plan_of, waivers
@@ -281,3 +282,19 @@ def test_a_sweep_without_a_top_ends_where_half_of_the_memory_does() -> None:
     # Smaller buffers hold several slots: all sizes together are to fit.
     assert plan.settings.size_bytes == max(task.size_bytes for task in plan.tasks) < 300 * MIB
     assert plan.notes[-1].startswith(f"buffers of {plan.settings.size_bytes // MIB} MiB, not of the usual 8 GiB")
+
+
+@pytest.mark.parametrize(
+    ("place", "total"),
+    [
+        (None, 64 * GIB),
+        (Endpoint(memory=MemoryKind.HOST_NUMA, label="NUMA1", numa_node=1), 32 * GIB),
+        (Endpoint(memory=MemoryKind.DEVICE, label="GPU0", bus_id="0000:1b:00.0"), 16 * GIB),
+    ],
+)
+def test_where_free_memory_is_unknown_all_of_it_counts(place: Endpoint | None, total: int) -> None:
+    machine = patched(shipped("dgx-h100"), "host", memory_available_bytes=None, memory_total_bytes=64 * GIB)
+    machine = patched(machine, "host.numa_nodes[1]", memory_free_bytes=None, memory_total_bytes=32 * GIB)
+    machine = patched(machine, "gpus[*].nvml", memory_used_bytes=None, memory_total_bytes=16 * GIB)
+    assert most_bytes(machine, Peak(place, 1)) == total
+    assert most_bytes(machine, Peak(place, 1, huge_pages=True)) != total

@@ -72,6 +72,8 @@ class TestThePlan:
         tried = [name for name in names if name is not None]
         assert tried == ["GPU0 NUMA1"] * 2 + ["GPU1 NUMA1"] * 2
         assert names[-len(tried) :] == tried
+        numbers = [number for step in steps if not step.proof for number in step.tasks]
+        assert len(numbers) == len(set(numbers))
 
     @pytest.mark.parametrize("machine", [without_owners(), two_gh200()], ids=["denied owners", "no NVLink"])
     def test_other_host_memory_never_depends_on_the_egm_route(self, machine: Machine) -> None:

@@ -8,7 +8,16 @@ import pytest
 
 from egmctl.bench.buffers import peaks
 from egmctl.bench.plan import Plan
-from egmctl.bench.plan.placement import NvlinkDomain, RankInfo, assign, check_agreement, merge_gpus, rank_info, ranks_of
+from egmctl.bench.plan.placement import (
+    NvlinkDomain,
+    RankInfo,
+    assign,
+    check_agreement,
+    merge_gpus,
+    rank_info,
+    rank_of,
+    ranks_of,
+)
 from egmctl.bench.suites import CASES
 from egmctl.bench.supervisor import set_beside
 from egmctl.errors import EgmctlError, ExitCode, NothingToDo
@@ -227,3 +236,11 @@ def test_ranks_are_named_by_their_node_where_there_are_several() -> None:
         ("node1:GPU0", "a", 0),
         ("node2:GPU0", "b", 0),
     ]
+
+
+@pytest.mark.parametrize(("nodes", "numa_node"), [((0, 1), 1), ((0,), 0), ((), None)])
+def test_a_rank_has_host_memory_of_its_own_node_or_else_the_first(
+    nodes: tuple[int, ...], numa_node: int | None
+) -> None:
+    gpu = next(gpu for gpu in GB200.gpus or () if gpu.host_numa_id == 1)
+    assert rank_of(0, gpu, nodes).numa_node == numa_node

@@ -13,6 +13,7 @@ from egmctl.bench.results import (
     UNSTABLE_CV,
     Soak,
     bandwidth_gb_s,
+    of_bandwidth,
     of_latency,
     status_of,
     summarize,
@@ -171,3 +172,10 @@ def test_samples_of_a_soak_are_bounded_and_the_slowest_is_kept() -> None:
     assert len(merged.samples) <= SAMPLES_KEPT
     assert merged.bandwidth_gb_s is not None
     assert merged.bandwidth_gb_s.min == 50
+
+
+def test_each_flow_has_the_statistics_of_its_own_samples() -> None:
+    (task, *_) = plan_of("device_to_device_bidirectional_memcpy_write_ce", gpus=2).tasks
+    samples = [Sample(bandwidth_gb_s=30.0, flows_gb_s=(10.0 + n, 20.0), elapsed_ms=1.0, wall_ms=1.0) for n in (0, 2)]
+    flows = of_bandwidth(task, samples, None).flows_gb_s
+    assert [(flow.min, flow.median, flow.max) for flow in flows] == [(10.0, 11.0, 12.0), (20.0, 20.0, 20.0)]

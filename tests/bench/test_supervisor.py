@@ -81,7 +81,7 @@ def test_one_worker_measures_everything_in_order(run: Supervise) -> None:
 @pytest.mark.parametrize(("host", "stated"), [(None, True), ("", True), ("node1", False)])
 def test_the_load_of_the_host_is_stated_unless_other_commands_measure_too(host: str | None, stated: bool) -> None:
     ranks = (Rank(number=0, label="GPU0", bus_id="0000:1b:00.0", host=host),)
-    report = supervise(replace(plan(), steps=(), ranks=ranks), MACHINE, on_progress=lambda _done, _task: None)
+    report = supervise(replace(plan(), tasks=(), steps=(), ranks=ranks), MACHINE, on_progress=lambda _done, _task: None)
     assert (report.host_load is not None) is stated
 
 

@@ -1,4 +1,4 @@
-"""``bench --suite egm_shared`` and peer access on real GPUs: verified, as fast as within one process, nothing left."""
+"""``bench --suite egm_shared`` on real GPUs: verified, as fast as within one process, nothing left."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from egmctl.bench.engines.life_cycle import ACCESS_STAGES, STAGES
+from egmctl.bench.engines.life_cycle import STAGES
 from tests.conftest import RunEgmctl
 from tests.gpu.test_bench import used_memory_mib
 from tests.gpu.test_ipc import of, wrong
@@ -61,14 +61,6 @@ def test_two_gpus_share_one_allocation_alone_and_at_once(egmctl: RunEgmctl) -> N
         for m in of(result, name):
             assert m["status"] in ("ok", "unstable"), m
             assert len(m["flows_gb_s"]) == 2
-
-
-@pytest.mark.usefixtures("gpus")
-def test_peer_access_and_cu_mem_set_access_are_timed_stage_by_stage(egmctl: RunEgmctl) -> None:
-    result = measured(egmctl, "--case", "device_access_life_cycle", "--gpus", "0-1")
-    lives = of(result, "device_access_life_cycle")
-    assert [life["status"] for life in lives] == ["ok", "ok"], lives
-    assert all([stage["name"] for stage in life["stages"]] == list(ACCESS_STAGES) for life in lives)
 
 
 def test_a_sweep_of_egm_up_to_eight_gib_measures_every_size_that_fits(egmctl: RunEgmctl) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from egmctl.bench.engines import life_cycle
 from egmctl.bench.engines.life_cycle import STAGES
+from egmctl.bench.processes.context import Stopwatch
 from egmctl.bench.processes.group import Group, GroupFailed
 from egmctl.model.measurement import Status, Verification
 from egmctl.model.task import HandleKind
@@ -17,7 +21,7 @@ from tests.conftest import ROOT
 from tests.fake.machines import nvl4, with_access, with_imex_channel
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
-from tests.handles.ranks import MIB, SHARED, ask, finish, life_cycle_task, ranks_on, start
+from tests.handles.ranks import MIB, SETTINGS, SHARED, ask, finish, life_cycle_task, ranks_on, start
 
 RANKS = ranks_on(["0008:01:00.0", "0009:01:00.0"])
 FABRIC, LEGACY, POOL, POSIX_FD = HandleKind.FABRIC, HandleKind.LEGACY, HandleKind.POOL, HandleKind.POSIX_FD
@@ -256,3 +260,14 @@ def test_a_rank_that_dies_releases_the_other(fake_node: MakeFakeNode, launch: La
     assert len(dead) == 1
     left = [line for line in node.leaks() if not any(line.startswith(f"process {pid}:") for pid in dead)]
     assert not [line for line in left if "mapping" in line or "allocation" in line or "addresses" in line]
+
+
+def test_the_first_life_initializes_the_driver_and_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def live(_collective: object, _worker: object, seed: int) -> dict[str, float]:
+        return {"allocate": 1000.0 if seed == 1 else float(seed)}
+
+    monkeypatch.setattr(life_cycle, "_live", live)
+    worker: Any = SimpleNamespace(exchange=SimpleNamespace(rank=0), ranks=RANKS, stopwatch=Stopwatch())
+    (measured,) = life_cycle.measure(worker, [life_cycle_task(RANKS, POSIX_FD)], SETTINGS, least=3)
+    (stage,) = measured.stages
+    assert (stage.name, stage.ms.min, stage.ms.max) == ("allocate", 2.0, 4.0)

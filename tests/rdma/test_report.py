@@ -7,7 +7,6 @@ NIC.
 from __future__ import annotations
 
 import json
-import os
 import re
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 
 from egmctl.bench.evidence import parse, path_of
 from egmctl.gpu import ucx
+from egmctl.launch.channel import memory_file
 from egmctl.model.codec import from_json
 from egmctl.model.route import Carrier, MemoryKind, Route, UcxPath, UcxProtocol, UcxRoute
 from egmctl.model.task import Chase, ChaseOrder, Endpoint, Engine, Flow, Pattern, Quantity, Task
@@ -275,15 +275,14 @@ def test_a_count_that_is_no_number_is_no_line(count: str) -> None:
 
 
 def test_no_more_of_a_report_is_read_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = os.memfd_create("report")
-    monkeypatch.setattr(ucx, "_log_fd", lambda: log)
-    os.write(ucx._log_fd(), b"of an earlier one\n")
-    link = object.__new__(ucx.Link)
-    link._endpoint = link._worker = link._context = None
-    link._log_start = ucx._log_size()
-    os.write(ucx._log_fd(), b"of this one\n")
-    os.ftruncate(ucx._log_fd(), 1 << 30)
-    report = link.close()
-    os.close(ucx._log_fd())
+    with memory_file("report") as log:
+        monkeypatch.setattr(ucx, "_log", lambda: log)
+        log.write(b"of an earlier one\n")
+        link = object.__new__(ucx.Link)
+        link._endpoint = link._worker = link._context = None
+        link._log_start = ucx._log_size()
+        log.write(b"of this one\n")
+        log.truncate(1 << 30)
+        report = link.close()
     assert report.startswith("of this one\n")
     assert len(report) == ucx.REPORT_LIMIT

@@ -198,13 +198,5 @@ def _job_cases() -> Iterator[Case]:
     yield latency(host, JOB)
 
 
-ACCESS = replace(
-    life_cycle(Shared(HandleKind.LEGACY, MemoryKind.DEVICE)),
-    name="device_access_life_cycle",
-    family="p2p",
-    processes=Processes.ONE,
-    handle=None,
-)
-"""The case within one process of peer access, beside cuMemSetAccess for the GPUs that need it."""
 CASES = (*_node_cases(), *_shared_cases())
 FABRIC_CASES = tuple(_job_cases())

@@ -3,9 +3,6 @@
 Between processes the owner allocates and exports the memory and sends the handle. The importer opens and maps it,
 writes all of it twice, and then a pattern, which the owner checks. The importer closes the memory; the owner frees it.
 Times are by the host's clock. The transfer is timed by CLOCK_MONOTONIC of both processes, so only within a node.
-
-Within one process, the stages show what peer access adds to each allocation (CUDA Programming Guide, "Virtual Memory
-Management": "all past and future user allocations are also mapped to the target peer device").
 """
 
 from __future__ import annotations
@@ -15,14 +12,14 @@ from collections.abc import Sequence
 
 from egmctl.bench.processes.collective import CollectiveStep, Item, ResourceScope, resource_scopes
 from egmctl.bench.processes.context import WorkerContext
-from egmctl.bench.results import FAILURES, failure, mismatch_of, stages
+from egmctl.bench.results import mismatch_of, stages
 from egmctl.gpu.context import timed
 from egmctl.gpu.handles import ImportedMemory, SharedMemory
-from egmctl.gpu.memory import DeviceMemory, Memory
+from egmctl.gpu.memory import Memory
 from egmctl.gpu.pattern import Difference, Region, poison
 from egmctl.launch import close_all
 from egmctl.model.measurement import Measurement, Phase, Settings, Status, Verification, finish
-from egmctl.model.task import Engine, HandleKind, Task
+from egmctl.model.task import Engine, Task
 
 LIVES = 20
 """The minimum number of timed life cycles, enough for percentiles."""
@@ -38,74 +35,64 @@ importer's is part of ``map``."""
 def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings, least: int = LIVES) -> list[Measurement]:
     """Repeat the life cycle of each task's shared memory in the same processes, and time its stages.
 
-    The tasks of a step run at the same time, so only a step with one task shows the costs of one. Each task has one
-    flow: rank ``Endpoint.rank`` owns the memory of the end with a handle, and the flow's ``initiator_rank`` opens it.
-    The measurement has ``stages`` in milliseconds. It is ``corrupt`` if the owner does not find the importer's pattern.
+    The plan gives each task a step of its own. It has one flow: rank ``Endpoint.rank`` owns the memory of the end with
+    a handle, and the flow's ``initiator_rank`` opens it. The measurement has ``stages`` in milliseconds. It is
+    ``corrupt`` if the owner does not find the importer's pattern.
 
     Parameters
     ----------
     least
         The minimum number of timed life cycles if there are fewer samples.
 
-    Without ranks, both GPUs are this process' (:func:`_access_costs`).
-
     Raises
     ------
     Abandoned
         Another rank has died or hangs; this one has released its resources.
     """
-    if not tasks[0].ranks:
-        return [_access(worker, task, max(settings.samples, least)) for task in tasks]
-    collective = CollectiveStep(worker, tasks)
-    seeds = range(1, 1 + WARM_UP_LIVES + max(settings.samples, least))
-    lives: list[list[dict[str, float]]] = [[] for _ in tasks]
-    for seed in seeds:
-        if None in collective.outcomes:
-            with worker.stopwatch.phase(Phase.MEASURING):
-                for life, stages_ms in zip(lives, _live(collective, worker, seed), strict=True):
-                    life.append(stages_ms)
-    return [
-        outcome
-        or finish(
-            task,
-            Status.OK,
-            stages=stages(STAGES, life[WARM_UP_LIVES:]),
-            verification=Verification.GPU_EVERY_SAMPLE,
-            seeds=(seeds[-1],),
-        )
-        for task, outcome, life in zip(tasks, collective.outcomes, lives, strict=True)
-    ]
+    return [_measure(worker, task, max(settings.samples, least)) for task in tasks]
 
 
-def _live(collective: CollectiveStep, worker: WorkerContext, seed: int) -> list[dict[str, float]]:
-    """Run one life cycle of each task; return the milliseconds of its stages, by stage."""
-    with resource_scopes(collective) as held:
-        lives = [_Life(collective, worker, place, held[place], seed) for place in range(len(collective.tasks))]
-        collective.do(lambda place: lives[place].make())
-        offered = collective.do(lambda place: lives[place].offer())
+def _measure(worker: WorkerContext, task: Task, lives: int) -> Measurement:
+    collective = CollectiveStep(worker, [task])
+    rounds: list[dict[str, float]] = []
+    with worker.stopwatch.phase(Phase.MEASURING):
+        while collective.outcomes[0] is None and len(rounds) < WARM_UP_LIVES + lives:
+            rounds.append(_live(collective, worker, 1 + len(rounds)))
+    return collective.outcomes[0] or finish(
+        task,
+        Status.OK,
+        stages=stages(STAGES, rounds[WARM_UP_LIVES:]),
+        verification=Verification.GPU_EVERY_SAMPLE,
+        seeds=(len(rounds),),
+    )
+
+
+def _live(collective: CollectiveStep, worker: WorkerContext, seed: int) -> dict[str, float]:
+    """Run one life cycle of the task; return the milliseconds of its stages, by stage."""
+    with resource_scopes(collective) as (held,):
+        life = _Life(collective, worker, held, seed)
+        collective.do(lambda _: life.make())
+        (offered,) = collective.do(lambda _: life.offer())
         received_s = time.monotonic()
         try:
-            collective.do(lambda place: lives[place].open(offered[place], received_s))
+            collective.do(lambda _: life.open(offered, received_s))
         finally:
-            close_all(fd for items in offered for item in items for fd in item.fds)
-        for place, items in enumerate(collective.do(lambda place: lives[place].check())):
-            lives[place].judge(items)
-    gathered = collective.do(lambda place: lives[place].stages_ms)
-    return [{name: ms for item in items for name, ms in (item.data or {}).items()} for items in gathered]
+            close_all(fd for item in offered for fd in item.fds)
+        (checked,) = collective.do(lambda _: life.check())
+        life.judge(checked)
+    (gathered,) = collective.do(lambda _: life.stages_ms)
+    return {name: ms for item in gathered for name, ms in (item.data or {}).items()}
 
 
 class _Life:
     """One life cycle of a task's memory in one rank, which may be the owner, the importer, or neither."""
 
-    def __init__(
-        self, collective: CollectiveStep, worker: WorkerContext, place: int, held: ResourceScope, seed: int
-    ) -> None:
+    def __init__(self, collective: CollectiveStep, worker: WorkerContext, held: ResourceScope, seed: int) -> None:
         self._collective = collective
         self._worker = worker
-        self._place = place
         self._held = held
         self._seed = seed
-        self._task = collective.tasks[place]
+        (self._task,) = collective.tasks
         flow = self._task.flows[0]
         self._end = next(end for end in (flow.source, flow.destination) if end.handle is not None)
         self._owner, self._importer = self._end.rank or 0, flow.initiator_rank or 0
@@ -151,84 +138,21 @@ class _Life:
     def judge(self, checked: Sequence[Item]) -> None:
         """End the task in all ranks if the owner has found a difference."""
         difference = checked[self._owner].data if checked else None
-        if difference is None or self._collective.outcomes[self._place] is not None:
+        if difference is None or self._collective.outcomes[0] is not None:
             return
-        self._collective.outcomes[self._place] = _corrupt(self._task, Difference(*difference), self._seed)
+        mismatch = mismatch_of(Difference(*difference), self._seed - 1, 0)
+        self._collective.outcomes[0] = finish(
+            self._task,
+            Status.CORRUPT,
+            reason=f"what the other GPU wrote in life {self._seed} did not arrive: {mismatch.words} words differ, the "
+            f"first at offset {mismatch.first_offset_bytes}: expected {mismatch.expected}, found {mismatch.found}",
+            mismatch=mismatch,
+            verification=Verification.GPU_EVERY_SAMPLE,
+            seeds=(self._seed,),
+        )
 
     def _region(self, memory: Memory) -> Region:
         return Region(memory.address, self._task.size_bytes, self._seed)
-
-
-def _corrupt(task: Task, difference: Difference, seed: int) -> Measurement:
-    mismatch = mismatch_of(difference, seed - 1, 0)
-    return finish(
-        task,
-        Status.CORRUPT,
-        reason=f"what the other GPU wrote in life {seed} did not arrive: {mismatch.words} words differ, the first at "
-        f"offset {mismatch.first_offset_bytes}: expected {mismatch.expected}, found {mismatch.found}",
-        mismatch=mismatch,
-        verification=Verification.GPU_EVERY_SAMPLE,
-        seeds=(seed,),
-    )
-
-
-WITH_PEER = "-with-peer"
-ACCESS_STAGES = (
-    *("allocate", "free", "enable-peer", f"allocate{WITH_PEER}", f"free{WITH_PEER}", "disable-peer"),
-    *("create", "set-access", "release", f"set-access{WITH_PEER}", f"release{WITH_PEER}"),
-)
-"""The stages within one process, in order: cuMemAlloc without and with peer access from another GPU, then cuMemCreate
-with cuMemSetAccess for the owner alone and for both GPUs."""
-
-
-def _access(worker: WorkerContext, task: Task, lives: int) -> Measurement:
-    """Time the stages of a task's access to a peer's memory in this process."""
-    rounds: list[dict[str, float]] = []
-    try:
-        with worker.stopwatch.phase(Phase.MEASURING):
-            for seed in range(1, 1 + WARM_UP_LIVES + lives):
-                rounds.append({})
-                if (difference := _access_costs(worker, task, seed, rounds[-1])) is not None:
-                    return _corrupt(task, difference, seed)
-    except FAILURES as error:
-        return failure(task, error)
-    costs = stages(ACCESS_STAGES, rounds[WARM_UP_LIVES:])
-    return finish(task, Status.OK, stages=costs, verification=Verification.GPU_EVERY_SAMPLE, seeds=(len(rounds),))
-
-
-def _access_costs(worker: WorkerContext, task: Task, seed: int, stages_ms: dict[str, float]) -> Difference | None:
-    """Time one life of memory for each way to give access; return how it differs from what the peer wrote."""
-    flow = task.flows[0]
-    owner, peer = worker.stream(flow.source.bus_id or ""), worker.stream(flow.initiator or "")
-    differences: list[Difference | None] = []
-
-    def use(memory: Memory, free: str, suffix: str) -> None:
-        region = Region(memory.address, task.size_bytes, seed)
-        try:
-            if suffix:
-                worker.pattern.fill(peer, region)
-                peer.synchronize()
-                differences.append(worker.pattern.check(owner, region)())
-        finally:
-            with timed(stages_ms, f"{free}{suffix}"):
-                memory.close()
-
-    # Other steps enable it again where they need it (WorkerContext.connect).
-    peer.context.disable_access_to(owner.context)
-    for suffix in ("", WITH_PEER):
-        if suffix:
-            with timed(stages_ms, "enable-peer"):
-                peer.context.enable_access_to(owner.context)
-        memory = DeviceMemory(owner.context, task.size_bytes)
-        stages_ms[f"allocate{suffix}"] = memory.allocate_ms
-        use(memory, "free", suffix)
-    with timed(stages_ms, "disable-peer"):
-        peer.context.disable_access_to(owner.context)
-    for suffix, others in (("", []), (WITH_PEER, [peer.context])):
-        shared = SharedMemory(HandleKind.POSIX_FD, owner.context, task.size_bytes, others=others)
-        stages_ms |= {"create": shared.stages_ms["allocate"], f"set-access{suffix}": shared.stages_ms["set-access"]}
-        use(shared, "release", suffix)
-    return next(filter(None, differences), None)
 
 
 MEASURE = {Engine.LIFE_CYCLE: measure}

@@ -238,31 +238,24 @@ def _without(plan: Plan, waived: Mapping[_Key, Waiver]) -> Plan:
 
 
 def has_room(machine: Machine, task: Task, settings: Settings) -> bool:
-    """Return whether a task fits into half of a run's share, so that no other task gets smaller because of it.
-
-    If the free memory of a location is unknown, its total counts.
-    """
-    locations = ((peak, _free_or_total(machine, peak, free_bytes(machine, peak))) for peak in peaks([[task]]))
+    """Return whether a task fits into half of a run's share, so that no other task gets smaller because of it."""
     share = settings.memory_percent // 2
-    return not any(free is not None and peak.bytes > free * share // 100 for peak, free in locations)
-
-
-def _free_or_total(machine: Machine, peak: Peak, free: int | None) -> int | None:
-    host, end = machine.host, peak.place
-    if free is not None or host is None or peak.huge_pages or (end is not None and end.bus_id is not None):
-        return free
-    if end is None:
-        return host.memory_total_bytes
-    return next((node.memory_total_bytes for node in host.numa_nodes or () if node.id == end.numa_node), None)
+    room = ((peak, most_bytes(machine, peak)) for peak in peaks([[task]]))
+    return not any(most is not None and peak.bytes > most * share // 100 for peak, most in room)
 
 
 def most_bytes(machine: Machine, peak: Peak) -> int | None:
     """Return the free bytes at a location, or its total if only that is known, as for a model of a machine."""
-    free = free_bytes(machine, peak)
-    if free is None and peak.place is not None and peak.place.bus_id is not None:
-        nvml = machine.gpu(peak.place.bus_id).nvml
+    free, host, end = free_bytes(machine, peak), machine.host, peak.place
+    if free is not None or peak.huge_pages:
+        return free
+    if end is not None and end.bus_id is not None:
+        nvml = machine.gpu(end.bus_id).nvml
         return None if nvml is None else nvml.memory_total_bytes
-    return _free_or_total(machine, peak, free)
+    if end is None:
+        return host.memory_total_bytes if host else None
+    nodes = (host.numa_nodes if host else None) or ()
+    return next((node.memory_total_bytes for node in nodes if node.id == end.numa_node), None)
 
 
 def free_bytes(machine: Machine, peak: Peak) -> int | None:

@@ -12,7 +12,8 @@ from egmctl.bench.plan import Plan, bench_gpu
 from egmctl.bench.plan.budget import has_room, huge_page_sizes, pages_waiver
 from egmctl.bench.plan.flows import Ends, Pair, busy_waiver, endpoint, gpu_use, initiator, measures_pair, tasks_of
 from egmctl.bench.plan.paths import Path, Staging, gpu_waiver, path_between
-from egmctl.bench.plan.ranks import handle_waiver, local_path, node_flows, rank_candidate, ranks_of
+from egmctl.bench.plan.placement import rank_of
+from egmctl.bench.plan.ranks import handle_waiver, local_path, node_flows, rank_candidate
 from egmctl.bench.plan.schedule import isolated, make_steps, slots
 from egmctl.bench.plan.task import Candidate, atomics_waiver, blocks_waiver, capability_waiver, planned_task
 from egmctl.bench.suites import CASES
@@ -67,7 +68,8 @@ def make_plan(
     usable = [gpu for gpu in gpus if gpu_waiver(machine, gpu) is None and (settings.allow_busy or gpu_use(gpu) is None)]
     # One process more for each NUMA node exports the memory that all GPUs share.
     exporting = {gpu.host_numa_id: gpu for gpu in usable[::-1] if any(case.for_all for case in cases)}
-    every = ranks_of([*usable, *[*exporting.values()][::-1], *(gpu for gpu in gpus if gpu not in usable)], numa_nodes)
+    ordered = [*usable, *[*exporting.values()][::-1], *(gpu for gpu in gpus if gpu not in usable)]
+    every = [rank_of(number, gpu, numa_nodes) for number, gpu in enumerate(ordered)]
     started = len(usable) + len(exporting)
     exporters = every[len(usable) : started]
     ranks = [*every[: len(usable)], *every[started:]]

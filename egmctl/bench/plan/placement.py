@@ -189,22 +189,26 @@ def ranks_of(infos: Sequence[RankInfo], gpus: Sequence[str], machines: Mapping[s
         The nodes by host name.
     """
     names = node_names(info.host for info in infos)
+    machine_of_rank = [machines[info.host] for info in infos]
     return tuple(
-        rank_of(number, machines[info.host], machines[info.host].gpu(bus_id), info.host, names.get(info.host, ""))
-        for number, (info, bus_id) in enumerate(zip(infos, gpus, strict=True))
+        rank_of(number, machine.gpu(bus_id), machine.cpu_nodes, info.host, names.get(info.host, ""))
+        for number, (info, machine, bus_id) in enumerate(zip(infos, machine_of_rank, gpus, strict=True))
     )
 
 
-def rank_of(number: int, machine: Machine, gpu: Gpu, host: str = "", node: str = "") -> Rank:
-    """Return the record of the rank of a GPU; without a NUMA node for host memory if no node has memory.
+def rank_of(number: int, gpu: Gpu, nodes: Sequence[int], host: str | None = None, node: str = "") -> Rank:
+    """Return the record of the rank of a GPU.
 
     Parameters
     ----------
-    node
-        The name of its node; empty if there is only one node.
+    nodes
+        The NUMA nodes with memory, or those that the user selected. Host memory is on the GPU's own node or, if that is
+        not among them, on the first. Without any, the rank has no NUMA node.
+    host, node
+        The name of its node, and the one in its label; empty if there is only one node.
     """
-    label, nodes = f"{node}:GPU{gpu.index}" if node else f"GPU{gpu.index}", machine.cpu_nodes
-    nearest = gpu.host_numa_id if gpu.host_numa_id in nodes else min(nodes, default=None)
+    label = f"{node}:GPU{gpu.index}" if node else f"GPU{gpu.index}"
+    nearest = gpu.host_numa_id if gpu.host_numa_id in nodes else next(iter(nodes), None)
     return Rank(number=number, label=label, bus_id=gpu.bus_id, numa_node=nearest, host=host)
 
 
@@ -228,7 +232,8 @@ def merge_gpus(machine: Machine, others: Iterable[Gpu]) -> Machine:
 
 def modelled(machine: Machine, ranks: int) -> RankLayout:
     """Return a layout of ``ranks`` ranks, one per GPU, on copies of one machine; the last node may have fewer ranks."""
-    node = [rank_of(0, machine, gpu) for gpu in sorted(machine.gpus or (), key=lambda gpu: gpu.bus_id)]
+    gpus = sorted(machine.gpus or (), key=lambda gpu: gpu.bus_id)
+    node = [rank_of(0, gpu, machine.cpu_nodes) for gpu in gpus]
 
     def rank(number: int) -> Rank:
         template, host = node[number % len(node)], f"node{number // len(node) + 1}"

@@ -44,26 +44,6 @@ PathOf = Callable[[Case, RankFlow], Path]
 """A function that returns the path of a flow, with its waiver if it cannot be measured."""
 
 
-def ranks_of(gpus: Sequence[Gpu], nodes: Sequence[int]) -> list[Rank]:
-    """Return a rank for each GPU of a node, in their order. Only the first ones, which are usable, get processes.
-
-    Parameters
-    ----------
-    nodes
-        The NUMA nodes that the user selected. Host memory is on the GPU's own node or, if that is not selected, the
-        first.
-    """
-    return [
-        Rank(
-            number=number,
-            label=f"GPU{gpu.index}",
-            bus_id=gpu.bus_id,
-            numa_node=gpu.host_numa_id if gpu.host_numa_id in nodes else next(iter(nodes), None),
-        )
-        for number, gpu in enumerate(gpus)
-    ]
-
-
 def node_flows(
     case: Case, ranks: Sequence[Rank], nodes: Sequence[int], exporters: Sequence[Rank] = ()
 ) -> Iterator[tuple[RankFlow, ...]]:

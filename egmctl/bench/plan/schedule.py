@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from egmctl.model.listing import PlannedTask, Step
 from egmctl.model.task import Flow, Pattern
-from egmctl.units import format_size
+from egmctl.units import format_size, grouped
 
 T = TypeVar("T", bound=Hashable)
 
@@ -173,13 +173,13 @@ def isolated(tasks: Sequence[PlannedTask], steps: Iterable[Step]) -> tuple[Step,
 
     It is not documented whether the driver allocates NUMA memory whose EGM route is blocked. It may refuse or crash.
     """
-    usual: list[Step] = []
-    degraded: dict[str, list[Step]] = {}
-    for step in steps:
+
+    def ends(step: Step) -> str | None:
         flows = [flow for number in step.tasks for flow in tasks[number].flows]
-        if any(flow.route.degraded for flow in flows):
-            name = " ".join(sorted({end.label for flow in flows for end in (flow.source, flow.destination)}))
-            degraded.setdefault(name, []).append(replace(step, isolated=name))
-        else:
-            usual.append(step)
-    return (*usual, *(step for steps_of_ends in degraded.values() for step in steps_of_ends))
+        if not any(flow.route.degraded for flow in flows):
+            return None
+        return " ".join(sorted({end.label for flow in flows for end in (flow.source, flow.destination)}))
+
+    by_ends = grouped((ends(step), step) for step in steps)
+    usual = by_ends.pop(None, [])
+    return (*usual, *(replace(step, isolated=name) for name, degraded in by_ends.items() for step in degraded))
