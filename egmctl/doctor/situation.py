@@ -9,7 +9,7 @@ from typing import TypeVar
 from egmctl.doctor.check import Check, Scope, Verdicts, check, findings_on, known, skip
 from egmctl.model.finding import Guard
 from egmctl.model.gpu import Fabric, Gpu, GpuNvml
-from egmctl.model.host import INITIAL_NAMESPACES, Confinement, Driver, Host
+from egmctl.model.host import INITIAL_NAMESPACES, Confinement, Driver, Host, System
 from egmctl.model.machine import Machine
 from egmctl.topology.access import Block, classify, obstacle
 from egmctl.topology.platform import C2c, c2c, multi_node
@@ -109,6 +109,12 @@ def services_hidden(machine: Machine) -> bool:
 def driver_parameters(machine: Machine) -> Mapping[str, str]:
     """Return the parameters of the driver's kernel module; end the check if they were not read."""
     return known((machine.driver or Driver()).module_parameters, "the driver's parameters were not read")
+
+
+def peer_memory_modules(machine: Machine) -> tuple[str, ...]:
+    """Return the loaded kernel modules through which NICs reach GPU memory without dma-buf."""
+    versions = (machine.system or System()).module_versions or {}
+    return tuple(name for name in ("nvidia_peermem", "nv_peer_mem") if name in versions)
 
 
 def virtual(machine: Machine) -> bool:

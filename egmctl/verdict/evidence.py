@@ -94,9 +94,10 @@ def _by_checks(question: Question, diagnosis: Diagnosis) -> _Observed:
 
 
 def _all_pass(question: Question, diagnosis: Diagnosis) -> bool:
-    """Return whether each check of a question, if it has any, passes somewhere and is unknown nowhere."""
+    """Return whether each check of a question, if it has any, passes somewhere and is unknown or a note nowhere."""
     by_status = grouped((each.status, each.check) for each in diagnosis.findings)
-    return {*question.checks} <= {*by_status.get(Status.PASS, ())} - {*by_status.get(Status.UNKNOWN, ())}
+    open_checks = {*by_status.get(Status.UNKNOWN, ()), *by_status.get(Status.NOTE, ())}
+    return {*question.checks} <= {*by_status.get(Status.PASS, ())} - open_checks
 
 
 def _by_run(question: Question, run: RunReport) -> _Observed:

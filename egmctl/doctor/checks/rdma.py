@@ -8,7 +8,7 @@ from egmctl.doctor.check import Scope, Verdicts, check, end, known, skip
 from egmctl.doctor.checks.numa import mode_evidence
 from egmctl.doctor.findings import as_root, fact, failed, passed, todo, unknown, warned
 from egmctl.doctor.restrictions import node_evidence
-from egmctl.doctor.situation import check_gpus, dotted, in_container, kernel, need_c2c, numbers
+from egmctl.doctor.situation import check_gpus, dotted, in_container, kernel, need_c2c, numbers, peer_memory_modules
 from egmctl.model.finding import Evidence, Guard, on_nics
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Driver, Nic, NicPort, System
@@ -99,7 +99,7 @@ def _port_evidence(nic: Nic, port: NicPort) -> Evidence:
 def _gdr_path(machine: Machine, scope: Scope) -> Verdicts:
     _nics(machine, scope)
     driver, modules, release = machine.driver or Driver(), (machine.system or System()).module_versions, kernel(machine)
-    peermem = [name for name in ("nvidia_peermem", "nv_peer_mem") if name in (modules or {})]
+    peermem = peer_memory_modules(machine)
     answers = {gpu.cuda.attributes.get("DMA_BUF_SUPPORTED") for gpu in machine.gpus or () if gpu.cuda} - {None}
     dma_buf: bool | None = None
     if answers:
