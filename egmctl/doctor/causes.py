@@ -131,7 +131,7 @@ _RELATED: Mapping[str, tuple[str, ...]] = {
     "dev.nodes-missing": _LOST_GPU_EFFECTS,
     "dev.permissions": _LOST_GPU_EFFECTS,
     "dev.control-nodes": ("egm.platform", *_LOST_GPU_EFFECTS),
-    "drv.libraries": ("egm.platform", "drv.versions", "gpu.cc-mode", *_EGM),
+    "drv.libraries": ("egm.platform", "drv.versions", "gpu.cc-mode", "nvlink.bw-mode", "fabric.domain", *_EGM),
     "gpu.mig": (*_EGM, "nvlink.links", "p2p.status", *_ACTIVE),
     "gpu.cc-mode": ("p2p.status",),
     "gpu.vgpu": ("p2p.status",),

@@ -184,6 +184,27 @@ ERRORS = [
 
 MODES = [
     *(
+        case(f"NVML hangs: {check}", check, shipped("h200-nvml-hangs"), "unknown", "NVML did not answer in time")
+        for check in ("nvlink.bw-mode", "fabric.domain")
+    ),
+    *(
+        case(
+            f"NVML does not answer for one fact: {check}",
+            check,
+            hgx("gpus[*].nvml", **{fact: None}, unread={fact: Unread(reason=Reason.TIMED_OUT, detail="no answer")}),
+            "unknown" if fact == "nvlinks" else "unknown GPU0-3",
+            "no answer",
+        )
+        for check, fact in (("nvlink.bw-mode", "nvlinks"), ("fabric.domain", "fabric"))
+    ),
+    case(
+        "a GPU without NVLinks has no mode of them",
+        "nvlink.bw-mode",
+        hgx("gpus[*].nvml", nvlinks=()),
+        "skip",
+        "no NVLink on these GPUs",
+    ),
+    *(
         case(
             f"all GPUs in {mode}, best: {best}",
             "nvlink.bw-mode",
