@@ -6,7 +6,7 @@ from collections import Counter
 
 from egmctl.doctor.check import Scope, Verdicts, check, end, known, skip
 from egmctl.doctor.checks.numa import mode_evidence
-from egmctl.doctor.findings import as_root, fact, failed, passed, todo, unknown, warned
+from egmctl.doctor.findings import as_root, fact, failed, noted, passed, todo, unknown, unreported, warned
 from egmctl.doctor.restrictions import node_evidence
 from egmctl.doctor.situation import check_gpus, dotted, in_container, kernel, need_c2c, numbers, peer_memory_modules
 from egmctl.model.finding import Evidence, Guard, on_nics
@@ -15,8 +15,8 @@ from egmctl.model.host import Driver, Nic, NicPort, System
 from egmctl.model.machine import Machine
 from egmctl.model.route import LinkClass
 from egmctl.topology.links import device_link
-from egmctl.topology.platform import MemoryMode, memory_mode
-from egmctl.units import grouped
+from egmctl.topology.platform import C2c, MemoryMode, c2c, memory_mode
+from egmctl.units import format_size, grouped
 
 NO_NIC = "no InfiniBand or RoCE device"
 
@@ -139,6 +139,26 @@ def _affinity(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
         remedy = todo("Use GPUs that have a NIC on their own NUMA node for traffic between nodes, or move a NIC.")
         cause = "RDMA crosses the CPUs' interconnect, and NCCL does not use GPUDirect at that distance"
         yield warned("every NIC is on another NUMA node", remedy, cause=cause)
+
+
+@check_gpus("rdma.bar1", Guard.RDMA, sections=("gpus", "nics"), gpus_of=_gpus)
+def _bar1(machine: Machine, scope: Scope, gpu: Gpu) -> Verdicts:
+    nvml, link = gpu.nvml or skip("NVML does not list these GPUs"), c2c(machine, gpu)
+    bar1, memory = nvml.bar1_total_bytes, nvml.memory_total_bytes
+    yield fact("nvmlDeviceGetBAR1MemoryInfo", None if bar1 is None else format_size(bar1))
+    if link in (C2c.UP, C2c.DOWN):
+        skip("these GPUs have NVLink-C2C")
+    elif bar1 is None or memory is None:
+        yield unreported(nvml, "memory_total_bytes" if bar1 else "bar1_total_bytes", "BAR1", "these GPUs have no BAR1")
+    elif bar1 >= memory:
+        yield passed("BAR1 is as large as the GPU's memory")
+    elif link is C2c.UNKNOWN:
+        yield unknown("BAR1 is smaller than the GPU's memory; whether NVLink-C2C makes up for that was not read")
+    else:
+        remedy = as_root("Turn on decoding above 4 GiB and resizable BARs in the firmware setup.", reboot=True)
+        sizes = f"{format_size(bar1)} of the GPU's {format_size(memory)}"
+        text = f"NICs can have at most {sizes} registered at once: BAR1 has no more"
+        yield warned(text, remedy) if scope.names_purpose(Guard.RDMA) else noted(text, remedy=remedy)
 
 
 @check("rdma.ofed", Guard.RDMA, sections=("nics", "system"))
