@@ -155,7 +155,7 @@ def _bar1(machine: Machine, scope: Scope, gpu: Gpu) -> Verdicts:
     elif link is C2c.UNKNOWN:
         yield unknown("BAR1 is smaller than the GPU's memory; whether NVLink-C2C makes up for that was not read")
     else:
-        remedy = as_root("Turn on decoding above 4 GiB and resizable BARs in the firmware setup.", reboot=True)
+        remedy = as_root("Turn on decoding above 4 GiB and resizable BAR in the firmware setup.", reboot=True)
         sizes = f"{format_size(bar1)} of the GPU's {format_size(memory)}"
         text = f"NICs can have at most {sizes} registered at once: BAR1 has no more"
         yield warned(text, remedy) if scope.names_purpose(Guard.RDMA) else noted(text, remedy=remedy)
