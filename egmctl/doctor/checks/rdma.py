@@ -101,18 +101,14 @@ def _gdr_path(machine: Machine, scope: Scope) -> Verdicts:
     driver, modules, release = machine.driver or Driver(), (machine.system or System()).module_versions, kernel(machine)
     peermem = peer_memory_modules(machine)
     answers = {gpu.cuda.attributes.get("DMA_BUF_SUPPORTED") for gpu in machine.gpus or () if gpu.cuda} - {None}
-    dma_buf: bool | None = None
-    if answers:
-        dma_buf = 1 in answers
-    elif driver.module_flavour and release:
-        dma_buf = driver.module_flavour == "open" and release >= (5, 12)
+    by_versions = driver.module_flavour == "open" and release >= (5, 12) if driver.module_flavour and release else None
+    dma_buf = 1 in answers if answers else by_versions
     yield fact("/sys/module/nvidia_peermem", None if modules is None else "loaded" if peermem else "not loaded")
     yield fact("driver modules, kernel", f"{driver.module_flavour or '?'}, {dotted(release)}")
     yield fact("CONFIG_PCI_P2PDMA", ((machine.system or System()).kernel_configuration or {}).get("PCI_P2PDMA"))
     yield fact("CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED", max(answers, default="not asked", key=str))
     if peermem or dma_buf:
-        paths = [*peermem, *(["dma-buf"] if dma_buf else [])]
-        yield passed(f"NICs can reach GPU memory through {' and '.join(paths)}")
+        yield passed(f"NICs can reach GPU memory through {' and '.join([*peermem, *['dma-buf'] * bool(dma_buf)])}")
     elif dma_buf is None or modules is None:
         yield unknown("whether NICs reach GPU memory is unknown: some facts were not read")
     else:
