@@ -113,7 +113,7 @@ _MEMORY_XIDS = (48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 168, 171, 172)
 """The Xids that report errors of a GPU's memory (:mod:`egmctl.doctor.kernel_faults`)."""
 
 _ACTIVE = tuple(KINDS)
-_WITHHELD = ("dev.excluded", "dev.cgroup-restricted", "dev.nodes-missing")
+WITHHELD = ("dev.excluded", "dev.cgroup-restricted", "dev.nodes-missing")
 """The checks that detect that a working GPU is withheld from this or any process."""
 _EGM = ("egm.capability", "egm.preconditions", "egm.fabric-address", "egm.cgroup-route", "egm.peer-route")
 _LOST_GPU_EFFECTS = (*_EGM, "env.visible-devices", "fabric.same-node-isolation", "rdma.affinity")
@@ -131,7 +131,7 @@ _RELATED: Mapping[str, tuple[str, ...]] = {
     "dev.nodes-missing": _LOST_GPU_EFFECTS,
     "dev.permissions": _LOST_GPU_EFFECTS,
     "dev.control-nodes": ("egm.platform", *_LOST_GPU_EFFECTS),
-    "drv.libraries": ("egm.platform", "drv.versions", "gpu.cc-mode", *_EGM),
+    "drv.libraries": ("egm.platform", "drv.versions", "gpu.cc-mode", "nvlink.bw-mode", "fabric.domain", *_EGM),
     "gpu.mig": (*_EGM, "nvlink.links", "p2p.status", *_ACTIVE),
     "gpu.cc-mode": ("p2p.status",),
     "gpu.vgpu": ("p2p.status",),
@@ -187,7 +187,7 @@ ON_FINDINGS: tuple[Rule, ...] = (
     # A GPU has one kernel driver, and the libraries list only GPUs that are bound to NVIDIA's.
     Rule(("drv.nouveau",), ("dev.driver-binding", "drv.libraries", "dev.count-consistency"), when.always),
     Rule(("dev.driver-binding",), ("drv.libraries",), when.same_gpus),
-    Rule(("dev.fell-off-bus", *_WITHHELD, "dev.permissions"), ("drv.libraries",), when.no_device_found),
+    Rule(("dev.fell-off-bus", *WITHHELD, "dev.permissions"), ("drv.libraries",), when.no_device_found),
     Rule(("drv.versions",), ("drv.libraries",), when.versions_differ),
     Rule(("dev.cgroup-restricted",), ("dev.control-nodes",), when.control_denied),
     # A container that was started without GPUs has no NVIDIA device nodes.
@@ -196,9 +196,9 @@ ON_FINDINGS: tuple[Rule, ...] = (
     Rule(("dev.control-nodes",), ("drv.libraries",), when.control_node_failed),
     Rule(("dev.control-nodes",), _ACTIVE, when.cuda_did_not_start),
     Rule(("drv.libraries",), _ACTIVE, when.cuda_failed),
-    Rule(("dev.fell-off-bus", "dev.driver-binding", *_WITHHELD), ("dev.count-consistency",), when.no_gpu_left),
+    Rule(("dev.fell-off-bus", "dev.driver-binding", *WITHHELD), ("dev.count-consistency",), when.no_gpu_left),
     Rule(("dev.permissions", "dev.control-nodes", "drv.libraries"), ("dev.count-consistency",), when.no_gpu_left),
-    Rule(("dev.driver-binding", *_WITHHELD), ("pcie.link",), when.undetermined),
+    Rule(("dev.driver-binding", *WITHHELD), ("pcie.link",), when.undetermined),
     Rule(("fabric.management", "fabric.manager", "fabric.state"), ("drv.libraries",), when.not_ready),
     # With MIG, CUDA lists MIG instances instead of the GPU. It does not list a GPU in prohibited compute mode.
     Rule(("gpu.mig",), ("dev.count-consistency",), when.are_lost(Block.NOT_SEEN_BY_CUDA)),

@@ -73,7 +73,8 @@ def plan(
     """Return the probes of these kinds in their order, as not run.
 
     Every GPU accesses host memory on every node, and every other GPU's memory. Processes share memory along a ring of
-    the GPUs; with one GPU, two processes use it. Each NIC registers the memory of each GPU and node.
+    the GPUs; with one GPU, two processes use it. Each NIC registers the memory of each GPU and node, last, as one that
+    hangs uses up the time of the probes after it.
     """
     ring = list(zip(gpus, [*gpus[1:], *gpus[:1]], strict=True))
     # H200, driver 580: a process that has imported a HOST_NUMA pool gets CUDA_ERROR_OUT_OF_MEMORY if it allocates
@@ -93,8 +94,8 @@ def plan(
     probes = [
         *(_blank(ProbeKind.HOST_NUMA, (gpu,), node) for node in nodes for gpu in gpus),
         *(_blank(ProbeKind.P2P, (gpu, peer)) for gpu in gpus for peer in gpus if gpu != peer),
-        *(_blank(ProbeKind.DMA_BUF, (gpu,), node, nic) for node in (None, *nodes) for gpu in gpus for nic in nics),
         *(_blank(kind, ends, node) for kind, pairs, locations in shared for ends in pairs for node in locations),
+        *(_blank(ProbeKind.DMA_BUF, (gpu,), node, nic) for node in (None, *nodes) for gpu in gpus for nic in nics),
     ]
     return [probe for probe in probes if probe.kind in kinds]
 
@@ -125,7 +126,9 @@ def _results(gpus: Sequence[str], planned: _Plan, on_probe: OnProbe) -> Iterator
             return
         visible = [gpu for gpu in gpus if gpu in answer["visible"]]
         alone = [probe for probe in probes if probe.kind in _ALONE]
-        probes = alone + [probe for probe in planned(visible) if probe.kind not in _ALONE]
+        last = [probe for probe in probes if probe.kind is ProbeKind.DMA_BUF]
+        apart = (*_ALONE, ProbeKind.DMA_BUF)
+        probes = alone + [probe for probe in planned(visible) if probe.kind not in apart] + last
         for number, probe in enumerate(probes):
             on_probe(number / len(probes), probe)
             if number == len(alone):
@@ -146,8 +149,8 @@ def _results(gpus: Sequence[str], planned: _Plan, on_probe: OnProbe) -> Iterator
                 processes.pop(name).close()
 
 
-_ALONE = (ProbeKind.HOST_NUMA, ProbeKind.P2P, ProbeKind.DMA_BUF)
-"""The kinds of probes that need only one process."""
+_ALONE = (ProbeKind.HOST_NUMA, ProbeKind.P2P)
+"""The kinds of probes that need only one process and come first."""
 
 
 def attempt(probe: Probe, processes: Sequence[Prober], visible: Sequence[str] = ()) -> Probe:

@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
-from egmctl.doctor.check import Check, Scope, Verdicts, check, findings_on, known, skip
+from egmctl.doctor.check import Check, Scope, Verdicts, check, end, findings_on, known, skip
+from egmctl.doctor.findings import unknown
 from egmctl.model.finding import Guard
 from egmctl.model.gpu import Fabric, Gpu, GpuNvml
-from egmctl.model.host import INITIAL_NAMESPACES, Confinement, Driver, Host
+from egmctl.model.host import INITIAL_NAMESPACES, Confinement, Driver, Host, System
 from egmctl.model.machine import Machine
-from egmctl.topology.access import Block, classify, obstacle
+from egmctl.topology.access import Block, classify, obstacle, without_nvml
 from egmctl.topology.platform import C2c, c2c, multi_node
 from egmctl.topology.routes import owners
 from egmctl.units import grouped
@@ -111,6 +112,12 @@ def driver_parameters(machine: Machine) -> Mapping[str, str]:
     return known((machine.driver or Driver()).module_parameters, "the driver's parameters were not read")
 
 
+def peer_memory_modules(machine: Machine) -> tuple[str, ...]:
+    """Return the loaded kernel modules through which NICs reach GPU memory without dma-buf."""
+    versions = (machine.system or System()).module_versions or {}
+    return tuple(name for name in ("nvidia_peermem", "nv_peer_mem") if name in versions)
+
+
 def virtual(machine: Machine) -> bool:
     """Return whether a GPU is passed through to a virtual machine or is a vGPU."""
     modes = {gpu.nvml.virtualization for gpu in machine.gpus or () if gpu.nvml}
@@ -193,6 +200,13 @@ GpuRule = Callable[[Machine, Scope, Gpu], Verdicts]
 def usable_gpus(machine: Machine, scope: Scope) -> tuple[Gpu, ...]:
     """Return the GPUs in scope that this process can use; skip the check if there are none."""
     return usable(machine, scope.gpus_of(machine)) or skip(NO_GPU)
+
+
+def answering_gpus(machine: Machine, scope: Scope) -> tuple[Gpu, ...]:
+    """Return as :func:`usable_gpus`, for what only NVML reports: if NVML failed, end the check as unknown."""
+    if any(loss(machine, gpu) is Block.NVML_FAILED for gpu in scope.gpus_of(machine)):
+        end(unknown(without_nvml(machine, "the GPUs")))
+    return usable_gpus(machine, scope)
 
 
 def usable_coherent_gpus(machine: Machine, scope: Scope) -> tuple[Gpu, ...]:

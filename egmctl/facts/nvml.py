@@ -462,6 +462,7 @@ _GPU = (
         lambda info: (info.total, info.used),
         (pynvml.nvmlMemory_v2,),
     ),
+    Question("bar1_total_bytes", "nvmlDeviceGetBAR1MemoryInfo", lambda info: info.bar1Total),
     Question("cpu_affinity", "nvmlDeviceGetCpuAffinity", _mask, (_CPU_WORDS,)),
     Question("numa_affinity", "nvmlDeviceGetMemoryAffinity", _mask, (_NODE_WORDS, _AFFINITY_NODE)),
     Question("numa_node", "nvmlDeviceGetNumaNodeId"),

@@ -17,7 +17,7 @@ class State(StrEnum):
     """Whether a node settles a question."""
 
     SETTLED = "settled"
-    """At least one observation confirms the claim or states the value, and none contradicts it; each check passes."""
+    """All observations confirm the claim or state the value, at least one; each check passes."""
     CONTRADICTED = "contradicted"
     NOT_SETTLED = "not-settled"
 
@@ -42,7 +42,7 @@ class Answer:
     """What egmctl assumes, from documents or source code."""
     state: State
     observations: tuple[Observation, ...]
-    """At least one; those that decide come first."""
+    """At least one; those that decide come first, before them how many agree if those are not all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

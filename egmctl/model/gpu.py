@@ -172,6 +172,8 @@ class GpuNvml(Record):
     compute_capability: tuple[int, int] | None = None
     memory_total_bytes: int | None = None
     memory_used_bytes: int | None = None
+    bar1_total_bytes: int | None = None
+    """The size of BAR1, through which other devices reach the GPU's memory (``nvmlDeviceGetBAR1MemoryInfo``)."""
     link: PcieLink | None = None
     """Maximum values are the GPU's own; some GPUs lower the current speed when idle."""
     cpu_affinity: KernelList | None = None

@@ -14,7 +14,7 @@ from statistics import median
 from egmctl.data import read_toml
 from egmctl.doctor.situation import coherent
 from egmctl.model.evidence import Answer, EvidenceReport, Observation, State
-from egmctl.model.finding import Diagnosis, Status
+from egmctl.model.finding import Diagnosis, Status, WaiverKind
 from egmctl.model.measurement import NVLINK_COUNT, LinkProof, Measurement, RunReport, counted
 from egmctl.model.route import HOST_NAMES, LinkKind, MemoryKind
 from egmctl.units import format_size, grouped
@@ -75,13 +75,19 @@ def _answer(name: str, question: Question, diagnosis: Diagnosis, run: RunReport 
         observed = iter([(None, not_measured, "")])
     else:
         observed = _by_run(question, run)
-    groups = grouped(((agrees, value), where) for agrees, value, where in observed)
+    shown = list(observed)
+    answers = [agrees for agrees, _, _ in shown]
+    groups = grouped(((agrees, value), where) for agrees, value, where in shown)
     observations = [
         Observation(agrees=agrees, value=value, locations=tuple(dict.fromkeys(filter(None, locations))))
         for (agrees, value), locations in groups.items()
     ] or [Observation(agrees=None, value="nothing here shows it")]
     observations.sort(key=lambda each: list(_STATES).index(each.agrees))
-    state = _STATES[observations[0].agrees and (_all_pass(question, diagnosis) or None)]
+    is_complete = _all_pass(question, diagnosis) if question.checks else None not in answers
+    state = _STATES[observations[0].agrees and (is_complete or None)]
+    if state is State.NOT_SETTLED and True in answers and not question.checks:
+        part = f"{answers.count(True)} of {len(answers)} observations agree: only all of them settle it"
+        observations.insert(0, Observation(agrees=None, value=part))
     return Answer(question=name, claim=question.claim, state=state, observations=tuple(observations))
 
 
@@ -94,15 +100,34 @@ def _by_checks(question: Question, diagnosis: Diagnosis) -> _Observed:
 
 
 def _all_pass(question: Question, diagnosis: Diagnosis) -> bool:
-    """Return whether each check of a question, if it has any, passes somewhere and is unknown nowhere."""
+    """Return whether each check of a question passes somewhere and is unknown or a note nowhere."""
     by_status = grouped((each.status, each.check) for each in diagnosis.findings)
-    return {*question.checks} <= {*by_status.get(Status.PASS, ())} - {*by_status.get(Status.UNKNOWN, ())}
+    open_checks = {*by_status.get(Status.UNKNOWN, ()), *by_status.get(Status.NOTE, ())}
+    return {*question.checks} <= {*by_status.get(Status.PASS, ())} - open_checks
 
 
 def _by_run(question: Question, run: RunReport) -> _Observed:
-    chosen = {number: each for number, each in enumerate(run.measurements) if each.case in question.cases}
-    yield from _BY_RUN[question.by](question, run, {number: each for number, each in chosen.items() if each.measured})
-    yield from ((None, each.reason or each.status.value, each.path) for each in chosen.values() if not each.measured)
+    chosen = {number: each for number, each in enumerate(run.measurements) if _concerns(question, run, each)}
+    measured = {number: each for number, each in chosen.items() if each.measured}
+    yield from _BY_RUN[question.by](question, run, measured)
+    for each in (each for each in chosen.values() if not each.measured):
+        # The claim is about the kinds of memory that the GPUs can use.
+        if not measured or all(waiver.kind is not WaiverKind.UNSUPPORTED_MEMORY for waiver in each.waivers):
+            yield None, each.reason or each.status.value, each.path
+
+
+def _concerns(question: Question, run: RunReport, measurement: Measurement) -> bool:
+    """Return whether a question is about a measurement: its case, its link if it names one, rates of own nodes only."""
+    if measurement.case not in question.cases:
+        return False
+    flow = measurement.flows[0]
+    if not question.link:
+        return question.by != "rates" or len(flow.route.hops) == 1
+    owners: dict[tuple[int | None, str | None], str | None] = {}
+    owners |= {(each.numa_node, each.allocated_by): each.owner for each in (run.verdict.owners if run.verdict else ())}
+    owner = owners.get((flow.source.numa_node, flow.source.allocated_by)) or flow.source.allocated_by
+    near = owner == flow.initiator if owner else len(flow.route.hops) == 1
+    return near == (question.link == LinkKind.C2C)
 
 
 _Measured = Mapping[int, Measurement]
@@ -116,23 +141,17 @@ def _owner(_question: Question, run: RunReport, _measured: _Measured) -> _Observ
         yield agrees, f"the owner is {memory.owner_label or f'unknown: {memory.unknown}'}", where
 
 
-def _route(question: Question, run: RunReport, measured: _Measured) -> _Observed:
-    known: dict[tuple[int | None, str | None], str | None] = {}
-    known |= {(each.numa_node, each.allocated_by): each.owner for each in (run.verdict.owners if run.verdict else ())}
+def _route(question: Question, _run: RunReport, measured: _Measured) -> _Observed:
     for each in measured.values():
-        flow, proof = each.flows[0], each.evidence.route if each.evidence else None
-        owner = known.get((flow.source.numa_node, flow.source.allocated_by)) or flow.source.allocated_by
-        near = owner == flow.initiator if owner else len(flow.route.hops) == 1
-        if near != (question.link == LinkKind.C2C):
-            continue
+        source, proof = each.flows[0].source, each.evidence.route if each.evidence else None
         if proof is None or proof.verdict is LinkProof.UNKNOWN:
             yield None, "no counter shows the link", each.path
         else:
             agrees = proof.link == question.link and proof.verdict is not LinkProof.REFUTED
-            # Which GPU of a CPU owns the usual HOST_NUMA memory is not known, so it contradicts nothing.
-            nobodys = flow.source.memory is MemoryKind.HOST_NUMA and flow.source.allocated_by is None
             fields = f" by NVML's fields {proof.fields}" if proof.fields else ""
-            yield agrees or (None if nobodys else False), f"{proof.link.upper()}, {proof.verdict}{fields}", each.path
+            # Which GPU of a CPU owns the usual HOST_NUMA memory is not known, so it contradicts nothing.
+            if agrees or source.memory is not MemoryKind.HOST_NUMA or source.allocated_by is not None:
+                yield agrees, f"{proof.link.upper()}, {proof.verdict}{fields}", each.path
 
 
 def _counters(_question: Question, _run: RunReport, measured: _Measured) -> _Observed:
@@ -159,7 +178,7 @@ _ABOVE = 1.02
 
 def _rates(_question: Question, _run: RunReport, measured: _Measured) -> _Observed:
     """Yield the median of each kind of memory on the GPUs' own nodes, as parts of the link and of the first kind."""
-    near = [each for each in measured.values() if len(each.flows[0].route.hops) == 1 and each.bandwidth_gb_s]
+    near = [each for each in measured.values() if each.bandwidth_gb_s]
     first = 0.0
     for memory, same in grouped((each.flows[0].source.memory, each) for each in near).items():
         rate = median(each.bandwidth_gb_s.median for each in same if each.bandwidth_gb_s)

@@ -447,6 +447,7 @@ PASSES: Mapping[str, Callable[[], Machine]] = {
     "fabric.manager": with_switches,
     "fabric.management": hgx_b200,
     "kernel.sxid": lambda: patched(with_switches(), "", kernel_log=healthy().kernel_log),
+    "rdma.bar1": lambda: patched(shipped("dgx-h100"), "gpus[*].nvml", bar1_total_bytes=1 << 37),
     "pcie.iommu": lambda: patched(weak_switch(), "system", iommu_domains={}),
 }
 """By check that does not concern the healthy machine: a machine that passes."""

@@ -14,7 +14,7 @@ from egmctl.doctor.situation import NO_VERBS
 from egmctl.model.finding import Finding, Guard, Status
 from egmctl.model.host import DeviceNode, System, VerbsNode
 from egmctl.model.machine import Machine
-from egmctl.model.probes import ProbeKind
+from egmctl.model.probes import Outcome, ProbeKind
 from tests.doctor.machines import of_two_gpus, shipped
 from tests.doctor.test_nvml_faults import here
 from tests.fake.build import CUDA, NVML, VERBS
@@ -74,6 +74,37 @@ def test_a_refused_registration_names_nic_call_error_and_cause(
         assert cause in finding.cause
         assert bool(finding.cause) is bool(cause)
         assert finding.remedy is not None
+
+
+@pytest.mark.parametrize("number", [95, 93])
+def test_where_nvidia_peermem_is_the_way_left_for_gpu_memory_no_dma_buf_is_a_note(node: FakeNode, number: int) -> None:
+    without = tried(node, f"ibv_reg_dmabuf_mr=error:{number}")
+    machine = replace(without, system=replace(without.system or System(), module_versions={"nvidia_peermem": ""}))
+    for scope, host in ((EVERYTHING, Status.WARN), (REQUIRED, Status.FAIL)):
+        gpu_memory, host_memory = findings(machine, scope)
+        assert (gpu_memory.status, host_memory.status) == (Status.NOTE, host)
+        assert "nvidia_peermem is the way left" in gpu_memory.note
+        assert "dma-buf is what replaces it" in gpu_memory.note
+
+
+@pytest.mark.parametrize("fault", ["ibv_reg_dmabuf_mr=error:524", "ibv_alloc_pd=error:95"])
+def test_programs_do_not_turn_to_nvidia_peermem_after_another_error(node: FakeNode, fault: str) -> None:
+    without = tried(node, fault)
+    machine = replace(without, system=replace(without.system or System(), module_versions={"nvidia_peermem": ""}))
+    assert {finding.status for finding in findings(machine)} == {Status.WARN}
+
+
+@pytest.mark.long
+def test_a_nic_that_hangs_costs_no_other_probe_its_time(node: FakeNode) -> None:
+    order = [ProbeKind.P2P, ProbeKind.POSIX_FD, ProbeKind.DMA_BUF]
+    with here(node, faults="ibv_reg_dmabuf_mr=hang,once") as patch:
+        patch.setenv("EGMCTL_FAKE_NICS", ",".join(NICS))
+        patch.setattr(probes, "PROBE_TIMEOUT_S", 6)
+        results = probes.probed(node.machine, EVERYTHING, order).probes or ()
+    kinds = [probe.kind for probe in results]
+    assert kinds == sorted(kinds, key=order.index)
+    assert {probe.outcome for probe in results if probe.kind is not ProbeKind.DMA_BUF} == {Outcome.OK}
+    assert next(probe for probe in results if probe.kind is ProbeKind.DMA_BUF).outcome is Outcome.TIMED_OUT
 
 
 def test_one_of_several_refusals_names_the_gpu_and_the_nic(node: FakeNode) -> None:

@@ -184,6 +184,27 @@ ERRORS = [
 
 MODES = [
     *(
+        case(f"NVML hangs: {check}", check, shipped("h200-nvml-hangs"), "unknown", "NVML did not answer in time")
+        for check in ("nvlink.bw-mode", "fabric.domain")
+    ),
+    *(
+        case(
+            f"NVML does not answer for one fact: {check}",
+            check,
+            hgx("gpus[*].nvml", **{fact: None}, unread={fact: Unread(reason=Reason.TIMED_OUT, detail="no answer")}),
+            "unknown" if fact == "nvlinks" else "unknown GPU0-3",
+            "no answer",
+        )
+        for check, fact in (("nvlink.bw-mode", "nvlinks"), ("fabric.domain", "fabric"))
+    ),
+    case(
+        "a GPU without NVLinks has no mode of them",
+        "nvlink.bw-mode",
+        hgx("gpus[*].nvml", nvlinks=()),
+        "skip",
+        "no NVLink on these GPUs",
+    ),
+    *(
         case(
             f"all GPUs in {mode}, best: {best}",
             "nvlink.bw-mode",
@@ -300,6 +321,32 @@ P2P = [
         "warn GPU0-3",
         "since CUDA 13.5",
         "See pcie.iommu and pcie.acs",
+    ),
+    case(
+        "CUDA 13.5 refuses where NVLinks are unknown, which may not be over PCIe",
+        "p2p.status",
+        patched(patched(REFUSED_OVER_PCIE, "pairs[*]", nvlink_count=None), "driver", cuda_driver_version=13050),
+        "warn GPU0-3",
+        "low confidence",
+        "possibly: since CUDA 13.5",
+        "whether NVLink joins these GPUs was not read",
+        "nvidia-smi topo -m",
+        without="=1",
+    ),
+    case(
+        "a pair of unknown NVLinks is not joined by those of other pairs",
+        "p2p.status",
+        patched(tray("pairs[*]", can_access_peer=False), "pairs[0]", nvlink_count=None),
+        "fail GPU0>GPU2, GPU0>GPU3, GPU1>GPU0 and 8 more; warn GPU0>GPU1",
+        at="GPU0>GPU1",
+    ),
+    case(
+        "no P2P where NVLinks are unknown is not that of PCIe",
+        "p2p.status",
+        patched(OVER_PCIE, "pairs[*]", nvlink_count=None),
+        "unknown GPU0-3",
+        "the chipset does not support it",
+        without="over PCIe",
     ),
     case("an older CUDA has not asked for them", "p2p.status", REFUSED_OVER_PCIE, "warn GPU0-3", without="13.5"),
     case(

@@ -216,6 +216,7 @@ def _nvml(gpu: Gpu, nvml: GpuNvml, key: str) -> Iterator[tuple[str, str]]:
     yield one("compute_capability_major", "compute_capability", nvml.compute_capability and nvml.compute_capability[0])
     yield one("compute_capability_minor", "compute_capability", nvml.compute_capability and nvml.compute_capability[1])
     yield one("memory_total", "memory_total_bytes", nvml.memory_total_bytes)
+    yield one("bar1_total", "bar1_total_bytes", nvml.bar1_total_bytes)
     used = 0 if _unstated(nvml, "memory_used_bytes") else nvml.memory_used_bytes
     yield one("memory_used", "memory_used_bytes", used)
     yield one("temperature", "temperature_c", nvml.temperature_c)

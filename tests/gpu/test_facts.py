@@ -17,6 +17,7 @@ from egmctl.driver.reading import normal_bus_id
 from egmctl.facts.collect import collect
 from egmctl.model.gpu import Gpu, GpuNvml
 from egmctl.model.machine import Machine
+from egmctl.topology.platform import C2c, c2c
 from tests.invariants import broken_invariants
 
 pytestmark = pytest.mark.gpu
@@ -79,6 +80,13 @@ def nvml_of(machine: Machine) -> Iterator[tuple[Gpu, GpuNvml]]:
 
 def test_every_null_has_its_reason(machine: Machine) -> None:
     assert broken_invariants(machine) == []
+
+
+def test_bar1_agrees_with_nvidia_smi_and_covers_the_memory_of_a_gpu_without_c2c(machine: Machine) -> None:
+    printed = re.findall(r"BAR1 Memory Usage\s+Total\s+: (\d+) MiB", nvidia_smi("-q", "-d", "MEMORY"))
+    sizes = [(gpu, nvml.bar1_total_bytes or 0, nvml.memory_total_bytes or 0) for gpu, nvml in nvml_of(machine)]
+    assert [str(bar1 >> 20) for _, bar1, _ in sizes] == printed
+    assert [gpu.name for gpu, bar1, memory in sizes if c2c(machine, gpu) is C2c.ABSENT and bar1 < memory] == []
 
 
 def test_gpus_agree_with_nvidia_smi(machine: Machine) -> None:

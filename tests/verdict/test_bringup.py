@@ -129,6 +129,12 @@ def test_a_denied_gpu_is_incomplete_and_named_by_its_cgroup() -> None:
     assert "not made: GPU3: " in shown(found).splitlines()[0]
 
 
+def test_a_denied_gpu_is_named_above_the_summary_where_nothing_was_measured() -> None:
+    lines = shown(bringup(healthy(shipped("h200-cgroup-denied")), None)).partition("doctor  ")[0]
+    assert "NOTE  GPU3: the device cgroup denies /dev/nvidia3  [dev.cgroup-restricted]" in lines
+    assert "NOTE" not in shown(bringup(healthy(), None)).partition("doctor  ")[0]
+
+
 def test_a_denied_gpu_that_was_asked_for_is_no_go() -> None:
     machine = with_gpu_denied(H200, 3)
     asked = diagnose(machine, Scope(gpus=tuple(gpu.bus_id for gpu in machine.gpus or ())), CHECKS)

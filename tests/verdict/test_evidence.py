@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.errors import ExitCode
 from egmctl.model.evidence import EvidenceReport, State
-from egmctl.model.finding import Status
+from egmctl.model.finding import Status, Waiver, WaiverKind
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import BufferCost, Measurement, Placement, RunReport
+from egmctl.model.measurement import Status as Outcome
 from egmctl.report.kinds import Format, render
 from egmctl.verdict.evidence import cases, evidence, questions
 from egmctl.verdict.judge import judge
@@ -117,6 +119,42 @@ def test_memory_that_each_gpu_reaches_over_its_own_link_has_no_sibling_route() -
     assert (found["egm-owner"], found["egm-sibling"]) == (State.NOT_SETTLED, State.CONTRADICTED)
 
 
+def lacking(case: str, reason: str, kind: WaiverKind, paths: int) -> RunReport:
+    """Return a run of which a case's first paths were not measured."""
+    made = measured()
+    numbers = [number for number, each in enumerate(made.measurements) if each.case == case][:paths]
+    waived = partial(replace, status=Outcome.WAIVED, reason=reason, waivers=(Waiver(kind=kind, reason=reason),))
+    changed = [waived(each) if n in numbers else each for n, each in enumerate(made.measurements)]
+    made = replace(made, measurements=tuple(changed))
+    return replace(made, verdict=judge(made, None))
+
+
+def test_one_measured_path_among_several_settles_nothing_and_says_how_many_were_measured() -> None:
+    report = settled(lacking("system_to_device_memcpy_ce", "GPUs are in use", WaiverKind.GPU_BUSY, 7))
+    answer = next(answer for answer in report.answers if answer.question == "system-link")
+    assert answer.state is State.NOT_SETTLED
+    values = [(each.value, len(each.locations)) for each in answer.observations]
+    assert values[0] == ("1 of 4 observations agree: only all of them settle it", 0)
+    assert values[2:] == [("GPUs are in use", 3)]
+    assert states(report)["egm-own-link"] is State.SETTLED
+    text = plain(str(render(report, Format.TEXT)))
+    assert "NOT SETTLED plain memory" in text
+    assert "1 of 4 observations agree" in text
+
+
+def test_a_path_that_was_not_measured_leaves_open_only_what_it_would_have_shown() -> None:
+    first_is_near = lacking(CASE, "GPUs are in use", WaiverKind.GPU_BUSY, 1)
+    found = states(settled(first_is_near))
+    assert (found["egm-own-link"], found["egm-sibling"]) == (State.NOT_SETTLED, State.SETTLED)
+
+
+def test_memory_that_the_gpus_cannot_use_leaves_no_rate_open() -> None:
+    report = lacking("system_to_device_memcpy_ce", "no system memory", WaiverKind.UNSUPPORTED_MEMORY, 8)
+    found = states(settled(report))
+    assert (found["rates"], found["system-link"]) == (State.SETTLED, State.NOT_SETTLED)
+    assert states(settled(lacking("system_to_device_memcpy_ce", "no", WaiverKind.NO_ROOM, 1)))["rates"] == "not-settled"
+
+
 def test_pages_elsewhere_contradict_and_pages_there_settle() -> None:
     for right, state in ((True, State.SETTLED), (False, State.CONTRADICTED), (None, State.NOT_SETTLED)):
         placement = Placement(label="NUMA0", proof="move_pages", detail="where", right=right)
@@ -138,6 +176,14 @@ def test_a_question_of_several_checks_is_open_while_one_of_them_is(status: Statu
     changed = [replace(each, status=status) if each.check == "imex.domain" else each for each in diagnosis.findings]
     report = evidence(replace(diagnosis, findings=tuple(changed)), None)
     assert (states(settled(None))["imex"], states(report)["imex"]) == (State.SETTLED, State.NOT_SETTLED)
+
+
+def test_a_nic_that_registers_gpu_memory_by_nvidia_peermem_does_not_settle_dma_buf() -> None:
+    diagnosis = diagnose(healthy(), EVERYTHING, CHECKS)
+    (noted, *_) = [each for each in diagnosis.findings if each.check == "rdma.dmabuf-active"]
+    changed = [replace(each, status=Status.NOTE) if each is noted else each for each in diagnosis.findings]
+    report = evidence(replace(diagnosis, findings=tuple(changed)), None)
+    assert states(report)["dma-buf"] is State.NOT_SETTLED
 
 
 def test_a_granularity_that_is_not_known_settles_nothing() -> None:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import partial
 
 from egmctl.doctor.check import Check, Scope
-from egmctl.doctor.findings import failed, passed, skipped, unknown, warned
-from egmctl.doctor.situation import NO_VERBS, coherent_gpus, group_by, in_domain, numbers
+from egmctl.doctor.findings import failed, noted, passed, skipped, unknown, warned
+from egmctl.doctor.situation import NO_VERBS, coherent_gpus, group_by, in_domain, numbers, peer_memory_modules
 from egmctl.driver.signatures import cause_of, cause_of_crash
 from egmctl.model.explanation import KnownCause
 from egmctl.model.finding import (
@@ -126,6 +126,8 @@ def _verdict(machine: Machine, scope: Scope, subject: str, probes: Sequence[Prob
             cause = _cause_of_error(machine, first)
             confidence = Confidence.MEDIUM if cause else Confidence.LOW
             failure, remedy = f"{first.call} failed: {first.error_name} ({first.error_number})", FAILING
+            if note := _other_registration(machine, first):
+                return noted(f"{subject}: {failure}", evidence=evidence, cause=cause.cause if cause else "", note=note)
         case _:
             cause = _cause_of_crash(machine, first) if first.outcome is Outcome.CRASHED else None
             ending = "did not end in time" if first.outcome is Outcome.TIMED_OUT else "killed its process"
@@ -153,6 +155,17 @@ def _missing_feature(machine: Machine, scope: Scope, probe: Probe) -> str:
     if no_channel and not in_domain(machine) and not scope.names_purpose(Guard.FABRIC):
         return "no IMEX channel, and the GPUs are in no multi-node NVLink domain; --for fabric tries it anyway"
     return ""
+
+
+def _other_registration(machine: Machine, probe: Probe) -> str:
+    """Return through what a program registers GPU memory if a NIC supports no dma-bufs; empty if through nothing.
+
+    NCCL then uses nvidia_peermem, after these two errors only (net_ib/gdr.cc, ibDmaBufSupportInitOnce). The module has
+    no part in HOST_NUMA memory.
+    """
+    unsupported = probe.call == "ibv_reg_dmabuf_mr" and probe.error_number in _NO_DMA_BUF
+    modules = " and ".join(peer_memory_modules(machine)) if unsupported and probe.numa_node is None else ""
+    return modules and f"{modules} is the way left for NICs to reach GPU memory here; dma-buf is what replaces it"
 
 
 def _cause_of_crash(machine: Machine, probe: Probe) -> KnownCause | None:
@@ -190,8 +203,9 @@ _UNSUPPORTED = KnownCause(
     "the NIC's driver or the kernel registers no dma-bufs, or ACS keeps the NIC from the GPU",
     "Update DOCA-OFED and the kernel, see pcie.acs, or load nvidia_peermem.",
 )
+_NO_DMA_BUF = (errno.EOPNOTSUPP, errno.EPROTONOSUPPORT)
 _REGISTRATION = {
-    **dict.fromkeys((errno.EOPNOTSUPP, errno.EPROTONOSUPPORT, 524), _UNSUPPORTED),
+    **dict.fromkeys((*_NO_DMA_BUF, 524), _UNSUPPORTED),
     **dict.fromkeys((errno.EPERM, errno.EACCES, errno.ENODEV), KnownCause(NO_VERBS, "See rdma.devices-cgroup.")),
     errno.ENOMEM: KnownCause("too little locked memory is allowed", "Raise the limit (ulimit -l); see env.limits."),
 }

@@ -114,8 +114,8 @@ def _health(info: Fabric) -> Verdicts:
 def _domain(machine: Machine, scope: Scope) -> Verdicts:
     expected = scope.expectation or Expectation()
     wanted = expected.domain or (expected.reference is not None and situation.in_domain(expected.reference))
-    gpus = situation.usable(machine, scope.gpus_of(machine))
-    unread = [gpu for gpu in gpus if _is_unread(gpu, wanted=wanted)]
+    gpus = situation.answering_gpus(machine, scope)
+    unread = [gpu for gpu in gpus if _unread(gpu, wanted=wanted)]
     infos = {
         gpu.bus_id: info for gpu in gpus if gpu not in unread and (info := situation.fabric(gpu)) and info.registered
     }
@@ -127,8 +127,8 @@ def _domain(machine: Machine, scope: Scope) -> Verdicts:
         yield fact(f"{INFO}({on_gpus(members).label})", f"cluster {identity[0] or 'none'}, clique {identity[1]}{words}")
     outside = [gpu for gpu in registered if not infos[gpu.bus_id].has_clique and (wanted or in_rack(machine, gpu))]
     inside = [gpu for gpu in registered if gpu not in outside]
-    if unread:
-        yield unknown("the NVLink domain or clique of these GPUs was not read", unread)
+    for gpu in unread:
+        yield unknown(f"the NVLink domain or clique of these GPUs was not read ({_unread(gpu, wanted=wanted)})", gpu)
     for gpu in outside:
         problem = failed if wanted or inside else warned
         reason = "clique 0" if infos[gpu.bus_id].clique_id == 0 else "no cluster UUID"
@@ -161,12 +161,12 @@ def _types(info: Fabric) -> str:
     return "".join(f", {name} {' '.join(map(str, ids))}" for name, ids in (info.cliques or {}).items())
 
 
-def _is_unread(gpu: Gpu, *, wanted: bool) -> bool:
-    """Return whether it is unknown if a GPU is in an NVLink domain, and in which."""
+def _unread(gpu: Gpu, *, wanted: bool) -> str:
+    """Return why it is unknown if a GPU is in an NVLink domain, and in which; empty if that is known."""
     info = situation.fabric(gpu)
     if info is not None and info.state == "completed":
-        return bool(gap(info, "status", "cluster_uuid", "clique_id", newer=True))
-    return bool(gap(gpu.nvml, "fabric", newer=not wanted) if info is None else gap(info, "state"))
+        return gap(info, "status", "cluster_uuid", "clique_id", newer=True)
+    return gap(gpu.nvml, "fabric", newer=not wanted) if info is None else gap(info, "state")
 
 
 @check("fabric.manager", Guard.FABRIC, Guard.P2P, sections=("gpus", "switches", "system"))

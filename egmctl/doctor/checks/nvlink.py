@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from egmctl.doctor.check import Scope, Verdicts, check, end, findings_on, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, gap, noted, passed, remove_option, todo, unknown, warned
-from egmctl.doctor.situation import check_gpus, driver_parameters, fabric, usable, usable_coherent_gpus, virtual
+from egmctl.doctor.situation import answering_gpus, check_gpus, driver_parameters, fabric, usable_coherent_gpus, virtual
 from egmctl.model.finding import Evidence, Guard, Remedy
 from egmctl.model.gpu import Gpu, NvLink, NvLinkCounters
 from egmctl.model.host import Driver
@@ -248,14 +248,16 @@ ALIKE = as_root("Give all GPUs one mode, then reset them.", "nvidia-smi nvlink -
 
 @check("nvlink.bw-mode", Guard.PERF, Guard.P2P, Guard.FABRIC, sections=("gpus", "driver"))
 def _bandwidth_mode(machine: Machine, scope: Scope) -> Verdicts:
+    gpus = answering_gpus(machine, scope)
     if not any(nvlinks_of(gpu) for gpu in machine.gpus or ()):
+        if reasons := [*filter(None, map(_unread_states, gpus))]:
+            end(unknown(f"whether these GPUs have NVLinks was not read ({reasons[0]})"))
         skip(NO_NVLINK)
     driver = machine.driver or Driver()
     mode = driver.nvlink_bandwidth_mode
     parameter = (driver.module_parameters or {}).get("RmNvlinkBandwidthLinkCount", "0")
     yield fact("nvmlSystemGetNvlinkBwMode", mode)
     yield fact("NVreg_RmNvlinkBandwidthLinkCount", parameter)
-    gpus = usable(machine, scope.gpus_of(machine))
     # From Blackwell on, each GPU has its own mode.
     own = [(gpu, nvml) for gpu in gpus if (nvml := gpu.nvml) and nvml.nvlink_bandwidth_mode]
     unread = [gpu for gpu in gpus if gap(gpu.nvml, "nvlink_bandwidth_mode", newer=True)]

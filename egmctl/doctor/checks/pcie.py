@@ -53,17 +53,18 @@ def _status(machine: Machine, scope: Scope) -> Verdicts:
     gpus = usable(machine, scope.gpus_of(machine))
     if len(gpus) < 2:
         skip("fewer than two GPUs can be used from here")
-    answers: dict[tuple[_Wrong, _Refusal | None], list[tuple[Gpu, Gpu, Pair]]] = {}
+    answers: dict[tuple[_Wrong, _Refusal | None, bool], list[tuple[Gpu, Gpu, Pair]]] = {}
     for source in gpus:
         for target in gpus:
             pair = machine.pair(source.bus_id, target.bus_id)
             if pair is not None and source is not target:
                 wrong = _wrong(pair)
                 reason = _refusal(machine, source, target, pair) if wrong else None
-                answers.setdefault((wrong, reason), []).append((source, target, pair))
+                key = wrong, reason, bool(wrong) and pair.nvlink_count is None
+                answers.setdefault(key, []).append((source, target, pair))
     if not answers:
         yield unknown("no pair of these GPUs was read")
-    for (wrong, reason), pairs in answers.items():
+    for (wrong, reason, _links_unread), pairs in answers.items():
         yield _verdict(machine, wrong, reason, pairs, scope)
 
 
@@ -86,11 +87,11 @@ def _verdict(
     gpus = {gpu.bus_id: gpu for pair in ends for gpu in pair}
     all_pairs = len(ends) == len(gpus) * (len(gpus) - 1)
     place = on_gpus(gpus.values()) if all_pairs else on_pairs(ends)
-    has_nvlink = any(nvlinks)
+    has_nvlink, links_unread = any(nvlinks), None in nvlinks
     cuda_asks = ((machine.driver or Driver()).cuda_driver_version or 0) >= CUDA_ASKS
     override = ((machine.process or Process()).environment or {}).get(OVERRIDE)
     if not wrong and cuda_asks and override == "1" and not all(nvlinks):
-        sentence = "P2P over PCIe is allowed, but CUDA was told not to check IOMMU and ACS: bytes may be lost"
+        sentence = "P2P is allowed, but CUDA was told not to check IOMMU and ACS: bytes may be lost over PCIe"
         return noted(sentence, place, evidence=(fact(OVERRIDE, override),))
     if not wrong:
         return passed(
@@ -123,8 +124,13 @@ def _verdict(
         if cuda_asks and not has_nvlink:
             cause = "since CUDA 13.5, CUDA also refuses P2P over PCIe for settings of IOMMU or ACS"
             remedy = todo("See pcie.iommu and pcie.acs. Only where the bytes are known to arrive:", f"{OVERRIDE}=1")
+        if cuda_asks and links_unread:
+            cause, confidence = f"possibly: {cause}; whether NVLink joins these GPUs was not read", Confidence.LOW
+            remedy = todo("See whether NVLink joins them; if not, pcie.iommu and pcie.acs.", "nvidia-smi topo -m")
     elif named:
         remedy = todo("Use GPUs below one PCIe switch or with NVLink, or let the library copy through host memory.")
+    elif links_unread:
+        return unknown(f"no P2P, and whether NVLink joins these GPUs was not read: {reasons}", place, evidence=evidence)
     else:
         return skipped(f"these GPUs have no P2P over PCIe: {reasons}", place, evidence=evidence)
     return report(summary, remedy, place, evidence=evidence, cause=cause, confidence=confidence)

@@ -6,17 +6,17 @@ from collections import Counter
 
 from egmctl.doctor.check import Scope, Verdicts, check, end, known, skip
 from egmctl.doctor.checks.numa import mode_evidence
-from egmctl.doctor.findings import as_root, fact, failed, passed, todo, unknown, warned
+from egmctl.doctor.findings import as_root, fact, failed, noted, passed, todo, unknown, unreported, warned
 from egmctl.doctor.restrictions import node_evidence
-from egmctl.doctor.situation import check_gpus, dotted, in_container, kernel, need_c2c, numbers
+from egmctl.doctor.situation import check_gpus, dotted, in_container, kernel, need_c2c, numbers, peer_memory_modules
 from egmctl.model.finding import Evidence, Guard, on_nics
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Driver, Nic, NicPort, System
 from egmctl.model.machine import Machine
 from egmctl.model.route import LinkClass
 from egmctl.topology.links import device_link
-from egmctl.topology.platform import MemoryMode, memory_mode
-from egmctl.units import grouped
+from egmctl.topology.platform import C2c, MemoryMode, c2c, memory_mode
+from egmctl.units import format_size, grouped
 
 NO_NIC = "no InfiniBand or RoCE device"
 
@@ -99,20 +99,16 @@ def _port_evidence(nic: Nic, port: NicPort) -> Evidence:
 def _gdr_path(machine: Machine, scope: Scope) -> Verdicts:
     _nics(machine, scope)
     driver, modules, release = machine.driver or Driver(), (machine.system or System()).module_versions, kernel(machine)
-    peermem = [name for name in ("nvidia_peermem", "nv_peer_mem") if name in (modules or {})]
+    peermem = peer_memory_modules(machine)
     answers = {gpu.cuda.attributes.get("DMA_BUF_SUPPORTED") for gpu in machine.gpus or () if gpu.cuda} - {None}
-    dma_buf: bool | None = None
-    if answers:
-        dma_buf = 1 in answers
-    elif driver.module_flavour and release:
-        dma_buf = driver.module_flavour == "open" and release >= (5, 12)
+    by_versions = driver.module_flavour == "open" and release >= (5, 12) if driver.module_flavour and release else None
+    dma_buf = 1 in answers if answers else by_versions
     yield fact("/sys/module/nvidia_peermem", None if modules is None else "loaded" if peermem else "not loaded")
     yield fact("driver modules, kernel", f"{driver.module_flavour or '?'}, {dotted(release)}")
     yield fact("CONFIG_PCI_P2PDMA", ((machine.system or System()).kernel_configuration or {}).get("PCI_P2PDMA"))
     yield fact("CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED", max(answers, default="not asked", key=str))
     if peermem or dma_buf:
-        paths = [*peermem, *(["dma-buf"] if dma_buf else [])]
-        yield passed(f"NICs can reach GPU memory through {' and '.join(paths)}")
+        yield passed(f"NICs can reach GPU memory through {' and '.join([*peermem, *['dma-buf'] * bool(dma_buf)])}")
     elif dma_buf is None or modules is None:
         yield unknown("whether NICs reach GPU memory is unknown: some facts were not read")
     else:
@@ -139,6 +135,26 @@ def _affinity(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
         remedy = todo("Use GPUs that have a NIC on their own NUMA node for traffic between nodes, or move a NIC.")
         cause = "RDMA crosses the CPUs' interconnect, and NCCL does not use GPUDirect at that distance"
         yield warned("every NIC is on another NUMA node", remedy, cause=cause)
+
+
+@check_gpus("rdma.bar1", Guard.RDMA, sections=("gpus", "nics"), gpus_of=_gpus)
+def _bar1(machine: Machine, scope: Scope, gpu: Gpu) -> Verdicts:
+    nvml, link = gpu.nvml or skip("NVML does not list these GPUs"), c2c(machine, gpu)
+    bar1, memory = nvml.bar1_total_bytes, nvml.memory_total_bytes
+    yield fact("nvmlDeviceGetBAR1MemoryInfo", None if bar1 is None else format_size(bar1))
+    if link in (C2c.UP, C2c.DOWN):
+        skip("these GPUs have NVLink-C2C")
+    elif bar1 is None or memory is None:
+        yield unreported(nvml, "memory_total_bytes" if bar1 else "bar1_total_bytes", "BAR1", "these GPUs have no BAR1")
+    elif bar1 >= memory:
+        yield passed("BAR1 is as large as the GPU's memory")
+    elif link is C2c.UNKNOWN:
+        yield unknown("BAR1 is smaller than the GPU's memory; whether NVLink-C2C makes up for that was not read")
+    else:
+        remedy = as_root("Turn on decoding above 4 GiB and resizable BAR in the firmware setup.", reboot=True)
+        sizes = f"{format_size(bar1)} of the GPU's {format_size(memory)}"
+        text = f"NICs can have at most {sizes} registered at once: BAR1 has no more"
+        yield warned(text, remedy) if scope.names_purpose(Guard.RDMA) else noted(text, remedy=remedy)
 
 
 @check("rdma.ofed", Guard.RDMA, sections=("nics", "system"))

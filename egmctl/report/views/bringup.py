@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
+from egmctl.doctor.causes import WITHHELD
 from egmctl.model.bringup import Answer, Bringup, Gap, GapKind
 from egmctl.model.evidence import EvidenceReport, State
 from egmctl.model.finding import UNEXPLAINED, RunCause, Status
@@ -83,7 +84,8 @@ def part(make: Callable[[], doc.Document]) -> Iterator[doc.Block]:
 def summary(bringup: Bringup) -> Iterator[doc.Block]:
     """Yield the answer, the causes, and one line each for doctor, topo and bench."""
     yield verdict(bringup)
-    causes = [cause for cause in bringup.causes if cause.status is not Status.NOTE or cause.explains]
+    shown_notes = [cause for cause in bringup.causes if cause.explains or cause.finding.check in WITHHELD]
+    causes = [cause for cause in bringup.causes if cause.status is not Status.NOTE or cause in shown_notes]
     # The answer already contains the remedy of the first cause, and that for unexplained paths.
     entries = (
         cause_entry(

@@ -59,6 +59,19 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *info
     CALL("nvmlDeviceGetMemoryInfo", memory_v2(device, info), "gpu=%d version=2", gpu_number(device));
 }
 
+static int bar1(nvmlDevice_t device, nvmlBAR1Memory_t *info)
+{
+    *info = (nvmlBAR1Memory_t){0};
+    TRY(get_number(device, "bar1_total", &info->bar1Total));
+    info->bar1Free = info->bar1Total;
+    return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *info)
+{
+    CALL("nvmlDeviceGetBAR1MemoryInfo", bar1(device, info), "gpu=%d", gpu_number(device));
+}
+
 /* Every GPU is as busy as another. */
 static int utilization(nvmlDevice_t device, nvmlUtilization_t *rates)
 {
