@@ -182,9 +182,7 @@ def fit(cells: Sequence[PeerCell], bounds: Bounds) -> Fit:
     are_pairs = all(cell.source is not None and cell.destination not in (None, cell.source) for cell in cells)
     ratios: dict[tuple[End, Direction], float] = {}
     for direction in Direction if are_pairs else ():
-        by_gpu: dict[End, list[PeerCell]] = {}
-        for cell in cells:
-            by_gpu.setdefault(cell.source if direction is Direction.EGRESS else cell.destination, []).append(cell)
+        by_gpu = grouped((cell.source if direction is Direction.EGRESS else cell.destination, cell) for cell in cells)
         medians = {gpu: median(cell.value for cell in gpu_cells) for gpu, gpu_cells in by_gpu.items()}
         for gpu, gpu_cells in by_gpu.items():
             ratio = medians[gpu] / better_median(medians.values())
@@ -404,11 +402,9 @@ def against_peers(
     if not measurements:
         return {}, ()
     bounds = _bounds(measurements[0])
-    groups: dict[tuple[bool, bool], list[PeerCell]] = {}
-    if not any(not_judged(m) or is_by_host(m) for m in measurements):
-        for number, value in values.items():
-            for cell in _cells(number, report.measurements[number], value):
-                groups.setdefault((cell.source is None, cell.destination is None), []).append(cell)
+    are_judged = not any(not_judged(m) or is_by_host(m) for m in measurements)
+    all_cells = [cell for number in values for cell in _cells(number, report.measurements[number], values[number])]
+    groups = grouped(((cell.source is None, cell.destination is None), cell) for cell in all_cells if are_judged)
     bus_ids = {
         end.label: end.bus_id for m in measurements for flow in m.flows for end in (flow.source, flow.destination)
     }
