@@ -60,7 +60,9 @@ class Folder:
         UsageError
             If another run uses the folder.
         """
-        with open_folder(self.path) as lock:
+        with contextlib.ExitStack() as opened:
+            lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            opened.callback(os.close, lock)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
