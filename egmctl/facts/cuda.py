@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import Any, NamedTuple
+from typing import Any
 
 from egmctl.driver import cuda
 from egmctl.driver.reading import Reasons, Unreadable, normal_bus_id, uuid_text
@@ -116,7 +116,7 @@ def _gpu(ordinal: int, device: Any) -> dict[str, Any]:
         name=lambda: _text(_ask("cuDeviceGetName", 256, device)),
         memory_total_bytes=lambda: _ask("cuDeviceTotalMem", device),
     )
-    gpu["attributes"] = _attributes(reasons, "attributes", _OF_GPU, device)
+    gpu["attributes"] = _attributes(reasons, "attributes", ATTRIBUTES, _OF_GPU, device)
     claim = (gpu["attributes"], "HOST_NATIVE_ATOMIC_SUPPORTED")
     gpu["host_atomics"] = reasons.read(
         "host_atomics", lambda: _atomics("cuDeviceGetHostAtomicCapabilities", claim, device)
@@ -130,32 +130,28 @@ def _pair(source: tuple[str, Any], target: tuple[str, Any]) -> dict[str, Any]:
     pair: dict[str, Any] = reasons.record(
         dict, source=source[0], target=target[0], can_access_peer=lambda: bool(_ask("cuDeviceCanAccessPeer", *ends))
     )
-    pair["cuda_attributes"] = _attributes(reasons, "cuda_attributes", _OF_PAIR, *ends)
+    pair["cuda_attributes"] = _attributes(reasons, "cuda_attributes", P2P_ATTRIBUTES, _OF_PAIR, *ends)
     claim = (pair["cuda_attributes"], "NATIVE_ATOMIC_SUPPORTED")
     pair["atomics"] = reasons.read("atomics", lambda: _atomics("cuDeviceGetP2PAtomicCapabilities", claim, *ends))
     return pair
 
 
-class _Attributes(NamedTuple):
-    """A kind of attributes: their names, their enum, the prefix of its names, and the function that reads them."""
-
-    names: tuple[str, ...]
-    enum: str
-    prefix: str
-    function: str
+_OF_GPU = ("CUdevice_attribute", "CU_DEVICE_ATTRIBUTE_", "cuDeviceGetAttribute")
+_OF_PAIR = ("CUdevice_P2PAttribute", "CU_DEVICE_P2P_ATTRIBUTE_", "cuDeviceGetP2PAttribute")
+"""The enum of a kind of attributes, the prefix of its names, and the function that reads them."""
 
 
-_OF_GPU = _Attributes(ATTRIBUTES, "CUdevice_attribute", "CU_DEVICE_ATTRIBUTE_", "cuDeviceGetAttribute")
-_OF_PAIR = _Attributes(P2P_ATTRIBUTES, "CUdevice_P2PAttribute", "CU_DEVICE_P2P_ATTRIBUTE_", "cuDeviceGetP2PAttribute")
+def _attributes(
+    reasons: Reasons, field: str, names: tuple[str, ...], kind: tuple[str, str, str], *devices: Any
+) -> dict[str, int | None]:
+    enum, prefix, function = kind
 
-
-def _attributes(reasons: Reasons, field: str, kind: _Attributes, *devices: Any) -> dict[str, int | None]:
     def get(name: str) -> int:
-        attribute = getattr(getattr(cuda.bindings(), kind.enum), kind.prefix + name, None)
+        attribute = getattr(getattr(cuda.bindings(), enum), prefix + name, None)
         if attribute is None:
             raise _not_in_bindings(name)
         try:
-            value: int = cuda.call(kind.function, attribute, *devices)
+            value: int = cuda.call(function, attribute, *devices)
             return value
         except DriverCallError as error:
             unreadable = _unreadable(error)
@@ -164,7 +160,7 @@ def _attributes(reasons: Reasons, field: str, kind: _Attributes, *devices: Any) 
                 raise Unreadable(Reason.DRIVER_TOO_OLD, str(unreadable)) from None
             raise unreadable from None
 
-    return reasons.mapping(field, kind.names, get)
+    return reasons.mapping(field, names, get)
 
 
 def _atomics(function: str, claim: tuple[dict[str, int | None], str], *devices: Any) -> dict[str, list[str]]:

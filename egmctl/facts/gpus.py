@@ -216,13 +216,10 @@ def _uuid(root: Root, path: str) -> str:
 
 
 def _version(root: Root) -> re.Match[str]:
-    path = f"{PROC}/version"
     # NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (...)
     # NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.54.03  Tue Jun  6 22:20:39 UTC 2023
-    line = root.line(path, "NVRM version")
-    if match := re.search(r"(Open )?Kernel Module.*?\s([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})\s", line + " ", re.ASCII):
-        return match
-    raise Unreadable(Reason.FAILED, f"{path}: no version")
+    pattern = r"^NVRM version:.*?(Open )?Kernel Module.*?\s([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})(?:\s|\Z)"
+    return root.search(f"{PROC}/version", pattern, "no version")
 
 
 def loaded(root: Root, modules: Iterable[str]) -> tuple[str, ...]:

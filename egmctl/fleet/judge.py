@@ -239,35 +239,45 @@ def judged_gpus(
     boards = {node for node, m in machines.items() if m.gpus and not any(in_rack(m, gpu) for gpu in m.gpus)}
     boards = boards if asked.domain_gpus is None else set()
     racks = {node: of_node for node, of_node in domains.items() if node not in boards}
-    # The node of each GPU of a domain.
-    members = grouped((own, node) for node, of_node in racks.items() for own in of_node.values() if own[0])
     expected = asked.domain_gpus if loaded else None
-    ordered = sorted(members, key=lambda own: -len(members[own]))
-    largest = {own[0]: len(members[own]) for own in reversed(ordered)}
-    homes = [own for own in ordered if len(members[own]) == largest[own[0]] and len({*members[own]}) > 1] or ordered
-    homes = homes[:1] if expected else homes
-    alike = racks or domains
-    usual = mode(map(len, alike.values())) if alike else 0
+    homes = _homes(racks, expected)
+    usual = mode(map(len, (racks or domains).values())) if domains else 0
     judged: list[NodeAnswer] = []
     for answer in answers:
         node, own = answer.node, domains.get(answer.node, {})
         states: dict[str, FleetGpu] = {}
-        expects = homes if (members or expected) and node not in boards else None
-        for bus_ids, state in _states(answer, loaded[node].result, own, expects) if own else ():
+        for bus_ids, state in (
+            _states(answer, loaded[node].result, own, None if node in boards else homes) if own else ()
+        ):
             states = dict.fromkeys(bus_ids, state) | states
-        read = (machines[node].gpus if own else None) or ()
-        gpus = [replace(states.get(gpu.bus_id, FleetGpu()), index=gpu.index) for gpu in read]
+        gpus = [replace(states.get(gpu, FleetGpu()), index=machines[node].gpu(gpu).index) for gpu in own]
         kind = Unready.MISSING if node in domains else Unready.UNKNOWN
         lacking = 0 if node in boards and racks else usual - len(own)
         gpus += [FleetGpu(kind=kind, reason=answer.reach.value)] * lacking
-        home = next((f"cluster {own[0]}, clique {own[1]}" for own in own.values() if own in homes), "")
+        home = next((f"cluster {own[0]}, clique {own[1]}" for own in own.values() if own in (homes or ())), "")
         judged.append(replace(answer, gpus=tuple(gpus), domain=home))
-    if asked.command is Command.BENCH or not (members or expected):
+    if asked.command is Command.BENCH or homes is None:
         return judged, None
-    counted = [answer for answer in judged if answer.node not in boards]
+    return judged, _readiness([answer for answer in judged if answer.node not in boards], expected, len(homes))
+
+
+def _homes(racks: Mapping[str, Mapping[str, Identity]], expected: int | None) -> Sequence[Identity] | None:
+    """Return where the GPUs of the nodes are expected; ``None`` if none is in a domain and no number is expected."""
+    # The node of each GPU of a domain.
+    members = grouped((own, node) for node, of_node in racks.items() for own in of_node.values() if own[0])
+    if not members and not expected:
+        return None
+    ordered = sorted(members, key=lambda own: -len(members[own]))
+    largest = {own[0]: len(members[own]) for own in reversed(ordered)}
+    homes = [own for own in ordered if len(members[own]) == largest[own[0]] and len({*members[own]}) > 1] or ordered
+    return homes[:1] if expected else homes
+
+
+def _readiness(answers: Sequence[NodeAnswer], expected: int | None, domains: int) -> Readiness:
+    """Return which GPUs of the nodes are ready."""
     lost = [
         (UnreadyGpus(kind=state.kind, label=label, reason=state.reason, clique_id=state.clique_id), answer.node)
-        for answer in counted
+        for answer in answers
         for label, number, state in answer.by_state
         if state.kind is not None
         for _ in range(number)
@@ -276,11 +286,8 @@ def judged_gpus(
         replace(part, nodes=tuple(dict.fromkeys(nodes)), folded=fold(nodes), gpus=len(nodes))
         for part, nodes in sorted(grouped(lost).items(), key=lambda item: list(Unready).index(item[0].kind))
     ]
-    known = sum(len(answer.gpus) for answer in counted)
-    ready = Readiness(
-        gpus=known, ready=known - len(lost), expected=expected, domains=len(homes), unready=tuple(unready)
-    )
-    return judged, ready
+    known = sum(len(answer.gpus) for answer in answers)
+    return Readiness(gpus=known, ready=known - len(lost), expected=expected, domains=domains, unready=tuple(unready))
 
 
 def _states(

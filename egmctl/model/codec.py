@@ -185,8 +185,6 @@ def _check_spelling(spelling: Spelling, value: str, where: str) -> None:
 
 
 def _decode_scalar(kind: Any, data: Any, where: str) -> Any:
-    if kind is Any:
-        return data
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
         data = float(data) if abs(data) < 2**1000 else math.inf
     fits = isinstance(data, kind) and (kind is bool or not isinstance(data, bool))

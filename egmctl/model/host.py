@@ -265,7 +265,7 @@ class Driver(Record):
     """The name of cuInit's error; ``None`` if it succeeded or was not called (reason in ``unread``)."""
     nvml_error: Plain | None = None
     nvml_failure: LibraryFailure | None = None
-    """The failure of NVML; ``None`` if it succeeded, was not queried, or the document is older than this field."""
+    """The failure of NVML; ``None`` if it succeeded or was not queried."""
     cuda_failure: LibraryFailure | None = None
     confidential_compute: Plain | None = None
     """``off``, ``on``, or the multi-GPU mode: ``protected-pcie``, ``nvlink-encryption``

@@ -495,7 +495,21 @@ class RunReport(Shown):
     @property
     def fault(self) -> str | None:
         """The first inconsistency, as half a sentence that begins with the key; ``None`` if there is none."""
-        return _run_fault(self)
+        for place, measurement in enumerate(self.measurements):
+            if fault := measurement_fault(measurement):
+                return f"result.measurements[{place}].{fault}"
+        numbers: list[tuple[str, int]] = []
+        if (verdict := self.verdict) is not None:
+            for place, owner in enumerate(verdict.owners):
+                if fault := _owner_fault(owner):
+                    return f"result.verdict.owners[{place}]{fault}"
+            numbers += [("verdict", judged.measurement) for judged in verdict.judged]
+            numbers += [("verdict", number) for each in verdict.classes for number in each.measurements]
+            numbers += [("verdict.owners", number) for owner in verdict.owners for number in owner.measurements]
+        numbers += [(f"causes[{place}]", n) for place, cause in enumerate(self.causes) for n in cause.explains]
+        count = len(self.measurements)
+        outside = ((where, number) for where, number in numbers if not 0 <= number < count)
+        return next((f"result.{where}: there is no measurement {n} of {count}" for where, n in outside), None)
 
     @property
     def exit_code(self) -> ExitCode:
@@ -539,25 +553,6 @@ def exit_code(measurements: Sequence[Measurement]) -> ExitCode:
     if all(m.status is Status.WAIVED for m in measurements):
         return ExitCode.NOTHING
     return ExitCode.OK
-
-
-def _run_fault(report: RunReport) -> str | None:
-    for place, measurement in enumerate(report.measurements):
-        if fault := measurement_fault(measurement):
-            return f"result.measurements[{place}].{fault}"
-    numbers: list[tuple[str, int]] = []
-    if (verdict := report.verdict) is not None:
-        for place, owner in enumerate(verdict.owners):
-            if fault := _owner_fault(owner):
-                return f"result.verdict.owners[{place}]{fault}"
-        numbers += [("verdict", judged.measurement) for judged in verdict.judged]
-        numbers += [("verdict", number) for each in verdict.classes for number in each.measurements]
-        numbers += [("verdict.owners", number) for owner in verdict.owners for number in owner.measurements]
-    numbers += [(f"causes[{place}]", number) for place, cause in enumerate(report.causes) for number in cause.explains]
-    count = len(report.measurements)
-    return next(
-        (f"result.{where}: there is no measurement {n} of {count}" for where, n in numbers if not 0 <= n < count), None
-    )
 
 
 def measurement_fault(measurement: Measurement) -> str | None:

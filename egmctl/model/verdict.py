@@ -53,7 +53,7 @@ class Direction(StrEnum):
     """Traffic to the GPU: a column of a matrix."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Judgement:
     """The comparison of one measurement with one yardstick."""
 

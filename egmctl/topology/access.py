@@ -183,8 +183,7 @@ def node_obstacle(node: DeviceNode, numbers: tuple[int | None, int | None]) -> O
 
 def nvml_failure(machine: Machine) -> LibraryFailure | None:
     """Return how NVML failed as a whole; ``None`` if it succeeded or was not queried."""
-    driver = machine.driver or Driver()
-    return driver.nvml_failure or _failure(driver, "nvml_error", driver.nvml_error, "nvmlInit")
+    return (machine.driver or Driver()).nvml_failure
 
 
 def without_nvml(machine: Machine, names: str) -> str:
@@ -195,8 +194,7 @@ def without_nvml(machine: Machine, names: str) -> str:
 
 def cuda_failure(machine: Machine) -> LibraryFailure | None:
     """Return how CUDA failed as a whole; ``None`` if it succeeded or was not queried."""
-    driver = machine.driver or Driver()
-    return driver.cuda_failure or _failure(driver, "cuda_error", driver.cuda_error, "cuInit")
+    return (machine.driver or Driver()).cuda_failure
 
 
 def elsewhere(machine: Machine) -> bool:
@@ -283,15 +281,3 @@ def _whole(gpu: Gpu) -> Obstacle | None:
         return Obstacle(Block.MIG)
     prohibited = gpu.nvml is not None and gpu.nvml.compute_mode == "prohibited"
     return Obstacle(Block.COMPUTE_MODE) if prohibited else None
-
-
-def _failure(driver: Driver, field: str, error: str | None, call: str) -> LibraryFailure | None:
-    """Return the failure in a recording without ``nvml_failure`` or ``cuda_failure``, from its error field."""
-    if error is not None:
-        how = "missing" if error == "NVML_ERROR_LIBRARY_NOT_FOUND" else "error"
-        return LibraryFailure(how=how, call=call, name=error)
-    reason = driver.reason_of(field)
-    if reason in (None, Reason.NOT_ASKED, Reason.NOT_STATED):
-        return None
-    hows = {Reason.CRASHED: "crashed", Reason.TIMED_OUT: "timed-out", Reason.MISSING_LIBRARY: "missing"}
-    return LibraryFailure(how=hows.get(reason, "error"), detail=_because(driver, field))

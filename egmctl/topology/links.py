@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations, takewhile
+from statistics import multimode
 
 from egmctl.model.gpu import Gpu, NvLink, Pair
 from egmctl.model.host import Nic
@@ -204,14 +204,14 @@ def _expected_nvlinks(machine: Machine, first: Gpu, second: Gpu, pair: Pair) -> 
     if pair.nvlink_through == "switch":
         parts = [gpu.nvml.nvlink_count for gpu in (first, second) if gpu.nvml and gpu.nvml.nvlink_count]
         return max([*siblings, *(parts if len(parts) == 2 and parts[0] == parts[1] else [])])
-    usual = _usual([count for gpu in machine.gpus or () if (count := active_nvlinks(gpu))])
+    usual = _usual(count for gpu in machine.gpus or () if (count := active_nvlinks(gpu)))
     short = any((active_nvlinks(gpu) or usual) < usual for gpu in (first, second))
     return _usual(siblings) if short else 0
 
 
-def _usual(counts: Sequence[int]) -> int:
+def _usual(counts: Iterable[int]) -> int:
     """Return the most frequent count: the larger one if two are equally frequent, 0 if there is none."""
-    return max(Counter(counts).items(), key=lambda item: (item[1], item[0]), default=(0, 0))[0]
+    return max(multimode(counts), default=0)
 
 
 NVML_INDICES = ("read", "write", "nvlink", "atomics", "pci")

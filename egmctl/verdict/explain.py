@@ -43,7 +43,7 @@ from egmctl.model.task import UCX_ENGINES, Engine
 from egmctl.model.verdict import BAD_GRADES, Grade
 from egmctl.topology.access import nvml_failure
 from egmctl.topology.links import device_link
-from egmctl.units import format_kernel_list, format_size, shortened
+from egmctl.units import format_kernel_list, format_size, grouped, shortened
 from egmctl.verdict.yardsticks import is_degraded, is_lost
 
 CAUSE_SECTIONS = ("switches", "confinement", "system")
@@ -450,9 +450,8 @@ def _findings(machine: Machine) -> Iterator[str]:
     from egmctl.doctor.runner import CHECKS, diagnose
 
     checks = [check for check in CHECKS if check.id.startswith(("rdma.", "pcie.")) and Guard.RDMA in check.guards]
-    by_text: dict[str, dict[str, None]] = {}
-    for finding in diagnose(machine, Scope(purposes=(Guard.RDMA,)), checks).findings:
-        if finding.status in (Status.FAIL, Status.WARN, Status.UNKNOWN):
-            by_text.setdefault(f"{finding.status}: {finding.summary}", {})[finding.check] = None
-    for text, ids in by_text.items():
-        yield f"doctor's check{'s' * (len(ids) > 1)} {', '.join(ids)}: {text}"
+    findings = diagnose(machine, Scope(purposes=(Guard.RDMA,)), checks).findings
+    bad = [finding for finding in findings if finding.status in (Status.FAIL, Status.WARN, Status.UNKNOWN)]
+    for text, ids in grouped((f"{finding.status}: {finding.summary}", finding.check) for finding in bad).items():
+        names = dict.fromkeys(ids)
+        yield f"doctor's check{'s' * (len(names) > 1)} {', '.join(names)}: {text}"

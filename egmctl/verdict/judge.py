@@ -107,8 +107,8 @@ def _class_verdict(
         grade = Grade.NO_REFERENCE
     values = [value for number in numbers if (value := yardsticks.value_of(measurements[number])) is not None]
     unit = yardsticks.unit_of(measurements[numbers[0]])
-    has_reference = profile is not None and grades[Yardstick.PROFILE] is not Grade.NO_REFERENCE
-    reference = yardsticks.reference_for(measurements[numbers[0]], profile)[0] if profile and has_reference else None
+    known = profile if grades[Yardstick.PROFILE] is not Grade.NO_REFERENCE else None
+    reference = yardsticks.reference_for(measurements[numbers[0]], known)[0] if known else None
     return ClassVerdict(
         path_class=path_class.name,
         case=path_class.case,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median, median_high, median_low
 
 from egmctl.bench.engine import ENGINES
@@ -182,9 +182,7 @@ def fit(cells: Sequence[PeerCell], bounds: Bounds) -> Fit:
     are_pairs = all(cell.source is not None and cell.destination not in (None, cell.source) for cell in cells)
     ratios: dict[tuple[End, Direction], float] = {}
     for direction in Direction if are_pairs else ():
-        by_gpu: dict[End, list[PeerCell]] = {}
-        for cell in cells:
-            by_gpu.setdefault(cell.source if direction is Direction.EGRESS else cell.destination, []).append(cell)
+        by_gpu = grouped((cell.source if direction is Direction.EGRESS else cell.destination, cell) for cell in cells)
         medians = {gpu: median(cell.value for cell in gpu_cells) for gpu, gpu_cells in by_gpu.items()}
         for gpu, gpu_cells in by_gpu.items():
             ratio = medians[gpu] / better_median(medians.values())
@@ -225,22 +223,8 @@ def against_profile(measurement: Measurement, value: float, profile: Profile | N
     usual = "" if reference.typical is None else f"; typical is {reference.typical:.4g}"
     over = "" if link == reference.link else f", over {link}, not {reference.link}"
     reason = f"{measurement.path}: {value:.4g} {reference.unit}{beyond}{usual}{over}"
-    return _judgement(Yardstick.PROFILE, grade, reason, value, reference.typical, bounds, cite(profile, reference))
-
-
-def _judgement(
-    yardstick: Yardstick, grade: Grade, reason: str, value: float, expected: float | None, bounds: Bounds, source: str
-) -> Judgement:
-    return Judgement(
-        yardstick=yardstick,
-        grade=grade,
-        reason=reason,
-        value=value,
-        expected=expected,
-        warn=bounds.warn,
-        fail=bounds.fail,
-        source=source,
-    )
+    source = cite(profile, reference)
+    return Judgement(Yardstick.PROFILE, grade, reason, value, reference.typical, bounds.warn, bounds.fail, source)
 
 
 def reference_for(measurement: Measurement, profile: Profile) -> tuple[Reference | None, str]:
@@ -285,7 +269,7 @@ def cite(profile: Profile, reference: Reference) -> str:
 
 def no_reference(yardstick: Yardstick, value: float, reason: str) -> Judgement:
     """Return the judgement of a value for which a yardstick has no reference."""
-    return Judgement(yardstick=yardstick, grade=Grade.NO_REFERENCE, reason=reason, value=value)
+    return Judgement(yardstick, Grade.NO_REFERENCE, reason, value)
 
 
 _LINK_BOUNDS = Bounds(warn=0.5, fail=0.25)
@@ -374,8 +358,10 @@ def against_link(measurement: Measurement, value: float, profile: Profile | None
         source = f"published: {limit.limit.source}"
     elif part > MORE_THAN_IT_CARRIES:
         grade, reason = Grade.WARN, f"{reason}: not all bytes can have crossed the link"
-    judgement = _judgement(Yardstick.LINK, grade, reason, value, limit.gb_s, _LINK_BOUNDS.times(limit.gb_s), source)
-    return replace(judgement, limit=limit.name)
+    bounds = _LINK_BOUNDS.times(limit.gb_s)
+    return Judgement(
+        Yardstick.LINK, grade, reason, value, limit.gb_s, bounds.warn, bounds.fail, source, limit=limit.name
+    )
 
 
 def _unbounded(measurement: Measurement) -> str | None:
@@ -418,11 +404,9 @@ def against_peers(
     if not measurements:
         return {}, ()
     bounds = _bounds(measurements[0])
-    groups: dict[tuple[bool, bool], list[PeerCell]] = {}
-    if not any(not_judged(m) or is_by_host(m) for m in measurements):
-        for number, value in values.items():
-            for cell in _cells(number, report.measurements[number], value):
-                groups.setdefault((cell.source is None, cell.destination is None), []).append(cell)
+    are_judged = not any(not_judged(m) or is_by_host(m) for m in measurements)
+    all_cells = [cell for number in values for cell in _cells(number, report.measurements[number], values[number])]
+    groups = grouped(((cell.source is None, cell.destination is None), cell) for cell in all_cells if are_judged)
     bus_ids = {
         end.label: end.bus_id for m in measurements for flow in m.flows for end in (flow.source, flow.destination)
     }
@@ -436,12 +420,13 @@ def against_peers(
         fitted = fit(cells, bounds)
         if fitted.typical is None:
             continue
+        limits = bounds.times(fitted.typical)
         for cell in cells:
             number, ratio = cell.measurement, cell.value / fitted.typical
             reason = f"{report.measurements[number].path}: {100 * ratio:.0f} % of its peers' {fitted.typical:.4g}"
-            expected, limits = fitted.typical, bounds.times(fitted.typical)
+            grade, value = bounds.grade(ratio), values[number]
             judgements[number].append(
-                _judgement(Yardstick.PEERS, bounds.grade(ratio), reason, values[number], expected, limits, source)
+                Judgement(Yardstick.PEERS, grade, reason, value, fitted.typical, limits.warn, limits.fail, source)
             )
         culprits += [_culprit(outlier, fitted, path_class, bus_ids, bounds) for outlier in fitted.outliers]
     gravest = {number: min(known, key=lambda j: list(Grade).index(j.grade)) for number, known in judgements.items()}

@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from egmctl.facts import replay
-from egmctl.model.host import Cgroup, DeviceNode, DeviceProgram
+from egmctl.model.host import Cgroup, DeviceNode, DeviceProgram, LibraryFailure
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.model.record import Reason, Unread
 from tests.doctor.faults import HEALTHY_FABRIC, changed, faults, healthy, hgx_b200, without_umad
@@ -75,10 +76,15 @@ def slurm(*indices: int) -> Machine:
     return patched(machine, "confinement", device_programs=(program,))
 
 
+def nvml_error(name: str) -> dict[str, Any]:
+    """The driver's fields where nvmlInit returns an error."""
+    return {"nvml_error": name, "nvml_failure": LibraryFailure(how="error", call="nvmlInit", name=name)}
+
+
 def daemon_reload() -> Machine:
     """A container on HGX H200 whose device rules were lost when systemd reloaded its units."""
     machine = with_gpu_denied(shipped("hgx-h200x4"), *range(4))
-    machine = patched(machine, "driver", nvml_error="NVML_ERROR_UNKNOWN", driver_version=None, nvml_version=None)
+    machine = patched(machine, "driver", driver_version=None, nvml_version=None, **nvml_error("NVML_ERROR_UNKNOWN"))
     paths = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
     nodes = tuple(DeviceNode(path=path, exists=True, access="EPERM") for path in paths)
     machine = patched(machine, "driver", nodes=nodes)
@@ -150,7 +156,7 @@ def driver_updated() -> Machine:
     why = Unread(reason=Reason.FAILED, detail="nvmlInit: 18 (Driver/library version mismatch)")
     machine = patched(shipped("hgx-h200x4"), "gpus[*]", nvml=None, cuda=None, unread={"nvml": why, "cuda": why})
     mismatch = "NVML_ERROR_LIB_RM_VERSION_MISMATCH"
-    machine = patched(machine, "driver", nvml_error=mismatch, driver_version=None, nvml_version=None)
+    machine = patched(machine, "driver", driver_version=None, nvml_version=None, **nvml_error(mismatch))
     return patched(machine, "driver", unread={"driver_version": why, "nvml_version": why})
 
 
@@ -218,7 +224,8 @@ def no_egm_fabric_address() -> Machine:
 def b200_without_nvlsm() -> Machine:
     """HGX B200 whose fabric is in progress forever, because nvlsm does not run; CUDA ends with 802."""
     machine = patched(hgx_b200(), "gpus[*].nvml.fabric", state="in-progress", status=None)
-    machine = patched(machine, "driver", cuda_error="CUDA_ERROR_SYSTEM_NOT_READY")
+    failure = LibraryFailure(how="error", call="cuInit", name="CUDA_ERROR_SYSTEM_NOT_READY")
+    machine = patched(machine, "driver", cuda_error=failure.name, cuda_failure=failure)
     return patched(machine, "system", daemons=("nv-fabricmanager",))
 
 

@@ -65,15 +65,11 @@ ALONE: dict[str, tuple[Machine, Block]] = {
     "a loop of links": (unlisted(access="ELOOP"), Block.UNKNOWN),
     "nodev": (unlisted(nodev=True), Block.NODEV),
     "NVML crashed": (patched(unlisted(DEAD), "driver", nvml_failure=CRASH), Block.NVML_FAILED),
-    "NVML's error, as older documents state it": (
-        patched(unlisted(DEAD), "driver", nvml_error="NVML_ERROR_UNKNOWN"),
-        Block.NVML_FAILED,
-    ),
     "lost": (unlisted(LOST), Block.GPU_LOST),
     "not listed": (unlisted(), Block.NOT_LISTED),
     "not seen by CUDA": (patched(HGX, "gpus[1]", cuda=None, unread={"cuda": GONE}), Block.NOT_SEEN_BY_CUDA),
     "CUDA failed": (
-        patched(patched(HGX, "gpus[1]", cuda=None, unread={"cuda": GONE}), "driver", cuda_error="CUDA_ERROR_UNKNOWN"),
+        patched(patched(HGX, "gpus[1]", cuda=None, unread={"cuda": GONE}), "driver", cuda_failure=CRASH),
         Block.CUDA_FAILED,
     ),
     "MIG": (patched(HGX, "gpus[1].nvml", mig_mode=True), Block.MIG),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from egmctl.model.gpu import Gpu
-from egmctl.model.host import DeviceNode, Driver
+from egmctl.model.host import DeviceNode, Driver, LibraryFailure
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.model.record import Reason, Unread
 from egmctl.report.kinds import Format, render
@@ -17,7 +17,8 @@ from tests.topology import builders
 from tests.topology.builders import gpu, hgx, nic, out_of_sight
 
 NO_NVML = Unread(reason=Reason.MISSING_LIBRARY, detail="nvmlInit: 12 (NVML Shared Library Not Found)")
-NO_CUDA = Unread(reason=Reason.MISSING_LIBRARY, detail="cuInit: libcuda.so.1 not found")
+NO_CUDA = LibraryFailure(how="missing", call="cuInit")
+NO_LIBRARY = LibraryFailure(how="missing", call="nvmlInit", name="NVML_ERROR_LIBRARY_NOT_FOUND")
 NOT_LOADED = Unread(reason=Reason.NOT_PRESENT, detail="/proc/driver/nvidia/version: ENOENT")
 
 
@@ -38,9 +39,7 @@ def test_nothing_is_missing_where_nvml_lists_a_gpu() -> None:
 
 
 def test_no_gpu_at_all() -> None:
-    driver = Driver(
-        nvml_error="NVML_ERROR_LIBRARY_NOT_FOUND", unread={"module_version": NOT_LOADED, "cuda_error": NO_CUDA}
-    )
+    driver = Driver(nvml_failure=NO_LIBRARY, cuda_failure=NO_CUDA, unread={"module_version": NOT_LOADED})
     text = text_of(builders.machine([], driver=driver))
     assert text.startswith("there is no NVIDIA GPU on this machine Next: If it should have one: 'lspci -d 10de:'")
     assert "kernel driver: not loaded (/proc/driver/nvidia/version: ENOENT)" in text
@@ -52,13 +51,14 @@ def test_no_gpu_at_all() -> None:
 
 CONTROL_DENIED = (DeviceNode(path="/dev/nvidiactl", exists=True, access="EPERM"),)
 DENIED = DeviceNode(path="/dev/nvidia0", exists=True, major=195, minor=0, access="EPERM")
-HUNG = Unread(reason=Reason.TIMED_OUT, detail="the child that reads NVML timed out in nvmlInit")
-NO_LIBRARY, MISMATCH = "NVML_ERROR_LIBRARY_NOT_FOUND", "NVML_ERROR_LIB_RM_VERSION_MISMATCH"
+HUNG = LibraryFailure(how="timed-out", detail="the child that reads NVML timed out in nvmlInit")
+MISMATCH = LibraryFailure(how="error", call="nvmlInit", name="NVML_ERROR_LIB_RM_VERSION_MISMATCH")
+BROKEN = LibraryFailure(how="error", call="nvmlInit", name="NVML_ERROR_UNKNOWN")
 SAID: dict[str, tuple[Machine, tuple[str, ...]]] = {
     "no driver, and the NICs beside the GPUs": (
         builders.machine(
             unlisted(2, ""),
-            driver=Driver(modules=(), nvml_error=NO_LIBRARY, unread={"module_version": NOT_LOADED}),
+            driver=Driver(modules=(), nvml_failure=NO_LIBRARY, unread={"module_version": NOT_LOADED}),
             nics=(nic(0),),
         ),
         (
@@ -75,7 +75,7 @@ SAID: dict[str, tuple[Machine, tuple[str, ...]]] = {
         ("1 NVIDIA GPU is on the PCI bus", "The nouveau driver is loaded: block it"),
     ),
     "a container without the library": (
-        builders.machine(unlisted(1), driver=Driver(module_version="580.1", nvml_error=NO_LIBRARY)),
+        builders.machine(unlisted(1), driver=Driver(module_version="580.1", nvml_failure=NO_LIBRARY)),
         (
             "1 NVIDIA GPU is on the PCI bus and the driver is loaded, but its library NVML is missing",
             "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
@@ -84,7 +84,7 @@ SAID: dict[str, tuple[Machine, tuple[str, ...]]] = {
     "a cgroup that denies nvidiactl": (
         builders.machine(
             unlisted(1),
-            driver=Driver(module_version="580.1", nvml_error="NVML_ERROR_UNKNOWN", nodes=CONTROL_DENIED),
+            driver=Driver(module_version="580.1", nvml_failure=BROKEN, nodes=CONTROL_DENIED),
         ),
         (
             "1 NVIDIA GPU is on the PCI bus and the driver is loaded, but NVML does not work",
@@ -102,13 +102,11 @@ SAID: dict[str, tuple[Machine, tuple[str, ...]]] = {
         ),
     ),
     "a library of another version": (
-        builders.machine(unlisted(1), driver=Driver(module_version="580.1", nvml_error=MISMATCH)),
+        builders.machine(unlisted(1), driver=Driver(module_version="580.1", nvml_failure=MISMATCH)),
         ("1 NVIDIA GPU", "reload the driver, or reboot"),
     ),
     "a child that hung, and a GPU of which the bus was not read": (
-        builders.machine(
-            [replace(unlisted(1)[0], pci=None)], driver=Driver(module_version="580.1", unread={"nvml_error": HUNG})
-        ),
+        builders.machine([replace(unlisted(1)[0], pci=None)], driver=Driver(module_version="580.1", nvml_failure=HUNG)),
         (
             "1 NVIDIA GPU is on the PCI bus and the driver is loaded, but NVML does not work",
             "NVML did not answer in time",

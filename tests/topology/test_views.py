@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from egmctl.facts import replay
-from egmctl.model.host import Driver, Process
+from egmctl.model.host import Driver, LibraryFailure, Process
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.model.record import Reason, Unread
 from egmctl.report.document import plain
@@ -113,18 +113,18 @@ def test_p2p_that_is_alike_is_one_line_and_what_differs_is_a_matrix() -> None:
 
 
 @pytest.mark.parametrize(
-    ("driver", "note"),
+    ("failure", "note"),
     [
-        ({"cuda_error": "CUDA_ERROR_SYSTEM_NOT_READY"}, "CUDA fails (cuInit: CUDA_ERROR_SYSTEM_NOT_READY)"),
         (
-            {"unread": {"cuda_error": Unread(reason=Reason.MISSING_LIBRARY, detail="libcuda.so.1: not found")}},
-            "CUDA is missing: the library cannot be loaded",
+            LibraryFailure(how="error", call="cuInit", name="CUDA_ERROR_SYSTEM_NOT_READY"),
+            "CUDA fails (cuInit: CUDA_ERROR_SYSTEM_NOT_READY)",
         ),
-        ({"unread": {"cuda_error": Unread(reason=Reason.TIMED_OUT)}}, "CUDA did not answer in time"),
+        (LibraryFailure(how="missing"), "CUDA is missing: the library cannot be loaded"),
+        (LibraryFailure(how="timed-out"), "CUDA did not answer in time"),
     ],
 )
-def test_cuda_that_fails_is_a_note_beside_the_matrix(driver: dict[str, Any], note: str) -> None:
-    text = text_of(hgx(2, driver=Driver(module_version="580", **driver)))
+def test_cuda_that_fails_is_a_note_beside_the_matrix(failure: LibraryFailure, note: str) -> None:
+    text = text_of(hgx(2, driver=Driver(module_version="580", cuda_failure=failure)))
     assert note in text
     assert "NV18" in text
 
