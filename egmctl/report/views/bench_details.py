@@ -16,7 +16,7 @@ from egmctl.model.measurement import Measurement, RunReport, Status
 from egmctl.model.route import HOST_NAMES, MemoryKind, PublishedRate, UcxStaging
 from egmctl.model.task import UCX_ENGINES, Axis, Engine, Quantity
 from egmctl.report import document as doc
-from egmctl.report.document import EMPTY, Better, Body, Cell, Chart, Matrix, Point, columns_of, grid
+from egmctl.report.document import EMPTY, Better, Body, Cell, Chart, Matrix, Point, grid
 from egmctl.report.views.bench_classes import plain_name
 from egmctl.report.views.bench_matrix import Frame, matrices, tone_of
 from egmctl.units import MIB, format_size, grouped, printable, shortened
@@ -374,25 +374,26 @@ def series(axis: Axis, measurements: Sequence[Measurement], frame: Frame) -> Ite
     look = LOOKS[axis]
     for quantity, members in grouped((m.quantity, m) for m in measurements).items():
         points = {_place(axis, m): str(m.point) for m in sorted(members, key=lambda m: _place(axis, m))}
-        columns: dict[tuple[str, ...], list[str | Cell]] = {}
+        cells: dict[float, dict[tuple[str, ...], str | Cell]] = {place: {} for place in points}
         for name, curve in _curves(axis, members).items():
             header = tuple(name.replace(" -> ", ", -> ").split(", "))
-            values = {place: median(_values(paths)) for place, paths in curve.items()}
-            cells = [EMPTY] * len(points)
-            for number, place in enumerate(points):
-                if place in curve:
-                    first, alone = curve[place][0], len(curve[place]) == 1
-                    digits = 1 if quantity is Quantity.LATENCY else 2
-                    cells[number] = frame.number(first, values[place], digits=digits, compared=False, own=alone)
-            columns[header] = [*cells]
-            if look.drawn_at:
-                header = (*header, "at GB/s")
-                columns[header] = [f"{look.drawn_at(curve[p][0]):.1f}" if p in curve else "-" for p in points]
-        names = shortened(list(dict.fromkeys(m.case for m in members)), 2)
-        caption, notes = f"{look.title} ({quantity.unit})", (look.note,) if look.note else ()
-        if columns:
-            rows = tuple(points.values())
-            yield Matrix(caption=caption, names=names, notes=notes, rows=rows, groups=columns_of(columns))
+            reached = (*header, "at GB/s")
+            for place, row in cells.items():
+                row[header] = _median_cell(curve.get(place, ()), frame)
+                if look.drawn_at:
+                    row[reached] = f"{look.drawn_at(curve[place][0]):.1f}" if place in curve else "-"
+        if any(cells.values()):
+            names = shortened(list(dict.fromkeys(m.case for m in members)), 2)
+            rows = zip(points.values(), cells.values(), strict=True)
+            yield grid(f"{look.title} ({quantity.unit})", rows, names=names, notes=filter(None, [look.note]))
+
+
+def _median_cell(paths: Sequence[Measurement], frame: Frame) -> Cell:
+    """Return the cell of the median over the paths of a curve at one position; a dash without paths."""
+    if not paths:
+        return EMPTY
+    digits = 1 if paths[0].quantity is Quantity.LATENCY else 2
+    return frame.number(paths[0], median(_values(paths)), digits=digits, compared=False, own=len(paths) == 1)
 
 
 def _points(look: Look, curve: _Curve) -> Iterator[Point]:
