@@ -318,7 +318,7 @@ def node_diagram(topology: Callable[[], Topology], rates: Callable[[], Rates] = 
 
 
 def _drawn(topology: Topology, width: int) -> Iterator[doc.Words]:
-    from egmctl.report.views.node_drawing import node_text
+    from egmctl.report.views.node_text import node_text
 
     return node_text(topology, width)
 
