@@ -102,7 +102,8 @@ def beside(measurements: Iterable[Measurement]) -> Matrix:
             "ipc": f"{median(value for value, _ in pairs):.{digits}f}",
             "within": f"{median(within for _, within in pairs):.{digits}f}",
         }
-        rows.append((case, {**cells, **_spread("ratio", ratios, 3)}))
+        numbers = {"ratio": median(ratios), "min": min(ratios), "max": max(ratios)}
+        rows.append((case, cells | {head: f"{number:.3f}" for head, number in numbers.items()}))
     return grid(
         "Between processes, beside the same path within one process",
         rows,
@@ -175,25 +176,25 @@ def messages(measurements: Sequence[Measurement]) -> Iterator[Matrix]:
 
 
 def _message(measurement: Measurement) -> dict[str, str | Cell]:
-    summary = measurement.bandwidth_gb_s
     # The maximum over both sides: the memory of the faster one may already have been registered.
     register = [stage.ms.max for stage in measurement.stages if stage.name == "register"]
+    summary = measurement.headline
     return {
         "": _MOVED[measurement.engine],
         **_memories(measurement),
         "size": format_size(measurement.size_bytes),
-        "GB/s": _marked(measurement, None if summary is None else f"{summary.median:.2f}"),
+        "GB/s": Frame().number(measurement, summary.median if summary else None, digits=2),
         **({"register us": f"{1e3 * register[0]:.0f}"} if register else {}),
         "way": _way(measurement),
     }
 
 
 def _round_trip(measurement: Measurement) -> dict[str, str | Cell]:
-    summary = measurement.latency_ns
+    summary = measurement.headline
     tails = [sample.p99_ns for sample in measurement.samples if sample.p99_ns is not None]
     return {
         **_memories(measurement),
-        "median": _marked(measurement, None if summary is None else f"{summary.median / 1e3:.1f}"),
+        "median": Frame().number(measurement, summary.median / 1e3 if summary else None, digits=1),
         "p99": f"{max(tails) / 1e3:.1f}" if tails else "-",
         "way": _way(measurement),
     }
@@ -218,18 +219,6 @@ def _ucx_verdicts(measurements: Sequence[Measurement]) -> Iterator[str]:
 def _way(measurement: Measurement) -> str:
     ucx = measurement.ucx
     return "-" if ucx is None else f"{ucx.route}{_STAGED[ucx.staging]}"
-
-
-def _marked(measurement: Measurement, number: str | None) -> Cell:
-    text = measurement.status.value if number is None or not measurement.measured else number
-    mark = "*" if measurement.status is Status.UNSTABLE and measurement.measured else ""
-    return Cell(text, tone_of(measurement), mark)
-
-
-def _spread(name: str, values: Sequence[float], digits: int) -> dict[str, str]:
-    """Return the cells with the median of values, under a name, and with their minimum and maximum."""
-    numbers = {name: median(values), "min": min(values), "max": max(values)}
-    return {head: f"{number:.{digits}f}" for head, number in numbers.items()}
 
 
 def knee(latencies_ns: Mapping[float, float]) -> float | None:
