@@ -35,7 +35,7 @@ SUITE = "quick"
 """The suite that bringup runs: a quick measurement of every link."""
 
 
-@takes_options(BRINGUP.formats, without=("csv",))
+@takes_options(BRINGUP.formats)
 def bringup(
     options: NodeOptions,
     output: OutputOptions,

@@ -111,7 +111,7 @@ NO_DOCUMENT = frozenset(
 """The parameters with which a command would not print the JSON document that fleet collects."""
 
 
-@takes_options(without=("csv", "format", "output", "force"))
+@takes_options(without=("format", "output", "force"))
 def fleet(
     context: typer.Context,
     command: CommandArgument,

@@ -42,9 +42,9 @@ def subject(machine: Machine) -> str:
     return origin.name or hostname or "this node"
 
 
-def machine_section(machine: Machine, level: Level = Level.PAGE) -> Section:
+def machine_section(machine: Machine) -> Section:
     """Return a machine's facts, with pseudonyms for private values, because pages are shared."""
-    return Section("Machine", partial(_machine, machine), level=level)
+    return Section("Machine", partial(_machine, machine), level=Level.PAGE)
 
 
 def _machine(machine: Machine) -> Iterator[Block]:
