@@ -125,6 +125,23 @@ def listed(items: Sequence[str], word: str = "and") -> str:
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} {word} {items[-1]}"
 
 
+def did_you_mean(text: str, known: Iterable[str], otherwise: str = "", *, most: int = 3, cutoff: float = 0.6) -> str:
+    """Return a question with the names that a misspelt one resembles: ``did you mean GPU0 or GPU1?``.
+
+    Parameters
+    ----------
+    otherwise
+        The result if no name is alike.
+    most, cutoff
+        The largest number of names, and the least likeness of each (:func:`difflib.get_close_matches`).
+    """
+    # Imported here because few commands need it.
+    from difflib import get_close_matches
+
+    alike = get_close_matches(text[:100], list(known), most, cutoff)
+    return f"did you mean {listed(alike, 'or')}?" if alike else otherwise
+
+
 def shortened(items: Sequence[object], most: int, what: str = "") -> str:
     """Return the first ``most`` items and the number of the others: ``a, b and 7 more``, ``a, b and 7 more cases``."""
     shown = ", ".join(map(str, items[:most]))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from egmctl.bench.case import BY_SMS, Case
 from egmctl.bench.cases import bandwidth, ipc, latency, rdma
 from egmctl.errors import UsageError
 from egmctl.model.task import Axis, Point
-from egmctl.units import printable
+from egmctl.units import did_you_mean, printable
 
 CASES: tuple[Case, ...] = (
     *bandwidth.EGM_CASES,
@@ -192,9 +191,8 @@ def select_cases(patterns: Sequence[str], suites: Sequence[str] = (), sweep: Axi
     cases = [case for case in every if not chosen or any(suite.has(case) for suite in chosen)]
     for pattern in patterns:
         if not any(_fits(case, (pattern,)) for case in cases):
-            alike = get_close_matches(pattern[:100], [case.name for case in cases])
             whole = f"'egmctl bench --list --suite {','.join(suites) or 'full'}' shows all"
-            hint = f"did you mean {' or '.join(alike)}?" if alike else whole
+            hint = did_you_mean(pattern, (case.name for case in cases), whole)
             raise UsageError(f"--case {printable(pattern[:100])!r} matches no case; {hint}")
     # The in-process counterpart of a case is measured over all paths if that case is.
     beside = {case.in_process for case in cases if not _over_one_path(case, chosen)}

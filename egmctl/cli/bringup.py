@@ -29,12 +29,13 @@ if TYPE_CHECKING:
     from egmctl.model.finding import Diagnosis
     from egmctl.model.machine import Machine
     from egmctl.model.measurement import RunReport
+    from egmctl.mpi.world import Launched
 
 SUITE = "quick"
 """The suite that bringup runs: a quick measurement of every link."""
 
 
-@takes_options(BRINGUP.formats, without=("csv",))
+@takes_options(BRINGUP.formats)
 def bringup(
     options: NodeOptions,
     output: OutputOptions,
@@ -54,25 +55,29 @@ def bringup(
     if launch is not None:
         if exit_style is ExitStyle.NAGIOS:
             raise UsageError("--exit-style nagios is for one node: leave it out under mpirun or srun")
-        from egmctl.mpi.world import MpiFailed
-
-        try:
-            require_clustershell("the fabric of an MPI job")
-        except UsageError as error:
-            no_fabric = str(error)
-        else:
-            from egmctl.cli.rack import bring_up
-
-            try:
-                with job(launch) as world:
-                    raise typer.Exit(bring_up(world, lambda: _bring_up_node(options, outputs)[1](), options, outputs))
-            except MpiFailed as error:
-                no_fabric = error.reason
+        no_fabric = _bring_up_job(launch, options, outputs)
         outputs = answers_alone(launch, outputs, f"the fabric is not measured: {no_fabric}")
     outputs.check()
     answer, redacted = _bring_up_node(options, outputs, machine, no_fabric)
     outputs.show(answer, redacted)
     return answer.nagios_state if exit_style is ExitStyle.NAGIOS else answer.exit_code
+
+
+def _bring_up_job(launch: Launched, options: NodeOptions, outputs: Outputs) -> str:
+    """Bring up the nodes of an MPI job and exit the command by ``typer.Exit``, or return why the job cannot begin."""
+    from egmctl.mpi.world import MpiFailed
+
+    try:
+        require_clustershell("the fabric of an MPI job")
+    except UsageError as error:
+        return str(error)
+    from egmctl.cli.rack import bring_up
+
+    try:
+        with job(launch) as world:
+            raise typer.Exit(bring_up(world, lambda: _bring_up_node(options, outputs)[1](), options, outputs))
+    except MpiFailed as error:
+        return error.reason
 
 
 def _bring_up_node(

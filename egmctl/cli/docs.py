@@ -11,7 +11,7 @@ import typer
 
 from egmctl.cli.output import emit
 from egmctl.errors import ExitCode, UsageError
-from egmctl.units import printable
+from egmctl.units import did_you_mean, printable
 
 TopicArgument = Annotated[
     str | None, typer.Argument(metavar="[TOPIC]", help="A page or an example; without it, list them.")
@@ -27,11 +27,9 @@ def docs(topic: TopicArgument = None) -> int:
     elif topic in pages:
         text = pages[topic].read_text(encoding="utf-8")
     else:
-        import difflib
-
-        near = difflib.get_close_matches(topic, pages, n=1)
-        nearest = f"; did you mean {near[0]}?" if near else ""
-        raise UsageError(f"docs has no topic {printable(topic)!r}{nearest}; 'egmctl docs' lists them")
+        hint = did_you_mean(topic, pages, most=1)
+        sentences = f"docs has no topic {printable(topic)!r}", hint, "'egmctl docs' lists them"
+        raise UsageError("; ".join(filter(None, sentences)))
     emit(text)
     return ExitCode.OK
 

@@ -48,7 +48,7 @@ class WayOptions:
     brief: bool = option("Only one line per problem, and the counts.", default=False)
 
 
-@takes_options(DOCTOR.formats, without=("csv",))
+@takes_options(DOCTOR.formats)
 def doctor(
     options: DoctorOptions,
     way: WayOptions,

@@ -54,7 +54,7 @@ class ExplainCommand(GroupedCommand):
         return super().parse_args(ctx, args[:place])
 
 
-@takes_options(EXPLAIN.formats, without=("csv",))
+@takes_options(EXPLAIN.formats)
 def explain(
     context: typer.Context,
     output: OutputOptions,

@@ -111,7 +111,7 @@ NO_DOCUMENT = frozenset(
 """The parameters with which a command would not print the JSON document that fleet collects."""
 
 
-@takes_options(without=("csv", "format", "output", "force"))
+@takes_options(without=("format", "output", "force"))
 def fleet(
     context: typer.Context,
     command: CommandArgument,
@@ -215,7 +215,7 @@ def _check_command(
 
     from typer.core import TyperGroup
 
-    from egmctl.doctor.check import expectation
+    from egmctl.doctor.check import expected_domain_gpus
 
     parser = cast(TyperGroup, context.find_root().command).commands[command.value]
     with parser.make_context(f"egmctl {command}", [*arguments]) as remote:
@@ -223,8 +223,7 @@ def _check_command(
             given, usual = remote.params.get(parameter.name or ""), parameter.get_default(remote)
             if parameter.name in NO_DOCUMENT and (given or None) != (usual or None):
                 raise UsageError(f"after --, {parameter.opts[-1]} is not allowed: fleet collects JSON from each node")
-    expect = remote.params.get("expect") or ""
-    domain_gpus = expectation(expect).domain_gpus if "domain-gpus" in expect else None
+    domain_gpus = expected_domain_gpus(remote.params.get("expect"))
     if shutil.which(launcher) is None:
         raise UsageError(f"--launcher {launcher}: there is no {launcher} in the PATH")
     return domain_gpus

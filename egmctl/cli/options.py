@@ -75,13 +75,14 @@ def takes_options(
     formats, note
         The formats of the command's result, and a note; the help of ``--format`` and ``-o`` shows both.
     without
-        The fields that are not options of this command and keep their defaults.
+        The fields that are not options of this command and keep their defaults; ``csv`` is one if the formats lack CSV.
     """
+    omitted = (*without, *["csv"] * (Format.CSV not in formats))
 
     def decorate(command: Callable[..., Ended]) -> Callable[..., Ended | ExitCode]:
         hints = get_type_hints(command, include_extras=True)
         groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
-        members = {name: [each for each in fields(group) if each.name not in without] for name, group in groups.items()}
+        members = {name: [each for each in fields(group) if each.name not in omitted] for name, group in groups.items()}
         flat: list[inspect.Parameter] = []
         for parameter in inspect.signature(command).parameters.values():
             if parameter.name in groups:
@@ -154,7 +155,7 @@ def _option(each: Field[Any], formats: Sequence[Format], note: str, heading: str
 
 
 ForceOption = Annotated[bool, _option(OutputOptions.__dataclass_fields__["force"], (), "")]
-NO_LEVELS = ("csv", "format", "verbose")
+NO_LEVELS = ("format", "verbose")
 """The options that lists do not have: a list is text or JSON, with one level of detail."""
 
 

@@ -37,7 +37,7 @@ class OutputOptions:
     """The destinations, format and detail of a result, and the amount of messages."""
 
     HEADINGS: ClassVar = {OUTPUT: "csv format force quiet color"}
-    json: bool = option("Write one JSON document, also on failure.", default=False)
+    json: bool = option("Write JSON, also on failure.", default=False)
     csv: bool = option("Write CSV, one fact per row.", default=False)
     format: str | None = option("Output format: {formats}{note}.", "FORMAT")
     output: Sequence[Path] = option(

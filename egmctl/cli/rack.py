@@ -22,7 +22,7 @@ from egmctl.cli.fabric import FABRIC, facts_of_rank
 from egmctl.cli.options import read_machine
 from egmctl.cli.output import Outputs, say
 from egmctl.cli.progress import show_progress
-from egmctl.doctor.check import expectation
+from egmctl.doctor.check import expected_domain_gpus
 from egmctl.errors import EgmctlError, ExitCode, NothingToDo, UsageError
 from egmctl.facts.redact import redact_run
 from egmctl.fleet.session import folded, report_of
@@ -123,14 +123,13 @@ def _answer_of(host: str, node: Callable[[], Bringup]) -> tuple[NodeAnswer, str]
 
 def _asked(nodes: tuple[str, ...], options: NodeOptions) -> AskedNodes:
     given = {name: value for name, value in vars(options).items() if value is not None}
-    expect = given.get("expect", "")
     return AskedNodes(
         command=Command.BRINGUP,
         arguments=tuple(word for name, value in given.items() for word in (f"--{name}", value)),
         nodes=nodes,
         remote_command="egmctl",
         version="",
-        domain_gpus=expectation(expect).domain_gpus if "domain-gpus" in expect else None,
+        domain_gpus=expected_domain_gpus(options.expect),
     )
 
 

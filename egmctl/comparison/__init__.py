@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from typing import NamedTuple
 
 from egmctl.comparison import facts, paths
 from egmctl.comparison.paths import TOLERANCE, GpuNames, SpreadOf, affected, default_spread, points, touched
@@ -25,7 +26,6 @@ from egmctl.verdict.explain import Shortfalls, with_causes
 HARDLY = 0.25
 """The part of the smaller of two runs that both must have measured: a comparison of less would pass as one of the runs.
 The value is our choice."""
-_NOT_CHECKED = "not checked"
 _PLACES = {PlaceKind.GPU: "GPU", PlaceKind.PAIR: "pair", PlaceKind.NUMA: "NUMA", PlaceKind.NIC: "NIC"}
 _GRAVITY = {Status.PASS: 0, Status.NOTE: 1, Status.UNKNOWN: 1, Status.WARN: 2, Status.FAIL: 3}
 _FAULTS = (Status.WARN, Status.FAIL)
@@ -186,6 +186,18 @@ def _indices(machines: Sequence[Machine]) -> dict[str, int]:
     return {gpu.bus_id: gpu.index for machine in machines for gpu in machine.gpus or ()}
 
 
+class _CheckResult(NamedTuple):
+    """The result of a check for one thing."""
+
+    status: Status | None
+    """``None`` if the check did not run."""
+    summaries: tuple[str, ...] = ()
+    """The findings behind a status other than pass and skip."""
+
+    def __str__(self) -> str:
+        return ": ".join(filter(None, (self.status or "not checked", "; ".join(self.summaries))))
+
+
 def _check_results(results: Sequence[Diagnosis], names: GpuNames) -> list[facts.Statements]:
     """Return each file's check results for every thing that a finding of any file names.
 
@@ -197,15 +209,15 @@ def _check_results(results: Sequence[Diagnosis], names: GpuNames) -> list[facts.
     statements_by_file: list[facts.Statements] = []
     for result, stated in zip(results, by_file, strict=True):
         # The result of a check for things that it does not name: ``pass`` if any of its findings is not ``skip``.
-        usual = dict.fromkeys((finding.check for finding in result.findings), Status.SKIP.value)
-        usual |= {finding.check: Status.PASS.value for finding in result.findings if finding.status is not Status.SKIP}
-        statements_by_file.append({subject: usual.get(subject.what, _NOT_CHECKED) for subject in subjects} | stated)
+        usual = dict.fromkeys((finding.check for finding in result.findings), Status.SKIP)
+        usual |= {finding.check: Status.PASS for finding in result.findings if finding.status is not Status.SKIP}
+        statements_by_file.append({subject: _CheckResult(usual.get(subject.what)) for subject in subjects} | stated)
     return statements_by_file
 
 
-def _graded(_subject: facts.Subject, before: str, after: str) -> Outcome | None:
+def _graded(_subject: facts.Subject, before: _CheckResult, after: _CheckResult) -> Outcome | None:
     """Grade a change of a check's result; ``None`` if both are pass, skip or not checked."""
-    old, new = _status(before), _status(after)
+    old, new = before.status, after.status
     if {old, new} <= {Status.PASS, Status.SKIP, None}:
         return None
     if old in (None, Status.SKIP) or new in (None, Status.SKIP):
@@ -217,26 +229,22 @@ def _graded(_subject: facts.Subject, before: str, after: str) -> Outcome | None:
     return Outcome.DIFFERENT
 
 
-def _by_subject(result: Diagnosis, names: GpuNames, file: int) -> dict[facts.Subject, str]:
-    by_subject: dict[facts.Subject, list[Finding]] = {}
-    for finding in result.findings:
-        kind = _PLACES.get(finding.place.kind, "")
-        for bus_ids in finding.place.ids or ("",):
-            name = ">".join(names.name(file, bus_id) for bus_id in bus_ids.split(">"))
-            by_subject.setdefault(facts.Subject(kind, name, finding.check), []).append(finding)
-    return {subject: _result_text(findings) for subject, findings in by_subject.items()}
+def _by_subject(result: Diagnosis, names: GpuNames, file: int) -> dict[facts.Subject, _CheckResult]:
+    def subject(finding: Finding, bus_ids: str) -> facts.Subject:
+        name = ">".join(names.name(file, bus_id) for bus_id in bus_ids.split(">"))
+        return facts.Subject(_PLACES.get(finding.place.kind, ""), name, finding.check)
+
+    places = ((finding, bus_ids) for finding in result.findings for bus_ids in finding.place.ids or ("",))
+    by_subject = grouped((subject(finding, bus_ids), finding) for finding, bus_ids in places)
+    return {thing: _check_result(findings) for thing, findings in by_subject.items()}
 
 
-def _result_text(findings: Sequence[Finding]) -> str:
-    """Return the worst status, and for a status other than pass and skip also the summaries."""
+def _check_result(findings: Sequence[Finding]) -> _CheckResult:
+    """Return the worst status with the summaries of its findings."""
     worst = max((finding.status for finding in findings), key=lambda status: _GRAVITY.get(status, -1))
     if worst in (Status.PASS, Status.SKIP):
-        return str(worst)
-    return f"{worst.value}: {'; '.join(sorted({finding.summary for finding in findings if finding.status is worst}))}"
-
-
-def _status(text: str) -> Status | None:
-    return None if text == _NOT_CHECKED else Status(text.partition(":")[0])
+        return _CheckResult(worst)
+    return _CheckResult(worst, tuple(sorted({finding.summary for finding in findings if finding.status is worst})))
 
 
 def _causes_of_worse(

@@ -13,7 +13,7 @@ from egmctl.comparison.paths import GpuNames
 from egmctl.model.codec import to_json
 from egmctl.model.comparison import AttributeDifference, Outcome
 from egmctl.model.machine import SECTION_VERSIONS, Machine
-from egmctl.units import fold, format_kernel_list, format_size
+from egmctl.units import fold, format_kernel_list, format_size, grouped
 
 ABSENT = "not there"
 PRESENT = "present"
@@ -33,10 +33,10 @@ class Subject(NamedTuple):
     """The name of the fact or the check."""
 
 
-Statements = Mapping[Subject, str]
-"""The values of one file by subject."""
-Judge = Callable[[Subject, str, str], Outcome | None]
-"""A function that grades the change of a value from the first text to the second; ``None`` if it is not reported."""
+Statements = Mapping[Subject, object]
+"""The values of one file by subject: texts, or what ``str`` makes a text of."""
+Judge = Callable[[Subject, Any, Any], Outcome | None]
+"""A function that grades the change from the first value to the second; ``None`` if it is not reported."""
 
 
 def differences(
@@ -56,9 +56,9 @@ def differences(
                 difference = replace(difference, outcome=Outcome.DIFFERENT)
             group = difference, subject.kind, _label(subject, names, number)
             by_nodes.setdefault(group, []).append(nodes[number])
-    by_nodes_of_kind: dict[tuple[AttributeDifference, str, tuple[str, ...]], list[str]] = {}
-    for (difference, kind, label), members in by_nodes.items():
-        by_nodes_of_kind.setdefault((difference, kind, tuple(members)), []).append(label)
+    by_nodes_of_kind = grouped(
+        ((difference, kind, tuple(members)), label) for (difference, kind, label), members in by_nodes.items()
+    )
     joined = [
         replace(difference, nodes=members, folded=fold(members), about=_folded(labels))
         for (difference, _kind, members), labels in by_nodes_of_kind.items()
@@ -69,12 +69,12 @@ def differences(
 
 def _usual(files: Sequence[Statements]) -> Statements:
     """Return the most frequent value of each subject, without subjects that are most often absent."""
-    usual: dict[Subject, str] = {}
+    usual: dict[Subject, object] = {}
     for subject in sorted({subject for file in files for subject in file}):
-        texts = Counter(file.get(subject, ABSENT) for file in files)
-        text = min(texts, key=lambda candidate: (-texts[candidate], candidate))
-        if text != ABSENT:
-            usual[subject] = text
+        counts = Counter(file.get(subject, ABSENT) for file in files)
+        value = min(counts, key=lambda candidate: (-counts[candidate], str(candidate)))
+        if value != ABSENT:
+            usual[subject] = value
     return usual
 
 
@@ -95,7 +95,13 @@ def _differences(
         if _in_one_sided_record(subject, reference, file) or (outcome := judge(subject, before, after)) is None:
             continue
         difference = AttributeDifference(
-            nodes=(), folded="", about="", what=subject.what, outcome=outcome, reference=before, value=after
+            nodes=(),
+            folded="",
+            about="",
+            what=subject.what,
+            outcome=outcome,
+            reference=str(before),
+            value=str(after),
         )
         yield difference, subject
 

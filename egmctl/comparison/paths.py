@@ -17,7 +17,7 @@ from egmctl.model.profile import Profile
 from egmctl.model.route import Egm, node_names
 from egmctl.model.task import CPU_ENGINES, UCX_ENGINES, Endpoint, Quantity
 from egmctl.saved import Saved
-from egmctl.units import natural
+from egmctl.units import grouped, natural
 from egmctl.verdict.profiles import choose, load_all, match_profile
 from egmctl.verdict.yardsticks import JUDGED_FROM_BYTES, is_by_host, reference_for
 
@@ -266,18 +266,23 @@ def affected(
         All paths of each node.
     """
     gravity = [Outcome.WORSE, Outcome.BETTER]
-    by_class: dict[tuple[str, Outcome, Alike], dict[int, PathDifference]] = {}
-    for index, path in enumerate(differences):
-        if path.outcome in gravity:
-            path_class = path.name, path.stage, path.link, path.size_bytes
-            by_class.setdefault((path.node, path.outcome, path_class), {})[index] = path
-    parts: dict[tuple[str, Outcome, str, str], list[tuple[list[int], int]]] = {}
-    for (node, outcome, path_class), paths in sorted(by_class.items(), key=lambda item: item[0]):
-        ends = [point.measurement.ends for point in measured.get(node, {}).values() if point.path_class == path_class]
-        for location, indices, count in _locations(paths, ends):
-            first = paths[indices[0]]
-            unit = first.unit if first.change is not None else ""
-            parts.setdefault((node, outcome, location, unit), []).append((indices, count))
+    by_class = grouped(
+        ((path.node, path.outcome, (path.name, path.stage, path.link, path.size_bytes)), (index, path))
+        for index, path in enumerate(differences)
+        if path.outcome in gravity
+    )
+
+    def ends(node: str, path_class: Alike) -> list[tuple[str, str]]:
+        return [point.measurement.ends for point in measured.get(node, {}).values() if point.path_class == path_class]
+
+    def unit(path: PathDifference) -> str:
+        return path.unit if path.change is not None else ""
+
+    parts = grouped(
+        ((node, outcome, location, unit(differences[indices[0]])), (indices, count))
+        for (node, outcome, path_class), paths in sorted(by_class.items())
+        for location, indices, count in _locations(dict(paths), ends(node, path_class))
+    )
     rows: list[Affected] = []
     for (node, outcome, location, _unit), groups in parts.items():
         numbers = [index for indices, _ in groups for index in indices]
@@ -451,10 +456,10 @@ def _scatter(runs: Sequence[Points], usual: Points) -> dict[Alike, float]:
     not. A class has the links that most nodes have, as the paths of a node that lacks links would scatter as much as
     they are slow.
     """
-    distances: dict[Alike, list[float]] = {}
-    for key, reference in usual.items():
-        known = [points[key] for points in runs if key in points]
-        distances.setdefault(reference.path_class, []).extend(
-            abs(point.slower(reference.value or 0)) for point in known if point.value is not None
-        )
+    distances = grouped(
+        (reference.path_class, abs(points[key].slower(reference.value or 0)))
+        for key, reference in usual.items()
+        for points in runs
+        if key in points and points[key].value is not None
+    )
     return {path_class: NORMAL * statistics.median(known) for path_class, known in distances.items()}

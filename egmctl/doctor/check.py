@@ -217,6 +217,17 @@ def expectation(text: str) -> Expectation:
     return Expectation(domain="domain" in text, **values)
 
 
+def expected_domain_gpus(text: str | None) -> int | None:
+    """Return the number of GPUs that ``--expect`` states for the NVLink domain, without reading a machine it names.
+
+    Raises
+    ------
+    UsageError
+        As for :func:`expectation`.
+    """
+    return expectation(text).domain_gpus if text and "domain-gpus" in text else None
+
+
 def _recorded_counts(name: str) -> Expectation:
     try:
         machine = replay.load(name)

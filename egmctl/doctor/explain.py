@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 
 from egmctl.doctor.kernel_faults import catalogue, meaning
 from egmctl.driver.signatures import nearest_function, signatures
@@ -12,7 +11,7 @@ from egmctl.errors import UsageError
 from egmctl.model.explanation import CauseState, ErrorLog, Explanation, Explanations, Failure, KnownCause, Library
 from egmctl.model.finding import Diagnosis, Finding, Status
 from egmctl.model.kernel_log import EventKind, KernelEvent
-from egmctl.units import printable
+from egmctl.units import did_you_mean, printable
 
 XID_SOURCE = "https://docs.nvidia.com/deploy/xid-errors/"
 
@@ -63,8 +62,8 @@ def failures_of(call: str | None, error: str | int | None) -> tuple[Failure, ...
         number = int(error) if str(error).isdecimal() else 0
         library, number = known.numbers.get(str(error), (library, number))
         if (library, number) not in known.names:
-            near = "".join(f"; did you mean {name}?" for name in get_close_matches(str(error), known.numbers, 1))
-            raise UsageError(f"there is no error {error} of {library.upper()}{near}")
+            hint = did_you_mean(str(error), known.numbers, most=1)
+            raise UsageError("; ".join(filter(None, (f"there is no error {error} of {library.upper()}", hint))))
     if call is not None and number is not None:
         return (Failure(library=library, number=number, call=call),)
     same = [each for each in known.errors.values() if (each.library, each.number) == (library, number)]

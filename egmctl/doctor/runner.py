@@ -6,7 +6,6 @@ import importlib
 import pkgutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -23,7 +22,7 @@ from egmctl.model.listing import CheckEntry, CheckList
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
 from egmctl.topology.platform import platform
-from egmctl.units import printable
+from egmctl.units import did_you_mean, printable
 
 _ORDER = (
     *("presence", "access", "libraries", "gpu", "egm", "numa", "kernel", "kernel_log"),
@@ -98,8 +97,7 @@ def _named(option: str, patterns: Sequence[str]) -> set[Check]:
 
 
 def _no_check(option: str, text: str) -> UsageError:
-    alike = get_close_matches(text[:100], [check.id for check in CHECKS], cutoff=0.5)
-    hint = f"did you mean {' or '.join(alike)}?" if alike else "'egmctl doctor --list' shows all"
+    hint = did_you_mean(text, (check.id for check in CHECKS), "'egmctl doctor --list' shows all", cutoff=0.5)
     if text.lower().startswith(("cu", "nvml")):
         hint = "'egmctl explain' says what is known of calls and errors"
     return UsageError(f"{option} {printable(text[:100])!r}: there is no such check; {hint}")

@@ -7,7 +7,6 @@ import json
 import os
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +18,7 @@ from egmctl.model.codec import DecodeError, from_json, to_json
 from egmctl.model.gpu import Gpu, GpuCuda, Pair
 from egmctl.model.machine import MACHINE_SCHEMA, SECTION_VERSIONS, Machine, OriginKind, SectionStatus
 from egmctl.model.record import NOT_STATED, Reason, Unread
-from egmctl.units import listed
+from egmctl.units import did_you_mean, listed
 
 
 def document(machine: Machine) -> dict[str, Any]:
@@ -155,8 +154,8 @@ def _find(name_or_path: str) -> tuple[Path, str]:
         raise UsageError(f"machine file {short(name_or_path)} does not exist; {_valid()}")
     known = [*names(), *sick()]
     begun = [name for name in known if name_or_path and name.startswith(name_or_path.lower())]
-    alike = begun or get_close_matches(name_or_path[:100].lower(), known)
-    hint = f"did you mean {listed(alike, 'or')}? --machine list shows all" if alike else _valid()
+    question = f"did you mean {listed(begun, 'or')}?" if begun else did_you_mean(name_or_path.lower(), known)
+    hint = f"{question} --machine list shows all" if question else _valid()
     raise UsageError(f"there is no machine {short(name_or_path)!r}; {hint}")
 
 

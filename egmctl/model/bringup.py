@@ -7,10 +7,9 @@ from typing import ClassVar
 
 from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
-from egmctl.model.finding import Diagnosis, RunCause, Status
-from egmctl.model.machine import Machine
+from egmctl.model.finding import AboutDiagnosed, Diagnosis, RunCause, Status
 from egmctl.model.measurement import RunReport
-from egmctl.model.record import Plain, Shown
+from egmctl.model.record import Plain
 
 
 class Answer(StrEnum):
@@ -59,7 +58,7 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bringup(Shown):
+class Bringup(AboutDiagnosed):
     """The key ``result`` of the document of ``egmctl bringup``."""
 
     SCHEMA: ClassVar[str] = "egmctl.bringup/1"
@@ -72,16 +71,6 @@ class Bringup(Shown):
     diagnosis: Diagnosis
     run: RunReport | None
     """The quick bench; ``None`` if nothing was measured."""
-
-    @property
-    def machine(self) -> Machine:
-        """The node."""
-        return self.diagnosis.machine
-
-    @property
-    def machines(self) -> tuple[Machine, ...]:
-        """The node as the only item."""
-        return (self.machine,)
 
     @property
     def blamed(self) -> RunCause | None:

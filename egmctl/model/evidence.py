@@ -7,8 +7,7 @@ from typing import ClassVar
 
 from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
-from egmctl.model.finding import Diagnosis
-from egmctl.model.machine import Machine
+from egmctl.model.finding import AboutDiagnosed, Diagnosis
 from egmctl.model.measurement import RunReport
 from egmctl.model.record import Plain, Sentence
 
@@ -46,7 +45,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvidenceReport:
+class EvidenceReport(AboutDiagnosed):
     """The key ``result`` of the document of ``egmctl snapshot --evidence``."""
 
     SCHEMA: ClassVar[str] = "egmctl.evidence/1"
@@ -56,16 +55,6 @@ class EvidenceReport:
     """All checks of doctor, with those of its active probes."""
     run: RunReport | None
     """The cases that settle questions; ``None`` if nothing was measured."""
-
-    @property
-    def machine(self) -> Machine:
-        """The node."""
-        return self.diagnosis.machine
-
-    @property
-    def machines(self) -> tuple[Machine, ...]:
-        """The node as the only item; empty in a document that lacks it."""
-        return self.diagnosis.machines
 
     @property
     def exit_code(self) -> ExitCode:

@@ -406,3 +406,20 @@ class Diagnosis(Shown):
         if self.undetermined:
             return 3
         return 1 if self.counts[Status.WARN] else 0
+
+
+class AboutDiagnosed(Shown):
+    """A result that contains the diagnosis of its node."""
+
+    __slots__ = ()
+    diagnosis: Diagnosis
+
+    @property
+    def machine(self) -> Machine:
+        """The node."""
+        return self.diagnosis.machine
+
+    @property
+    def machines(self) -> tuple[Machine, ...]:
+        """The node as the only item; empty in a document that lacks it."""
+        return self.diagnosis.machines

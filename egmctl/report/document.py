@@ -420,22 +420,6 @@ def table(
 _Header = TypeVar("_Header", bound="str | tuple[str, ...]")
 
 
-def columns_of(
-    columns: Mapping[_Header, Sequence[str | Cell]], align: Align = Align.RIGHT
-) -> tuple[tuple[Series, ...], ...]:
-    """Return the columns of a matrix, each a group of its own; a heading is one line, or a tuple of lines."""
-    return tuple(
-        (
-            Series(
-                header=header if isinstance(header, tuple) else (header,),
-                cells=tuple(Cell(text=cell) if isinstance(cell, str) else cell for cell in cells),
-                align=align,
-            ),
-        )
-        for header, cells in columns.items()
-    )
-
-
 def grid(
     caption: str,
     rows: Iterable[tuple[str, Mapping[_Header, str | Cell]]],
@@ -452,23 +436,25 @@ def grid(
 
     Parameters
     ----------
+    rows
+        A heading is one line, or a tuple of lines.
     align
         The alignment of all columns.
     together
         Whether all columns form one group, which stays together on a narrow page.
     """
     rows = list(rows)
-    cells = {
-        header: [row.get(header, EMPTY) for _, row in rows]
-        for header in dict.fromkeys(header for _, row in rows for header in row)
-    }
-    columns = columns_of(cells, align)
+    columns = []
+    for header in dict.fromkeys(header for _, row in rows for header in row):
+        cells = (row.get(header, EMPTY) for _, row in rows)
+        lines = header if isinstance(header, tuple) else (header,)
+        columns.append(Series(lines, tuple(Cell(cell) if isinstance(cell, str) else cell for cell in cells), align))
     return Matrix(
         caption=caption,
         names=names,
         notes=tuple(notes),
         rows=tuple(name for name, _ in rows),
-        groups=(sum(columns, ()),) if together else columns,
+        groups=(tuple(columns),) if together else tuple((column,) for column in columns),
         after=after,
         better=better,
         level=level,

@@ -48,7 +48,7 @@ def test_a_glob_within_a_suite_chooses_from_it() -> None:
     [
         (["rdma_*"], ["p2p", "host"], "matches no case; 'egmctl bench --list --suite p2p,host' shows all"),
         (["host_*", "h2d"], [], "--case 'h2d' matches no case; 'egmctl bench --list --suite full' shows all"),
-        (["device_to_device_memcpy_write_sn"], [], "no case; did you mean device_to_device_memcpy_write_sm or "),
+        (["device_to_device_memcpy_write_sn"], [], "no case; did you mean device_to_device_memcpy_write_sm, "),
     ],
 )
 def test_a_glob_that_fits_nothing_is_refused_with_what_is_alike_or_shows_all(

@@ -21,7 +21,7 @@ from egmctl.report.document import plain
 from egmctl.report.exports.csv import topo_csv
 from egmctl.report.exports.json import result_json
 from egmctl.report.kinds import Format, render
-from egmctl.report.views.node_drawing import node_text
+from egmctl.report.views.node_text import node_text
 from egmctl.topology.topology import topology
 from tests.doctor.machines import patched, shipped, with_gpu_denied
 from tests.topology import builders

@@ -14,6 +14,7 @@ import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
+from functools import reduce
 from itertools import permutations
 from typing import Any
 
@@ -204,31 +205,31 @@ def _cell(value: object) -> object:
     return value
 
 
-def _columns(record: Any, prefix: str = "") -> tuple[str, ...]:
-    """Return the columns of a record type. They do not depend on the values."""
-    names: list[str] = []
+def _paths(record: Any) -> Mapping[str, tuple[str, ...]]:
+    """Return the columns of a record type, each with the fields that lead to its value."""
+    paths: dict[str, tuple[str, ...]] = {}
     for name, kind in field_types(record).items():
         value = _value_type(kind)
-        if dataclasses.is_dataclass(value):
-            names += _columns(value, f"{prefix}{name}_")
-            continue
         item = _value_type(typing.get_args(value)[0]) if typing.get_origin(value) is tuple else value
-        if isinstance(item, type) and not dataclasses.is_dataclass(item):
-            names.append(f"{prefix}{name}")
-    return tuple(names)
+        if dataclasses.is_dataclass(value):
+            paths |= {f"{name}_{column}": (name, *path) for column, path in _paths(value).items()}
+        elif isinstance(item, type) and not dataclasses.is_dataclass(item):
+            paths[name] = (name,)
+    return paths
+
+
+def _columns(record: Any, prefix: str = "") -> tuple[str, ...]:
+    """Return the columns of a record type. They do not depend on the values."""
+    return tuple(prefix + column for column in _paths(record))
 
 
 def _cells(record: Any, prefix: str = "") -> dict[str, object]:
-    """Return a record's cells by column."""
-    cells: dict[str, object] = {}
-    columns = _columns(type(record), prefix)
-    for field in dataclasses.fields(record):
-        value = getattr(record, field.name)
-        if dataclasses.is_dataclass(value):
-            cells |= _cells(value, f"{prefix}{field.name}_")
-        elif f"{prefix}{field.name}" in columns:
-            cells[f"{prefix}{field.name}"] = value
-    return cells
+    """Return a record's cells by column; those of a nested record that is missing are empty."""
+    return {prefix + column: reduce(_field, path, record) for column, path in _paths(type(record)).items()}
+
+
+def _field(record: Any, name: str) -> Any:
+    return None if record is None else getattr(record, name)
 
 
 def _value_type(kind: Any) -> Any:

@@ -23,7 +23,7 @@ from egmctl.report.views.causes import PATHS, TONES, cause_entries
 from egmctl.report.views.machine import banners, confidential_banner, machine_section
 from egmctl.report.views.topo import node_diagram
 from egmctl.topology.topology import topology
-from egmctl.units import counted, gpu_name, listed, printable, several, shortened
+from egmctl.units import counted, gpu_name, grouped, listed, printable, several, shortened
 from egmctl.verdict.yardsticks import ceiling, unit_of
 
 _FEW = 3
@@ -69,7 +69,7 @@ def painted(report: RunReport) -> dict[tuple[str, str], doc.Dot]:
 
 _CASES = 2
 """The number of cases named per owner."""
-_OWNER_UNKNOWN = {
+_OWNER_UNKNOWN: Mapping[OwnerUnknown | None, str] = {
     OwnerUnknown.NO_COUNTERS: "no counters show which link carried the bytes",
     OwnerUnknown.TOO_FEW: "the reads that were measured leave several GPUs",
     OwnerUnknown.OWN_LINK_EACH: "each GPU read it over its own NVLink-C2C, as memory that belongs to none",
@@ -79,15 +79,14 @@ _OWNER_UNKNOWN = {
 
 def owner_lines(report: RunReport) -> Iterator[str]:
     """Yield sentences on the owner of memory by NUMA node and allocating GPU, or on why it is unknown."""
-    labels: dict[tuple[int, str, str], list[str]] = {}
-    for owner in report.verdict.owners if report.verdict is not None else ():
-        ends = f"belongs to {owner.owner_label}, by the link counters"
-        if owner.owner is None:
-            ends = f"has an unknown owner: {_why_unknown(report, owner)}"
-        labels.setdefault((owner.numa_node, ends, owner.case), []).append(owner.allocated_by_label)
-    cases: dict[str, list[str]] = {}
-    for (node, ends, case), under in labels.items():
-        cases.setdefault(f"NUMA{node}: memory allocated under {listed(under)} {ends}", []).append(case)
+    labels = grouped(
+        ((owner.numa_node, _owner_words(report, owner), owner.case), owner.allocated_by_label)
+        for owner in (report.verdict.owners if report.verdict is not None else ())
+    )
+    cases = grouped(
+        (f"NUMA{node}: memory allocated under {listed(under)} {words}", case)
+        for (node, words, case), under in labels.items()
+    )
     yield from (f"{sentence} ({shortened(names, _CASES)})" for sentence, names in sorted(cases.items()))
 
 
@@ -101,11 +100,12 @@ def unexpected_owners(report: RunReport) -> Iterator[str]:
     )
 
 
-def _why_unknown(report: RunReport, owner: MemoryOwner) -> str:
-    if owner.unknown is not None and owner.unknown is not OwnerUnknown.NOT_EGM:
-        return _OWNER_UNKNOWN[owner.unknown]
+def _owner_words(report: RunReport, owner: MemoryOwner) -> str:
+    if owner.owner is not None:
+        return f"belongs to {owner.owner_label}, by the link counters"
     flow = report.measurements[owner.measurements[0]].flows[0]
-    return f"not EGM ({printable(flow.route.egm_reason)})"
+    not_egm = f"not EGM ({printable(flow.route.egm_reason)})"
+    return f"has an unknown owner: {_OWNER_UNKNOWN.get(owner.unknown, not_egm)}"
 
 
 _NODES_DRAWN = 4

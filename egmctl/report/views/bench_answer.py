@@ -133,12 +133,9 @@ def seen(report: RunReport, *, causes: bool = True) -> dict[str, list[str]]:
     causes
         Whether to include warnings that the causes of the run already report.
     """
-    paths: dict[str, dict[str, None]] = {}
     known = frozenset[_Sign]() if causes else frozenset(_signs(report))
-    for measurement in report.measurements:
-        for sentence in _seen_on(measurement, known):
-            paths.setdefault(sentence, {})[f"{measurement.name} {measurement.path}"] = None
-    return {sentence: list(names) for sentence, names in paths.items()}
+    paths = grouped((words, f"{m.name} {m.path}") for m in report.measurements for words in _seen_on(m, known))
+    return {words: list(dict.fromkeys(names)) for words, names in paths.items()}
 
 
 def route_line(report: RunReport) -> str | None:

@@ -16,7 +16,7 @@ from egmctl.model.measurement import Measurement, RunReport, Status
 from egmctl.model.route import HOST_NAMES, MemoryKind, PublishedRate, UcxStaging
 from egmctl.model.task import UCX_ENGINES, Axis, Engine, Quantity
 from egmctl.report import document as doc
-from egmctl.report.document import EMPTY, Better, Body, Cell, Chart, Matrix, Point, columns_of, grid
+from egmctl.report.document import EMPTY, Better, Body, Cell, Chart, Matrix, Point, grid
 from egmctl.report.views.bench_classes import plain_name
 from egmctl.report.views.bench_matrix import Frame, matrices, tone_of
 from egmctl.units import MIB, format_size, grouped, printable, shortened
@@ -102,7 +102,8 @@ def beside(measurements: Iterable[Measurement]) -> Matrix:
             "ipc": f"{median(value for value, _ in pairs):.{digits}f}",
             "within": f"{median(within for _, within in pairs):.{digits}f}",
         }
-        rows.append((case, {**cells, **_spread("ratio", ratios, 3)}))
+        numbers = {"ratio": median(ratios), "min": min(ratios), "max": max(ratios)}
+        rows.append((case, cells | {head: f"{number:.3f}" for head, number in numbers.items()}))
     return grid(
         "Between processes, beside the same path within one process",
         rows,
@@ -175,25 +176,25 @@ def messages(measurements: Sequence[Measurement]) -> Iterator[Matrix]:
 
 
 def _message(measurement: Measurement) -> dict[str, str | Cell]:
-    summary = measurement.bandwidth_gb_s
     # The maximum over both sides: the memory of the faster one may already have been registered.
     register = [stage.ms.max for stage in measurement.stages if stage.name == "register"]
+    summary = measurement.headline
     return {
         "": _MOVED[measurement.engine],
         **_memories(measurement),
         "size": format_size(measurement.size_bytes),
-        "GB/s": _marked(measurement, None if summary is None else f"{summary.median:.2f}"),
+        "GB/s": Frame().number(measurement, summary.median if summary else None, digits=2),
         **({"register us": f"{1e3 * register[0]:.0f}"} if register else {}),
         "way": _way(measurement),
     }
 
 
 def _round_trip(measurement: Measurement) -> dict[str, str | Cell]:
-    summary = measurement.latency_ns
+    summary = measurement.headline
     tails = [sample.p99_ns for sample in measurement.samples if sample.p99_ns is not None]
     return {
         **_memories(measurement),
-        "median": _marked(measurement, None if summary is None else f"{summary.median / 1e3:.1f}"),
+        "median": Frame().number(measurement, summary.median / 1e3 if summary else None, digits=1),
         "p99": f"{max(tails) / 1e3:.1f}" if tails else "-",
         "way": _way(measurement),
     }
@@ -218,18 +219,6 @@ def _ucx_verdicts(measurements: Sequence[Measurement]) -> Iterator[str]:
 def _way(measurement: Measurement) -> str:
     ucx = measurement.ucx
     return "-" if ucx is None else f"{ucx.route}{_STAGED[ucx.staging]}"
-
-
-def _marked(measurement: Measurement, number: str | None) -> Cell:
-    text = measurement.status.value if number is None or not measurement.measured else number
-    mark = "*" if measurement.status is Status.UNSTABLE and measurement.measured else ""
-    return Cell(text, tone_of(measurement), mark)
-
-
-def _spread(name: str, values: Sequence[float], digits: int) -> dict[str, str]:
-    """Return the cells with the median of values, under a name, and with their minimum and maximum."""
-    numbers = {name: median(values), "min": min(values), "max": max(values)}
-    return {head: f"{number:.{digits}f}" for head, number in numbers.items()}
 
 
 def knee(latencies_ns: Mapping[float, float]) -> float | None:
@@ -374,25 +363,26 @@ def series(axis: Axis, measurements: Sequence[Measurement], frame: Frame) -> Ite
     look = LOOKS[axis]
     for quantity, members in grouped((m.quantity, m) for m in measurements).items():
         points = {_place(axis, m): str(m.point) for m in sorted(members, key=lambda m: _place(axis, m))}
-        columns: dict[tuple[str, ...], list[str | Cell]] = {}
+        cells: dict[float, dict[tuple[str, ...], str | Cell]] = {place: {} for place in points}
         for name, curve in _curves(axis, members).items():
             header = tuple(name.replace(" -> ", ", -> ").split(", "))
-            values = {place: median(_values(paths)) for place, paths in curve.items()}
-            cells = [EMPTY] * len(points)
-            for number, place in enumerate(points):
-                if place in curve:
-                    first, alone = curve[place][0], len(curve[place]) == 1
-                    digits = 1 if quantity is Quantity.LATENCY else 2
-                    cells[number] = frame.number(first, values[place], digits=digits, compared=False, own=alone)
-            columns[header] = [*cells]
-            if look.drawn_at:
-                header = (*header, "at GB/s")
-                columns[header] = [f"{look.drawn_at(curve[p][0]):.1f}" if p in curve else "-" for p in points]
-        names = shortened(list(dict.fromkeys(m.case for m in members)), 2)
-        caption, notes = f"{look.title} ({quantity.unit})", (look.note,) if look.note else ()
-        if columns:
-            rows = tuple(points.values())
-            yield Matrix(caption=caption, names=names, notes=notes, rows=rows, groups=columns_of(columns))
+            reached = (*header, "at GB/s")
+            for place, row in cells.items():
+                row[header] = _median_cell(curve.get(place, ()), frame)
+                if look.drawn_at:
+                    row[reached] = f"{look.drawn_at(curve[place][0]):.1f}" if place in curve else "-"
+        if any(cells.values()):
+            names = shortened(list(dict.fromkeys(m.case for m in members)), 2)
+            rows = zip(points.values(), cells.values(), strict=True)
+            yield grid(f"{look.title} ({quantity.unit})", rows, names=names, notes=filter(None, [look.note]))
+
+
+def _median_cell(paths: Sequence[Measurement], frame: Frame) -> Cell:
+    """Return the cell of the median over the paths of a curve at one position; a dash without paths."""
+    if not paths:
+        return EMPTY
+    digits = 1 if paths[0].quantity is Quantity.LATENCY else 2
+    return frame.number(paths[0], median(_values(paths)), digits=digits, compared=False, own=len(paths) == 1)
 
 
 def _points(look: Look, curve: _Curve) -> Iterator[Point]:

@@ -171,10 +171,8 @@ def routes(measurements: Sequence[Measurement]) -> Iterator[str]:
         elif flows[0].route.memory is None:
             yield f"{words}: {several(len(flows), 'pair')}"
         else:
-            rows: dict[str, dict[str, None]] = {}
-            for row, column in map(ends, flows):
-                rows.setdefault(row.label, {})[column.label] = None
-            where = ", ".join(f"{row} with {' '.join(gpus)}" for row, gpus in rows.items())
+            rows = grouped((row.label, column.label) for row, column in map(ends, flows))
+            where = ", ".join(f"{row} with {' '.join(dict.fromkeys(gpus))}" for row, gpus in rows.items())
             yield f"{words}: {where}"
 
 

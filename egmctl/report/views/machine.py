@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 from egmctl.facts.redact import redact
+from egmctl.model.host import Nic
 from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.model.route import HOST_NAMES, Carrier, Egm, LinkKind, MemoryKind, Route
 from egmctl.report.document import Block, KeyValues, Level, Matrix, Section, table
@@ -41,9 +42,9 @@ def subject(machine: Machine) -> str:
     return origin.name or hostname or "this node"
 
 
-def machine_section(machine: Machine, level: Level = Level.PAGE) -> Section:
+def machine_section(machine: Machine) -> Section:
     """Return a machine's facts, with pseudonyms for private values, because pages are shared."""
-    return Section("Machine", partial(_machine, machine), level=level)
+    return Section("Machine", partial(_machine, machine), level=Level.PAGE)
 
 
 def _machine(machine: Machine) -> Iterator[Block]:
@@ -83,13 +84,16 @@ def _facts(machine: Machine) -> Iterator[tuple[str, str]]:
     read = [gpu.nvml for gpu in machine.gpus or () if gpu.nvml]
     yield "Power profiles", counted(", ".join(nvml.power_profiles) for nvml in read if nvml.power_profiles)
     yield from numa_rows(machine)
-    nics = Counter(
-        " and ".join(sorted({f"{p.rate_gbit_s:g} Gbit/s" for p in n.ports if p.rate_gbit_s}))
-        for n in machine.nics or ()
-    )
+    nics = Counter(map(port_rates, machine.nics or ()))
     yield "NICs", ", ".join(f"{number} x {rate}" if rate else f"{number}" for rate, number in nics.items())
     if machine.switches:
         yield "NVSwitches", str(len(machine.switches))
+
+
+def port_rates(nic: Nic) -> str:
+    """Return the rates of a NIC's ports in words."""
+    rates = {port.rate_gbit_s for port in nic.ports if port.rate_gbit_s}
+    return " and ".join(f"{rate:g} Gbit/s" for rate in sorted(rates))
 
 
 def _gpus(machine: Machine) -> Matrix:

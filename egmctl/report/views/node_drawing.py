@@ -1,55 +1,24 @@
-"""Draw a node: its CPUs, GPUs, NICs and switches, the links between them, and the bandwidths measured over these.
+"""Draw a node as SVG: CPUs, GPUs, NICs and switches, the links between them, and the bandwidths measured over these.
 
-The picture is SVG; a terminal gets the CPUs, GPUs and their links as box characters. Coordinates are in pixels at the
-natural size, from the upper left corner. The style sheet ``figure.css`` defines the classes.
+Coordinates are in pixels at the natural size, from the upper left corner. The style sheet ``figure.css`` defines the
+classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import combinations, pairwise, zip_longest
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise
 from xml.etree.ElementTree import Element
 
 from egmctl.model.gpu import Gpu
-from egmctl.model.host import Nic
-from egmctl.model.route import LinkClass, LinkKind, symbol_of
-from egmctl.report.document import Dot, Span, Tone, Words, number
+from egmctl.report.document import Dot, Tone, number
 from egmctl.report.render.page import element
-from egmctl.topology.access import obstacle
-from egmctl.topology.links import NEAR, Link, active_nvlinks, nvlink
-from egmctl.topology.notes import fewer_nvlinks, narrow_pcie
-from egmctl.topology.routes import HostRoute, RouteKind
+from egmctl.report.views import node_text
+from egmctl.report.views.machine import port_rates
+from egmctl.topology.links import NEAR, Link
 from egmctl.topology.topology import Topology
 from egmctl.units import counted, format_size, gpu_name
-
-
-def _host_words(topology: Topology, node: int | None) -> list[str]:
-    """Return the name of a NUMA node, with its CPUs and memory if they are known."""
-    if node is None:
-        return ["NUMA unknown"]
-    host = topology.machine.host
-    for numa in (host.numa_nodes if host else None) or ():
-        if numa.id == node:
-            cpus = numa.cpus if len(numa.cpus) <= 20 else f"{numa.cpus[:19]}…"
-            size = format_size(numa.memory_total_bytes) if numa.memory_total_bytes else ""
-            return list(filter(None, (f"CPU, NUMA {node}", cpus and f"CPUs {cpus}", size)))
-    return [f"CPU, NUMA {node}"]
-
-
-def _port_words(nic: Nic) -> str:
-    """Return the rates of a NIC's ports."""
-    rates = {port.rate_gbit_s for port in nic.ports if port.rate_gbit_s}
-    return " and ".join(f"{rate:g} Gbit/s" for rate in sorted(rates))
-
-
-def _route_words(route: HostRoute | None) -> tuple[str, ...]:
-    """Return the label lines of a route to host memory: its links, its nominal rate, and whether it is EGM."""
-    if route is None or not route.hops:
-        return () if route is None else (route.symbol,)
-    rate = f"{route.nominal_gb_s:.0f} GB/s" if route.nominal_gb_s is not None else ""
-    symbol = symbol_of(route.hops) if route.kind is RouteKind.LOCAL else route.symbol
-    return (symbol, " ".join(filter(None, (rate, "EGM" if route.egm else ""))))
 
 
 def _cut(text: str, width: float) -> str:
@@ -99,13 +68,9 @@ _STATES = {Tone.BAD: "bad", Tone.WARN: "warn"}
 
 
 @dataclass(slots=True)
-class _Node:
-    """A NUMA node in the drawing. ``node`` is ``None`` for devices whose NUMA node is unknown."""
+class _Node(node_text.Devices):
+    """A NUMA node in the drawing, with the NICs that do not share a PCIe switch with a GPU."""
 
-    node: int | None
-    gpus: list[str] = field(default_factory=list)
-    nics: list[str] = field(default_factory=list)
-    """The NICs that do not share a PCIe switch with a GPU."""
     size: _Size = _WIDE
     x: float = 0
 
@@ -169,13 +134,11 @@ class _Drawing:
         self.topology, self.rates, self.size = topology, rates, size
         self.gpus = {label: topology.gpus[label] for label in gpus}
         self.behind = {} if size.narrow else _behind_switches(topology)
-        self.nodes = _nodes(topology, self.behind)
-        if size.narrow:
-            self.nodes = [
-                replace(node, gpus=[gpu for gpu in node.gpus if gpu in gpus], nics=[], size=size)
-                for node in self.nodes
-                if set(node.gpus) & set(gpus)
-            ]
+        self.nodes = [
+            _Node(part.node, [gpu for gpu in part.gpus if gpu in gpus], [] if size.narrow else part.nics, size)
+            for part in node_text.devices_by_node(topology, self.behind)
+            if not size.narrow or set(part.gpus) & set(gpus)
+        ]
         x = float(size.pad)
         for node in self.nodes:
             node.x = x
@@ -212,7 +175,7 @@ class _Drawing:
         inner, wide = node.x + self.size.pad, node.width - 2 * self.size.pad
         yield _box("box", node.x, self.size.pad / 2, node.width, self.bottom - self.size.pad / 2, radius=10)
         yield _box("host", inner, self.top, wide, _HOST, radius=6)
-        name, *further = _host_words(self.topology, node.node)[: 1 if self.size.narrow else None]
+        name, *further = node_text.host_words(self.topology, node.node)[: 1 if self.size.narrow else None]
         name = _cut(name.removeprefix("CPU, "), wide) if self.size.narrow else name
         yield _text(name, inner + self.size.left - 4, self.top + 23, "strong")
         yield _text(" · ".join(further), inner + wide - 12, self.top + 23, "dim end")
@@ -225,14 +188,14 @@ class _Drawing:
 
     def nic(self, label: str, x: float, y: float, width: float) -> Iterator[Element]:
         nic = self.topology.nics[label]
-        ports = _port_words(nic)
+        ports = port_rates(nic)
         yield _box("nic", x, y, width, _NIC, radius=6)
         yield _text(_cut(f"{label} {nic.name}", width - 7), x + 6, y + (15 if ports else 22))
         if ports:
             yield _text(ports, x + 6, y + 29, "dim")
 
     def host_link(self, label: str, node: _Node, x: float) -> Iterator[Element]:
-        route, look = _host_route(self.topology, label, node.node)
+        route, look = node_text.host_route(self.topology, label, node.node)
         down, up = self.rates.get((f"NUMA{node.node}", label)), self.rates.get((label, f"NUMA{node.node}"))
         start = self.top + _HOST
         yield _line("link down" if look == "down" else self.look(down, up), (x, start), (x, self.cards))
@@ -247,7 +210,7 @@ class _Drawing:
                 middle = top + _NIC / 2
                 yield _line("link", (x + 8, y + _SWITCH), (x + 8, middle), (x + 14, middle))
                 yield from self.nic(nic, x + 14, top, self.size.column - 14 - self.size.left)
-        yield from self.labels(_route_words(route), {"↓": down, "↑": up}, x + 10, start + 20)
+        yield from self.labels(node_text.route_lines(route), {"↓": down, "↑": up}, x + 10, start + 20)
 
     def look(self, *rates: Dot | None) -> str:
         """Return the class of a link by its verdict; a run that did not measure it says so by dots."""
@@ -281,7 +244,7 @@ class _Drawing:
     def card(self, label: str, gpu: Gpu) -> Iterator[Element]:
         x, y = self.centres[label] - self.size.column / 2, self.cards
         memory = (gpu.nvml and gpu.nvml.memory_total_bytes) or (gpu.cuda and gpu.cuda.memory_total_bytes)
-        state, words = _state(self.topology, gpu)
+        state, words = node_text.gpu_state(self.topology, gpu)
         look = f"card {state}".rstrip()
         if all(rate is not None and rate.tone is Tone.BAD for rate in self.trunk(label)):
             look = "card slow"
@@ -302,7 +265,7 @@ class _Drawing:
 
     def below(self) -> tuple[list[Element], float]:
         """Return the drawing of the NVLinks, and the total height of the picture."""
-        links = _nvlinks(self.topology, self.gpus)
+        links = node_text.nvlink_pairs(self.topology, self.gpus)
         if not links:
             return [], self.bottom + self.size.pad
         if any(link.through == "switch" for link in links.values()):
@@ -329,17 +292,17 @@ class _Drawing:
             if not any(label in pair for pair in links):
                 continue
             x, gpu = centre - self.size.column / 2 + self.size.left, self.topology.gpus[label]
-            most, missing = _trunk(self.topology, gpu)
+            most, missing = node_text.own_nvlinks(self.topology, gpu)
             out, back = self.trunk(label)
             for place, rate in enumerate((out, back) if self.rates else (None,)):
                 look = "link down" if missing and rate is None else self.look(rate)
                 yield _line(look, (x + 7 * place, self.cards + _CARD), (x + 7 * place, bar))
-            words = _with_rate(f"NV{most}{missing}", gpu, most)
+            words = node_text.with_rate(f"NV{most}{missing}", gpu, most)
             nominal = tuple(words.split(" ", 1)) if self.size.narrow and not missing else (words,)
             yield from self.labels(nominal, {"↓": out, "↑": back}, x + 17, self.bottom + 24)
         pad = self.size.pad
         yield _box("switch", pad, bar, self.width - 2 * pad, high, radius=8)
-        yield _text(_switches(self.topology), pad + 12, bar + 22, "strong")
+        yield _text(node_text.switches_words(self.topology), pad + 12, bar + 22, "strong")
         y = bar + 34.0
         for source, destination in slow[:_SLOW_DRAWN]:
             rate, start, end = self.rates[source, destination], self.centres[source], self.centres[destination]
@@ -375,7 +338,7 @@ class _Drawing:
             look = "link down" if link.nvlinks_expected and not self.rates else self.look(there, back)
             lines.append(_line(look, (left, cards), (left, y), (right, y), (right, cards)))
             words = f"{pair[0]}-{pair[1]} {link.symbol}"
-            words = words if there or back else _with_rate(words, self.gpus[pair[0]], link.nvlinks or 0)
+            words = words if there or back else node_text.with_rate(words, self.gpus[pair[0]], link.nvlinks or 0)
             known = {"→": there, "←": back}
             measured = [f"{arrow} {self.rate_words(rate)}" for arrow, rate in known.items() if rate is not None]
             state = look.removeprefix("link ") if look in ("link bad", "link warn") else "dim"
@@ -383,126 +346,6 @@ class _Drawing:
             middle = _widest(sorted((left, *crossing, right)))
             names.append(_text("  ".join((words, *measured)), middle, y - 6, f"{state} rate middle halo"))
         return [*lines, *names], y + 2 * self.size.pad
-
-
-_WIDEST, _NARROWEST = 36, 9
-"""The limits of the width of a GPU in text, in characters, with the space after it."""
-_IN_SHORT = {"blocked": "blocked", "degraded": "reduced", "": ""}
-_MARKS = {"nvlink": ("║", Tone.STRONG), "c2c": ("║", Tone.GOOD), "down": ("╳", Tone.BAD), "": ("│", Tone.PLAIN)}  # noqa: RUF001
-
-
-def node_text(topology: Topology, width: int) -> Iterator[Words]:
-    """Yield the lines of the drawing for a terminal; none if its GPUs need more than ``width`` characters."""
-    nodes = [node for node in _nodes(topology, {}) if node.gpus or node.node is not None]
-    slots = [(node, label) for node in nodes for label in node.gpus or ("",)]
-    size = min(_WIDEST, width // max(len(slots), 1))
-    if size < _NARROWEST or not topology.gpus:
-        return
-    nvlinks = _nvlinks(topology, topology.gpus)
-    boxes = [list(_cpu_lines(topology, node, size)) for node in nodes]
-    lines = [list(_gpu_lines(topology, label, node, size, nvlinks)) if label else [] for node, label in slots]
-    linked = all(node.node is not None for node in nodes)
-    for row in zip(*boxes, strict=True):
-        yield " ".join(row).replace("│ │", "├─┤" if linked else "│ │")
-    rows = list(zip_longest(*lines, fillvalue=("", Tone.PLAIN)))
-    yield from (tuple(Span(text.ljust(size), tone) for text, tone in row) for row in rows)
-    if nvlinks:
-        ports = [place * size + 2 for place, column in enumerate(lines) if len(column) == len(rows)]
-        total = len(slots) * size - 1
-        direct = counted(link.symbol for link in nvlinks.values() if link.through != "switch")
-        name = f"NVLink without switches, by pair: {direct}" if direct else _switches(topology)
-        yield _edge("╔═╗", total, ports, "╩")
-        yield f"║ {name[: total - 4].ljust(total - 4)} ║"
-        yield _edge("╚═╝", total)
-    yield Span("nominal GB/s  ║ NVLink, C2C  │ PCIe  ╳ missing or blocked", Tone.DIM)  # noqa: RUF001
-
-
-def _edge(corners: str, width: int, ports: Sequence[int] = (), port: str = "") -> str:
-    line = [corners[0], *corners[1] * (width - 2), corners[2]]
-    return "".join(port if place in ports else char for place, char in enumerate(line))
-
-
-def _cpu_lines(topology: Topology, node: _Node, size: int) -> Iterator[str]:
-    """Yield the three lines of a CPU's box, with as many of its values as fit."""
-    width = (len(node.gpus) or 1) * size - 1
-    name, *further = _host_words(topology, node.node)
-    while further and len("  ".join((name, *further))) > width - 4:
-        further.pop()
-    yield _edge("╭─╮", width)
-    yield f"│ {name[: width - 4]}{'  '.join(further).rjust(width - 4 - len(name[: width - 4]))} │"
-    yield _edge("╰─╯", width, [place * size + 2 for place in range(len(node.gpus))], "┬")
-
-
-def _gpu_lines(
-    topology: Topology, label: str, node: _Node, size: int, nvlinks: Mapping[tuple[str, str], Link]
-) -> Iterator[tuple[str, Tone]]:
-    """Yield the lines of a GPU, each with its tone: the link to its CPU, its card, its NVLinks."""
-    room, gpu = size - 5, topology.gpus[label]
-    route, look = _host_route(topology, label, node.node)
-    own = any(label in pair for pair in nvlinks)
-    most, missing = _trunk(topology, gpu) if own else (0, "")
-    symbol, rate = (*_route_words(route), "", "")[:2]
-    yield from _link_lines(look, symbol or "?", rate, room)
-    state, words = _state(topology, gpu)
-    tone = Tone.BAD if state else Tone.PLAIN
-    name = gpu_name(gpu.name).removeprefix("NVIDIA ")
-    yield _edge("╭─╮", size - 1, (2,), "┴"), tone
-    for text in (label, name):
-        yield f"│ {text[:room].ljust(room)} │", tone
-    if len(words) <= room + 1:
-        yield f"│ {words.ljust(room + 1)}│", tone
-    elif any(_state(topology, other)[0] for other in topology.gpus.values()):
-        yield f"│{_IN_SHORT[state].ljust(room + 2)}│", tone
-    yield _edge("╰─╯", size - 1, (2,) if own else (), "╥"), tone
-    if own:
-        yield from _link_lines("down" if missing else "nvlink", f"NV{most}{missing}", _with_rate("", gpu, most), room)
-
-
-def _link_lines(look: str, symbol: str, rate: str, room: int) -> Iterator[tuple[str, Tone]]:
-    mark, tone = _MARKS[look]
-    for text in (symbol, rate.strip()):
-        yield f"  {mark} {next((words for words in (text, *text.split()[:1]) if len(words) <= room), '')}", tone
-
-
-def _host_route(topology: Topology, label: str, node: int | None) -> tuple[HostRoute | None, str]:
-    """Return the route from a GPU to its own CPU, and the look of its line."""
-    ends = (topology.gpus[label].bus_id, node)
-    route = next((route for route in topology.routes if (route.gpu, route.numa_node) == ends), None)
-    if route is not None and route.kind is RouteKind.BLOCKED:
-        return route, "down"
-    return route, "c2c" if route is not None and route.hops and route.hops[0].link is LinkKind.C2C else ""
-
-
-def _state(topology: Topology, gpu: Gpu) -> tuple[str, str]:
-    """Return the look of a GPU's card, and what is wrong with the GPU, or else its bus id."""
-    if stopped := obstacle(topology.machine, gpu):
-        return "blocked", f"blocked: {stopped.block.value}"
-    fewer = fewer_nvlinks(topology.machine, gpu, topology.links)
-    short = f"{fewer[0]} of {fewer[1]} NVLinks" if fewer else narrow_pcie(gpu)
-    return ("degraded", short) if short else ("", gpu.bus_id)
-
-
-def _nvlinks(topology: Topology, gpus: Iterable[str]) -> dict[tuple[str, str], Link]:
-    """Return the pairs of these GPUs that NVLinks join."""
-    pairs = {pair: topology.link(*pair) for pair in combinations(gpus, 2)}
-    return {pair: link for pair, link in pairs.items() if link.kind is LinkClass.NVLINK}
-
-
-def _trunk(topology: Topology, gpu: Gpu) -> tuple[int, str]:
-    """Return the number of a GPU's active NVLinks, and words on missing ones.
-
-    The GPU's own links count: a pair has only as many links as the GPU that has fewer of them.
-    """
-    active, fewer = active_nvlinks(gpu), fewer_nvlinks(topology.machine, gpu, topology.links)
-    links = [link for link in topology.links if f"GPU{gpu.index}" in (link.source, link.target)]
-    short = active is None and any(link.nvlinks_expected for link in links)
-    most = active or max(link.nvlinks or 0 for link in links)
-    return most, f" of {fewer[1]}" if fewer else "*" if short else ""
-
-
-def _switches(topology: Topology) -> str:
-    count = len(topology.machine.switches or ())
-    return f"{count} NVSwitch{'es' * (count != 1)}" if count else "NVLink switches"
 
 
 def _behind_switches(topology: Topology) -> dict[str, list[str]]:
@@ -513,19 +356,6 @@ def _behind_switches(topology: Topology) -> dict[str, list[str]]:
         if near:
             nics.setdefault(near[0], []).append(nic)
     return nics
-
-
-def _nodes(topology: Topology, behind: Mapping[str, Sequence[str]]) -> list[_Node]:
-    """Return the NUMA nodes with their GPUs and NICs, and last the devices whose NUMA node is unknown."""
-    nodes: dict[int | None, _Node] = {node: _Node(node) for node in topology.numa_nodes}
-    for label, gpu in topology.gpus.items():
-        nodes.setdefault(gpu.host_numa_id, _Node(gpu.host_numa_id)).gpus.append(label)
-    hanging = {nic for nics in behind.values() for nic in nics}
-    for label, nic in topology.nics.items():
-        place = nic.host_numa_id
-        if label not in hanging:
-            nodes.setdefault(place, _Node(place)).nics.append(label)
-    return sorted(nodes.values(), key=lambda node: (node.node is None, node.node or 0))
 
 
 def _median(rates: Sequence[Dot]) -> Dot | None:
@@ -549,12 +379,6 @@ def _chip_width(text: str) -> float:
     return 7.4 * len(text) + 8
 
 
-def _with_rate(words: str, gpu: Gpu, nvlinks: int) -> str:
-    """Return words followed by the nominal rate of a number of a GPU's NVLinks, if it is known."""
-    nominal = nvlink(gpu, nvlinks).nominal_gb_s
-    return words if nominal is None else f"{words} {nominal:.0f} GB/s"
-
-
 def _widest(places: Sequence[float]) -> float:
     """Return the centre of the widest gap between neighbours, where a label crosses no line."""
     left, right = max(pairwise(places), key=lambda gap: gap[1] - gap[0])
@@ -563,7 +387,7 @@ def _widest(places: Sequence[float]) -> float:
 
 def _sentences(topology: Topology, behind: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """Yield the text alternative of the drawing, without the numbers, which the tables contain."""
-    for node in _nodes(topology, {}):
+    for node in node_text.devices_by_node(topology, {}):
         name = "NUMA node not known" if node.node is None else f"NUMA node {node.node}"
         yield f"{name} with {', '.join([*node.gpus, *node.nics]) or 'no GPU and no NIC'}"
     for gpu, nics in behind.items():

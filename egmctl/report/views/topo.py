@@ -318,7 +318,7 @@ def node_diagram(topology: Callable[[], Topology], rates: Callable[[], Rates] = 
 
 
 def _drawn(topology: Topology, width: int) -> Iterator[doc.Words]:
-    from egmctl.report.views.node_drawing import node_text
+    from egmctl.report.views.node_text import node_text
 
     return node_text(topology, width)
 
@@ -387,21 +387,19 @@ def rate_text(route: HostRoute) -> str:
 
 def _p2p(topology: Topology) -> Iterator[doc.Block]:
     """Yield a section with the P2P values that all pairs share, and a matrix, as in nvidia-smi, for the others."""
-    alike: dict[str, list[str]] = {}
-    labels = list(topology.gpus)
-    matrices = []
-    for matrix in topology.p2p:
-        if matrix.value is not None:
-            alike.setdefault(matrix.source, []).extend(f"{name} {matrix.value}" for name in matrix.names)
-            continue
-        cells = [
-            (row, {column: " X" if row == column else matrix.cells[row, column] for column in labels}) for row in labels
-        ]
-        matrices.append(doc.grid(f"P2P {', '.join(matrix.names)} ({matrix.source})", cells, align=Align.LEFT))
+    alike = grouped(
+        (matrix.source, f"{name} {matrix.value}")
+        for matrix in topology.p2p
+        for name in (matrix.names if matrix.value is not None else ())
+    )
     every = "every pair" if all(gpu.nvml for gpu in topology.gpus.values()) else "every pair that NVML lists"
     rows = tuple((source, ", ".join(words)) for source, words in alike.items())
     yield doc.Section(f"P2P, the same for {every}", (doc.KeyValues(rows),))
-    yield from matrices
+    labels = list(topology.gpus)
+    for matrix in topology.p2p:
+        if matrix.value is None:
+            cells = ((row, {end: matrix.cells.get((row, end), " X") for end in labels}) for row in labels)
+            yield doc.grid(f"P2P {', '.join(matrix.names)} ({matrix.source})", cells, align=Align.LEFT)
 
 
 _MEANINGS = {
