@@ -159,6 +159,7 @@ def _nic(root: Root, name: str) -> Nic:
         firmware=lambda: root.read(f"{folder}/fw_ver"),
         node_guid=lambda: root.read(f"{folder}/node_guid"),
         board_id=lambda: root.read(f"{folder}/board_id"),
+        max_read_request_bytes=lambda: _max_read_request(root, f"{folder}/device/config"),
         interfaces=tuple(reasons.read("interfaces", lambda: root.names(f"{folder}/device/net")) or ()),
     )
 
@@ -342,6 +343,9 @@ LOGIND_FILES = ("/etc/systemd/logind.conf", "/run/systemd/logind.conf", "/usr/li
 _VERBS = "/sys/class/infiniband_verbs"
 
 _CONFIG_BYTES = 4096
+_CAPABILITIES, _EXPRESS = 0x34, 0x10
+"""The register with the offset of the first capability, and the id of PCI Express (``PCI_CAPABILITY_LIST``,
+``PCI_CAP_ID_EXP`` of linux/pci_regs.h)."""
 _FIRST_EXTENDED, _ACS, _ATS = 0x100, 0x0D, 0x0F
 """The offset of the first extended capability, and the ids of Access Control Services and of Address Translation
 Services (PCI Express Base Specification)."""
@@ -462,10 +466,7 @@ def _ats(root: Root, functions: Iterable[PciFunction]) -> dict[str, bool]:
 
 def _extended(root: Root, path: str, wanted: int) -> bytes | None:
     """Return configuration space from an extended capability on; ``None`` if the function lacks the capability."""
-    config = root.read_bytes(path, _CONFIG_BYTES)
-    if len(config) <= 64:
-        # Without root the kernel returns only the standard header.
-        raise Unreadable(Reason.NO_PERMISSION, f"{path}: {len(config)} bytes")
+    config = _configuration_space(root, path)
     offset = _FIRST_EXTENDED
     # Each item of the list has at least 8 bytes, which limits the number of steps.
     for _ in range((_CONFIG_BYTES - _FIRST_EXTENDED) // 8):
@@ -476,6 +477,28 @@ def _extended(root: Root, path: str, wanted: int) -> bytes | None:
             return config[offset:]
         offset = header >> 20
     return None
+
+
+def _configuration_space(root: Root, path: str) -> bytes:
+    config = root.read_bytes(path, _CONFIG_BYTES)
+    if len(config) <= 64:
+        # Without root the kernel returns only the standard header.
+        raise Unreadable(Reason.NO_PERMISSION, f"{path}: {len(config)} bytes")
+    return config
+
+
+def _max_read_request(root: Root, path: str) -> int:
+    """Return the maximum size of a read request in bytes (``PCI_EXP_DEVCTL_READRQ`` of linux/pci_regs.h)."""
+    config = _configuration_space(root, path)
+    offset = config[_CAPABILITIES]
+    # Each item of the list has at least 4 bytes, which limits the number of steps.
+    for _ in range(_FIRST_EXTENDED // 4):
+        if not 0 < offset < len(config) - 9:
+            break
+        if config[offset] == _EXPRESS and (size := config[offset + 9] >> 4 & 7) <= 5:
+            return 128 << size
+        offset = config[offset + 1]
+    raise Unreadable(Reason.NOT_SUPPORTED, f"{path}: no PCI Express capability")
 
 
 def _module_versions(root: Root) -> dict[str, str]:

@@ -114,6 +114,8 @@ class Nic(Record):
     firmware: Plain | None = None
     node_guid: str | None = None
     board_id: Plain | None = None
+    max_read_request_bytes: int | None = None
+    """The maximum size of a PCIe read request. Only root may read it."""
     interfaces: tuple[str, ...] = ()
     """The network interfaces of the same PCI function."""
 

@@ -272,6 +272,7 @@ def test_nics_in_natural_order_with_their_ports(tree: Tree) -> None:
         board_id="MT_0000000838",
         interfaces=("ibp3s0",),
         ports=second.ports,
+        unread=second.unread,
     )
     assert known(second.pci).bus_id == "0002:03:00.0"
     assert known(second.pci).path == ("pci0002:00", "0002:00:00.0", "0002:01:00.0")
@@ -284,6 +285,41 @@ def test_a_nic_without_a_pci_function_says_so(tree: Tree) -> None:
     tree.write("/sys/class/infiniband/rxe0/node_guid", "0\n")
     rxe = system.nics(tree.root)[-1]
     assert (rxe.pci, rxe.unread["pci"].reason) == (None, Reason.NOT_PRESENT)
+
+
+def configuration(*capabilities: tuple[int, int, bytes], first: int = 0x40) -> bytes:
+    """Return 256 bytes of configuration space with capabilities: offset, offset of the next, content."""
+    space = bytearray(256)
+    space[0x34] = first
+    for offset, following, content in capabilities:
+        space[offset : offset + len(content)] = content
+        space[offset + 1] = following
+    return bytes(space)
+
+
+EXPRESS = b"\x10\0" + bytes(6) + b"\x57\x59"
+"""Device Control is 0x5957: read requests of 4096 bytes (PCI_EXP_DEVCTL_READRQ_4096B of linux/pci_regs.h)."""
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (configuration((0x40, 0x60, b"\x01"), (0x60, 0, EXPRESS)), 4096),
+        (configuration((0x40, 0, EXPRESS[:9] + b"\x29")), 512),
+        (configuration((0x40, 0, EXPRESS[:9] + b"\x79")), Reason.NOT_SUPPORTED),
+        (configuration((0x40, 0x40, b"\x01")), Reason.NOT_SUPPORTED),
+        (configuration((0x40, 0xFC, b"\x01"), (0xFC, 0, b"\x10")), Reason.NOT_SUPPORTED),
+        (configuration(first=0), Reason.NOT_SUPPORTED),
+        (bytes(64), Reason.NO_PERMISSION),
+    ],
+    ids=["after another", "512", "reserved", "circle", "cut off", "none", "not root"],
+)
+def test_the_read_requests_of_a_nic(tree: Tree, content: bytes, expected: int | Reason) -> None:
+    folder = "/sys/devices/pci0002:00/0002:00:00.0/0002:01:00.0/0002:03:00.0"
+    tree.write(f"{folder}/config", content)
+    (nic, _) = system.nics(tree.root)
+    size = nic.max_read_request_bytes
+    assert (nic.unread["max_read_request_bytes"].reason if size is None else size) == expected
 
 
 def test_what_leads_to_nvlink_switches_is_no_nic(tree: Tree) -> None:

@@ -150,6 +150,7 @@ def _nic(nic: Nic) -> str:
     parts = [nic.name]
     if nic.pci is not None:
         parts.append(nic.pci.bus_id if nic.host_numa_id is None else f"{nic.pci.bus_id}, NUMA {nic.host_numa_id}")
+    parts += [f"PCIe reads of {nic.max_read_request_bytes} B"] if nic.max_read_request_bytes else []
     for port in nic.ports:
         rate = "" if port.rate_gbit_s is None else f" {port.rate_gbit_s:g} Gbit/s"
         parts.append(f"port {port.number} {port.link_layer or 'unknown'} {port.state or 'state unknown'}{rate}")
