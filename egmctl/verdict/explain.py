@@ -323,12 +323,14 @@ def during(report: RunReport) -> Iterator[tuple[Finding, set[int]]]:
 
 def _weak_memory(report: RunReport) -> Iterator[tuple[Finding, set[int]]]:
     """Yield a finding for each NUMA node whose own CPUs find its memory slow, so that no link is blamed."""
+    reported: set[int] = set()
     for judged in report.verdict.judged if report.verdict is not None else ():
         triad = report.measurements[judged.measurement]
         ends = set().union(*map(numa_nodes, triad.flows))
         below = next((judgement for judgement in judged.judgements if judgement.grade in BAD_GRADES), None)
-        if triad.engine is not Engine.CPU_TRIAD or len(ends) != 1 or below is None:
+        if triad.engine is not Engine.CPU_TRIAD or len(ends - reported) != 1 or below is None:
             continue
+        reported |= ends
         # A profile may have a fault threshold only.
         threshold = below.warn or below.fail or 0
         finding = warned(
