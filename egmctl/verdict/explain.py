@@ -323,14 +323,18 @@ def during(report: RunReport) -> Iterator[tuple[Finding, set[int]]]:
 
 def _weak_memory(report: RunReport) -> Iterator[tuple[Finding, set[int]]]:
     """Yield a finding for each NUMA node whose own CPUs find its memory slow, so that no link is blamed."""
+    reported: set[int] = set()
     for judged in report.verdict.judged if report.verdict is not None else ():
         triad = report.measurements[judged.measurement]
         ends = set().union(*map(numa_nodes, triad.flows))
         below = next((judgement for judgement in judged.judgements if judgement.grade in BAD_GRADES), None)
-        if triad.engine is not Engine.CPU_TRIAD or len(ends) != 1 or below is None:
+        if triad.engine is not Engine.CPU_TRIAD or len(ends - reported) != 1 or below is None:
             continue
+        reported |= ends
+        # A profile may have a fault threshold only.
+        threshold = below.warn or below.fail or 0
         finding = warned(
-            f"memory is slow: its own CPUs reach {below.value:.0f} GB/s, not {below.warn:.0f}",
+            f"memory is slow: its own CPUs reach {below.value:.0f} GB/s, not {threshold:.0f}",
             todo("See what else uses it, then CPU power limits and memory errors.", "numastat -m"),
             on_numa(ends),
             check=WEAK_MEMORY,

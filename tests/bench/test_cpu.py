@@ -227,6 +227,13 @@ class TestTriad:
         monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(4, 72)))
         assert cpus_of(0, whole=True) == tuple(range(4, 72))
 
+    def test_a_size_of_no_whole_lines_is_waived(self) -> None:
+        found = measured(replace(TRIAD, size_bytes=(1 << 20) + 16), memory=Memory(4 << 20), how=cpu.Triad)
+        assert (found.status, found.reason) == (
+            Status.WAIVED,
+            "1048592 bytes are no multiple of 64, as the triad needs",
+        )
+
     def test_where_code_cannot_be_mapped_it_is_waived(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(platform, "machine", lambda: "riscv64")
         found = measured(TRIAD, memory=Memory(3 << 20), how=cpu.Triad)

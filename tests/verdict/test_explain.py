@@ -245,6 +245,22 @@ class TestMemoryOfGrace:
     ) -> None:
         assert list(told(self.explained(*values))) == causes
 
+    def test_a_profile_with_a_fault_threshold_only_explains_as_well(self) -> None:
+        profile = load("gh200-480gb")
+        references = [replace(each, warn=None, fail=300.0) for each in profile.references if each.case == self.TRIAD]
+        made = run(self.TRIAD, value=lambda _task, _flow: 250, machine=shipped("gh200"))
+        (cause,) = with_causes(
+            replace(made, verdict=judge(made, replace(profile, references=tuple(references))))
+        ).causes
+        assert cause.finding.summary == "memory is slow: its own CPUs reach 250 GB/s, not 300"
+
+    def test_a_node_that_is_slow_at_several_sizes_is_one_cause(self) -> None:
+        made = run(self.TRIAD, value=lambda _task, _flow: 250, machine=shipped("gh200"))
+        (triad,) = made.measurements
+        made = replace(made, measurements=(triad, replace(triad, size_bytes=4 * triad.size_bytes)))
+        (cause,) = with_causes(replace(made, verdict=judge(made, load("gh200-480gb")))).causes
+        assert len(cause.explains) == 2
+
     def test_the_triad_is_shown_as_a_share_of_the_memory_s_published_rate(self) -> None:
         limit = ceiling(self.explained(330, 360).measurements[1])
         assert limit is not None

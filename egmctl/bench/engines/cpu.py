@@ -149,6 +149,8 @@ class Triad(Passes):
     _B, _C = 3.0, 2.0
 
     def _warm_up(self) -> None:
+        if len(self._words) % (3 * LINE_WORDS):
+            raise OSError(f"{self._task.size_bytes} bytes are no multiple of 64, as the triad needs")
         arrays = self._words.reshape(3, -1, LINE_WORDS)
         self._words, *operands = arrays.reshape(3, -1)
         for words, value in zip(operands, (self._B, self._C), strict=True):
