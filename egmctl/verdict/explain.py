@@ -44,7 +44,7 @@ from egmctl.model.verdict import BAD_GRADES, Grade
 from egmctl.topology.access import nvml_failure
 from egmctl.topology.links import device_link
 from egmctl.units import format_kernel_list, format_size, grouped, shortened
-from egmctl.verdict.yardsticks import is_degraded, is_lost
+from egmctl.verdict.yardsticks import is_degraded, is_lost, value_of
 
 CAUSE_SECTIONS = ("switches", "confinement", "system")
 """The sections of a machine that causes are found in, in addition to those that a plan needs."""
@@ -263,6 +263,10 @@ _BUSY_CPUS, _BUSY_PART = 4, 0.1
 part of all CPUs. Chosen: an idle host stays below one CPU; four CPUs that copy use a fifth of a socket's memory
 bandwidth."""
 
+_LIMITED_BY_MEMORY = 0.75
+"""Paths below this part of what a node's own CPUs reach are slow for another reason. Chosen: copies to the CPU of a
+healthy GH200 480GB reach 295 GB/s (its profile), 0.85 of the 348 of its CPUs (:func:`egmctl.facts.host.cpus_of`)."""
+
 
 def left_out(machine: Machine, gpus: Sequence[Gpu], kind: WaiverKind) -> Finding:
     """Return the finding on GPUs that were not measured for a reason that no check of doctor knows.
@@ -340,10 +344,9 @@ def _weak_memory(report: RunReport) -> Iterator[tuple[Finding, set[int]]]:
             check=WEAK_MEMORY,
             evidence=(fact(triad.name, f"{below.value:.1f} GB/s; {below.source}"),),
         )
-        yield (
-            finding,
-            {n for n, m in enumerate(report.measurements) if any(ends & numa_nodes(flow) for flow in m.flows)},
-        )
+        least = _LIMITED_BY_MEMORY * below.value
+        using = {n for n, m in enumerate(report.measurements) if any(ends & numa_nodes(flow) for flow in m.flows)}
+        yield finding, {n for n in using if (value_of(report.measurements[n]) or 0) >= least}
 
 
 def _host_busy(load: HostLoad | None) -> Finding | None:

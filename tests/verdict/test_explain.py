@@ -261,6 +261,9 @@ class TestMemoryOfGrace:
         (cause,) = with_causes(replace(made, verdict=judge(made, load("gh200-480gb")))).causes
         assert len(cause.explains) == 2
 
+    def test_a_path_far_slower_than_its_memory_has_another_cause(self) -> None:
+        assert told(self.explained(299, 50)) == {"bench.weak-memory": {"NUMA0 -> CPU0"}}
+
     def test_the_triad_is_shown_as_a_share_of_the_memory_s_published_rate(self) -> None:
         limit = ceiling(self.explained(330, 360).measurements[1])
         assert limit is not None
