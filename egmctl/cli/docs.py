@@ -27,9 +27,8 @@ def docs(topic: TopicArgument = None) -> int:
     elif topic in pages:
         text = pages[topic].read_text(encoding="utf-8")
     else:
-        hint = did_you_mean(topic, pages, most=1)
-        sentences = f"docs has no topic {printable(topic)!r}", hint, "'egmctl docs' lists them"
-        raise UsageError("; ".join(filter(None, sentences)))
+        hint = did_you_mean(topic, pages, "'egmctl docs' lists them", most=1)
+        raise UsageError(f"docs has no topic {printable(topic)!r}; {hint}")
     emit(text)
     return ExitCode.OK
 

@@ -159,7 +159,7 @@ def _nic(root: Root, name: str) -> Nic:
         firmware=lambda: root.read(f"{folder}/fw_ver"),
         node_guid=lambda: root.read(f"{folder}/node_guid"),
         board_id=lambda: root.read(f"{folder}/board_id"),
-        max_read_request_bytes=lambda: _max_read_request(root, f"{folder}/device/config"),
+        max_read_request_bytes=lambda: _max_read_request(root, f"{folder}/device"),
         interfaces=tuple(reasons.read("interfaces", lambda: root.names(f"{folder}/device/net")) or ()),
     )
 
@@ -487,8 +487,12 @@ def _configuration_space(root: Root, path: str) -> bytes:
     return config
 
 
-def _max_read_request(root: Root, path: str) -> int:
+def _max_read_request(root: Root, function: str) -> int:
     """Return the maximum size of a read request in bytes (``PCI_EXP_DEVCTL_READRQ`` of linux/pci_regs.h)."""
+    path = f"{function}/config"
+    if root.exists(f"{function}/physfn"):
+        # The field of a virtual function is reserved: its physical function's value applies (PCI Express, SR-IOV).
+        raise Unreadable(Reason.NOT_SUPPORTED, f"{path}: a virtual function")
     config = _configuration_space(root, path)
     offset = config[_CAPABILITIES]
     # Each item of the list has at least 4 bytes, which limits the number of steps.

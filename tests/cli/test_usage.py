@@ -68,7 +68,7 @@ ELSEWHERE = {
     "compare a.json b.json --tolerance 100": "it must be from 0 to below 100 per cent",
     "show none.json": "file none.json cannot be read: No such file or directory",
     "show profiles/machines/gh200.json --format nagios": "no such format here",
-    "docs fabrik": "docs has no topic 'fabrik'; did you mean fabric?; 'egmctl docs' lists them",
+    "docs fabrik": "docs has no topic 'fabrik'; did you mean fabric?",
     "docs ../README": "docs has no topic '../README'",
 }
 WRONG = {f"{line} --machine gb200-tray": sentence for line, sentence in ON_TRAY.items()} | ELSEWHERE

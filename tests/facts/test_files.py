@@ -322,6 +322,13 @@ def test_the_read_requests_of_a_nic(tree: Tree, content: bytes, expected: int | 
     assert (nic.unread["max_read_request_bytes"].reason if size is None else size) == expected
 
 
+def test_a_virtual_function_has_no_read_request_size_of_its_own(tree: Tree) -> None:
+    folder = "/sys/devices/pci0002:00/0002:00:00.0/0002:01:00.0/0002:03:00.0"
+    tree.write(f"{folder}/config", configuration((0x40, 0, EXPRESS[:9] + b"\x09")))
+    tree.write(f"{folder}/physfn/vendor", "0x15b3\n")
+    assert system.nics(tree.root)[0].unread["max_read_request_bytes"].reason is Reason.NOT_SUPPORTED
+
+
 def test_what_leads_to_nvlink_switches_is_no_nic(tree: Tree) -> None:
     # Both are of one card.
     names = [nic.name for nic in system.nics(tree.root)]

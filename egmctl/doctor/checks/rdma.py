@@ -144,8 +144,10 @@ def _bar1(machine: Machine, scope: Scope, gpu: Gpu) -> Verdicts:
     yield fact("nvmlDeviceGetBAR1MemoryInfo", None if bar1 is None else format_size(bar1))
     if link in (C2c.UP, C2c.DOWN):
         skip("these GPUs have NVLink-C2C")
-    elif bar1 is None or memory is None:
-        yield unreported(nvml, "memory_total_bytes" if bar1 else "bar1_total_bytes", "BAR1", "these GPUs have no BAR1")
+    elif bar1 is None:
+        yield unreported(nvml, "bar1_total_bytes", "BAR1", "these GPUs have no BAR1")
+    elif memory is None:
+        yield unreported(nvml, "memory_total_bytes", "memory", "these GPUs have no memory of their own")
     elif bar1 >= memory:
         yield passed("BAR1 is as large as the GPU's memory")
     elif link is C2c.UNKNOWN:

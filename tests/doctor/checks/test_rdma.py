@@ -41,6 +41,9 @@ def test_a_size_that_was_not_read_is_unknown_with_its_reason() -> None:
     hung = {"bar1_total_bytes": Unread(reason=Reason.TIMED_OUT, detail="nvmlDeviceGetBAR1MemoryInfo")}
     finding = run_one("rdma.bar1", patched(shipped("dgx-h100"), "gpus[*].nvml", unread=hung))
     assert (finding.status, finding.summary) == (Status.UNKNOWN, "BAR1: NVML did not report it (timed-out)")
+    hung = {"memory_total_bytes": Unread(reason=Reason.TIMED_OUT, detail="nvmlDeviceGetMemoryInfo")}
+    no_memory = patched(with_bar1(GIB), "gpus[*].nvml", memory_total_bytes=None, unread=hung)
+    assert run_one("rdma.bar1", no_memory).summary == "memory: NVML did not report it (timed-out)"
     old = {"bar1_total_bytes": Unread(reason=Reason.NOT_SUPPORTED, detail="")}
     assert run_one("rdma.bar1", patched(shipped("dgx-h100"), "gpus[*].nvml", unread=old)).status is Status.SKIP
 
