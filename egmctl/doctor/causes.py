@@ -116,6 +116,7 @@ _ACTIVE = tuple(KINDS)
 WITHHELD = ("dev.excluded", "dev.cgroup-restricted", "dev.nodes-missing")
 """The checks that detect that a working GPU is withheld from this or any process."""
 _EGM = ("egm.capability", "egm.preconditions", "egm.fabric-address", "egm.cgroup-route", "egm.peer-route")
+_BY_NVML = ("nvlink.bw-mode", "fabric.domain", "rdma.bar1")
 _LOST_GPU_EFFECTS = (*_EGM, "env.visible-devices", "fabric.same-node-isolation", "rdma.affinity")
 """The checks that a lost GPU affects. Checks that read NVML are not listed, because NVML does not list such a GPU, nor
 checks that read sysfs, which needs no permission."""
@@ -131,7 +132,7 @@ _RELATED: Mapping[str, tuple[str, ...]] = {
     "dev.nodes-missing": _LOST_GPU_EFFECTS,
     "dev.permissions": _LOST_GPU_EFFECTS,
     "dev.control-nodes": ("egm.platform", *_LOST_GPU_EFFECTS),
-    "drv.libraries": ("egm.platform", "drv.versions", "gpu.cc-mode", "nvlink.bw-mode", "fabric.domain", *_EGM),
+    "drv.libraries": ("egm.platform", "drv.versions", "gpu.cc-mode", *_BY_NVML, *_EGM),
     "gpu.mig": (*_EGM, "nvlink.links", "p2p.status", *_ACTIVE),
     "gpu.cc-mode": ("p2p.status",),
     "gpu.vgpu": ("p2p.status",),

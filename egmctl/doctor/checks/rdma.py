@@ -14,6 +14,7 @@ from egmctl.model.gpu import Gpu
 from egmctl.model.host import Driver, Nic, NicPort, System
 from egmctl.model.machine import Machine
 from egmctl.model.route import LinkClass
+from egmctl.topology.access import nvml_failure, without_nvml
 from egmctl.topology.links import device_link
 from egmctl.topology.platform import C2c, MemoryMode, c2c, memory_mode
 from egmctl.units import format_size, grouped
@@ -139,6 +140,8 @@ def _affinity(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
 
 @check_gpus("rdma.bar1", Guard.RDMA, sections=("gpus", "nics"), gpus_of=_gpus)
 def _bar1(machine: Machine, scope: Scope, gpu: Gpu) -> Verdicts:
+    if gpu.nvml is None and nvml_failure(machine):
+        end(unknown(without_nvml(machine, "these GPUs")))
     nvml, link = gpu.nvml or skip("NVML does not list these GPUs"), c2c(machine, gpu)
     bar1, memory = nvml.bar1_total_bytes, nvml.memory_total_bytes
     yield fact("nvmlDeviceGetBAR1MemoryInfo", None if bar1 is None else format_size(bar1))

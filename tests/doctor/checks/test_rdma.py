@@ -7,6 +7,7 @@ import pytest
 from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.facts import replay
 from egmctl.model.finding import Guard, Status
+from egmctl.model.host import LibraryFailure
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
 from tests.doctor.faults import Fault
@@ -46,6 +47,12 @@ def test_a_size_that_was_not_read_is_unknown_with_its_reason() -> None:
     assert run_one("rdma.bar1", no_memory).summary == "memory: NVML did not report it (timed-out)"
     old = {"bar1_total_bytes": Unread(reason=Reason.NOT_SUPPORTED, detail="")}
     assert run_one("rdma.bar1", patched(shipped("dgx-h100"), "gpus[*].nvml", unread=old)).status is Status.SKIP
+
+
+def test_bar1_is_unknown_where_nvml_hung() -> None:
+    failure = LibraryFailure(how="timed-out", call="nvmlInit")
+    machine = patched(patched(shipped("dgx-h100"), "gpus[*]", nvml=None), "driver", nvml_failure=failure)
+    assert run_one("rdma.bar1", machine).status is Status.UNKNOWN
 
 
 def test_gpus_with_c2c_and_nodes_without_nics_are_not_judged() -> None:
