@@ -173,15 +173,19 @@ def _port(root: Root, folder: str, number: int) -> NicPort:
     return Reasons().record(
         NicPort,
         number=number,
-        # "4: ACTIVE".
-        state=lambda: root.read(f"{folder}/state").rpartition(":")[2].strip(),
-        physical_state=lambda: root.read(f"{folder}/phys_state").rpartition(":")[2].strip(),
+        state=lambda: _word(root, f"{folder}/state"),
+        physical_state=lambda: _word(root, f"{folder}/phys_state"),
         link_layer=lambda: root.read(f"{folder}/link_layer"),
         # "400 Gb/sec (4X NDR)", "2.5 Gb/sec (1X SDR)".
         rate_gbit_s=lambda: float(
             root.search(f"{folder}/rate", r"\A([0-9]{1,6}(?:\.[0-9]{1,3})?) Gb/sec", "no rate")[1]
         ),
     )
+
+
+def _word(root: Root, path: str) -> str:
+    """Return the word in a file such as ``4: ACTIVE``."""
+    return root.read(path).rpartition(":")[2].strip()
 
 
 DAEMONS = {

@@ -246,9 +246,8 @@ def judged_gpus(
     for answer in answers:
         node, own = answer.node, domains.get(answer.node, {})
         states: dict[str, FleetGpu] = {}
-        for bus_ids, state in (
-            _states(answer, loaded[node].result, own, None if node in boards else homes) if own else ()
-        ):
+        expects = None if node in boards else homes
+        for bus_ids, state in _states(answer, loaded[node].result, own, expects) if own else ():
             states = dict.fromkeys(bus_ids, state) | states
         gpus = [replace(states.get(gpu, FleetGpu()), index=machines[node].gpu(gpu).index) for gpu in own]
         kind = Unready.MISSING if node in domains else Unready.UNKNOWN

@@ -40,7 +40,7 @@ from egmctl.model.measurement import BROKEN, GpuEvidence, HostLoad, LinkProof, M
 from egmctl.model.measurement import Status as MeasurementStatus
 from egmctl.model.route import Carrier, LinkKind, MemoryKind, Route, UcxRoute, node_names
 from egmctl.model.task import UCX_ENGINES, Engine
-from egmctl.model.verdict import BAD_GRADES, Grade
+from egmctl.model.verdict import BAD_GRADES, Grade, Judgement
 from egmctl.topology.access import nvml_failure
 from egmctl.topology.links import device_link
 from egmctl.units import format_kernel_list, format_size, grouped, shortened
@@ -327,25 +327,25 @@ def during(report: RunReport) -> Iterator[tuple[Finding, set[int]]]:
 
 def _weak_memory(report: RunReport) -> Iterator[tuple[Finding, set[int]]]:
     """Yield a finding for each NUMA node whose own CPUs find its memory slow, so that no link is blamed."""
-    reported: set[int] = set()
+    slow: dict[int, tuple[Measurement, Judgement]] = {}
     for judged in report.verdict.judged if report.verdict is not None else ():
-        triad = report.measurements[judged.measurement]
-        ends = set().union(*map(numa_nodes, triad.flows))
+        measurement = report.measurements[judged.measurement]
         below = next((judgement for judgement in judged.judgements if judgement.grade in BAD_GRADES), None)
-        if triad.engine is not Engine.CPU_TRIAD or len(ends - reported) != 1 or below is None:
-            continue
-        reported |= ends
+        if measurement.engine is Engine.CPU_TRIAD and below is not None:
+            for node in numa_nodes(measurement.flows[0]):
+                slow.setdefault(node, (measurement, below))
+    for node, (triad, below) in slow.items():
         # A profile may have a fault threshold only.
         threshold = below.warn or below.fail or 0
         finding = warned(
             f"memory is slow: its own CPUs reach {below.value:.0f} GB/s, not {threshold:.0f}",
             todo("See what else uses it, then CPU power limits and memory errors.", "numastat -m"),
-            on_numa(ends),
+            on_numa([node]),
             check=WEAK_MEMORY,
             evidence=(fact(triad.name, f"{below.value:.1f} GB/s; {below.source}"),),
         )
         least = _LIMITED_BY_MEMORY * below.value
-        using = {n for n, m in enumerate(report.measurements) if any(ends & numa_nodes(flow) for flow in m.flows)}
+        using = {n for n, m in enumerate(report.measurements) if any(node in numa_nodes(flow) for flow in m.flows)}
         yield finding, {n for n in using if (value_of(report.measurements[n]) or 0) >= least}
 
 

@@ -325,9 +325,8 @@ def ceiling(measurement: Measurement) -> Ceiling | None:
 def _shared(flows: Sequence[Flow], pattern: Pattern) -> Ceiling | None:
     """Return the ceiling of flows that share the memory of one NUMA node or GPU."""
     memory, hops = flows[0].route.memory_rate, [flow.route.slowest for flow in flows]
-    if flows[0].route.carrier is Carrier.CPU and not flows[0].route.hops:
-        return None if memory is None else Ceiling(memory.gb_s, memory)
-    if pattern is Pattern.LOCAL:
+    by_own_cpus = flows[0].route.carrier is Carrier.CPU and not flows[0].route.hops
+    if pattern is Pattern.LOCAL or by_own_cpus:
         crossings = sum(end.memory is not MemoryKind.REGISTERS for end in (flows[0].source, flows[0].destination))
         return None if memory is None else Ceiling(memory.gb_s / max(1, crossings), memory)
     if hops[0] is None or None in hops:
@@ -405,8 +404,9 @@ def against_peers(
         return {}, ()
     bounds = _bounds(measurements[0])
     are_judged = not any(not_judged(m) or is_by_host(m) for m in measurements)
-    all_cells = [cell for number in values for cell in _cells(number, report.measurements[number], values[number])]
-    groups = grouped(((cell.source is None, cell.destination is None), cell) for cell in all_cells if are_judged)
+    judged = values.items() if are_judged else ()
+    cells_of_class = (cell for number, value in judged for cell in _cells(number, report.measurements[number], value))
+    groups = grouped(((cell.source is None, cell.destination is None), cell) for cell in cells_of_class)
     bus_ids = {
         end.label: end.bus_id for m in measurements for flow in m.flows for end in (flow.source, flow.destination)
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -169,7 +168,8 @@ class Triad(Passes):
 
 def _word_of(value: float) -> int:
     """Return the bits of a double."""
-    return int.from_bytes(struct.pack("=d", value), sys.byteorder)
+    (word,) = struct.unpack("=Q", struct.pack("=d", value))
+    return int(word)
 
 
 class Walks:

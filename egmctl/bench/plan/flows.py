@@ -162,7 +162,8 @@ def tasks_of(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterator[
             yield from ((Ends(gpu, node) if case.source is MemoryKind.GPU_NUMA else Ends(node, gpu),) for gpu in gpus)
     elif case.engine in CPU_ENGINES:
         for cpu_node in nodes:
-            for node in nodes if case.engine is not Engine.CPU_TRIAD else (cpu_node,):
+            # STREAM's triad is about the memory, so no link is crossed.
+            for node in (cpu_node,) if case.engine is Engine.CPU_TRIAD else nodes:
                 yield (Ends(cpu_node, node) if case.destination in HOST_MEMORY else Ends(node, cpu_node),)
     elif case.source in HOST_MEMORY and case.destination in HOST_MEMORY:
         # Between NUMA nodes or, if there is only one, within it. Each GPU in turn carries the bytes.

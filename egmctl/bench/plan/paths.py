@@ -290,8 +290,8 @@ def path_between(
         waivers = [_memory_waiver(gpu, kind) for gpu, kind in zip(ends, memory, strict=True) if isinstance(gpu, Gpu)]
         return replace(path, waiver=next((waiver for waiver in [path.waiver, *waivers] if waiver is not None), None))
     if initiator is None:
-        hops, memory_node = () if nodes[0] == nodes[1] else (smp(machine),), nodes[memory.index(host)]
-        rate = cpu_memory(machine, memory_node)
+        hops = () if nodes[0] == nodes[1] else (smp(machine),)
+        rate = cpu_memory(machine, nodes[memory.index(host)])
         return Path(route=Route(carrier=Carrier.CPU, memory=host, hops=hops, memory_rate=rate), rate_gb_s=_CPU_GB_S)
     if len(nodes) > 1:
         return joined(*(host_path(machine, initiator, node, kind) for node, kind in zip(nodes, memory, strict=True)))

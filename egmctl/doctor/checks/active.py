@@ -221,7 +221,8 @@ _PTRACE = KnownCause(
 def _pcie_note(machine: Machine, probes: Sequence[Probe]) -> str:
     """Return a note on the GPUs that accessed host memory over PCIe, if any."""
     gpus = _known(machine, [bus_id for probe in probes for bus_id in probe.gpus])
-    pcie_gpus = [gpu for gpu in gpus if gpu not in coherent_gpus(machine, gpus)]
+    with_c2c = coherent_gpus(machine, gpus)
+    pcie_gpus = [gpu for gpu in gpus if gpu not in with_c2c]
     return f"{on_gpus(pcie_gpus).label}: over PCIe, not EGM, without NVLink-C2C" if pcie_gpus else ""
 
 
