@@ -291,14 +291,15 @@ def on_a_terminal(node: FakeNode, *options: str) -> tuple[bytes, int]:
     env = command_environment({"TERM": "xterm", **node.environment()})
     command = [sys.executable, "-m", "egmctl", "watch", "--interval", "0.2", *options]
     ours, theirs = pty.openpty()
-    out = b""
+    out, interrupted = b"", False
     with subprocess.Popen(command, env=env, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
         with contextlib.suppress(OSError):  # At its end a terminal answers EIO.
             while part := os.read(ours, 65536):
                 out += part
-                if out.count(b"Per GPU") == 2:
+                if out.count(b"Per GPU") >= 2 and not interrupted:  # A second Ctrl-C could find the command at its end.
                     process.send_signal(signal.SIGINT)
+                    interrupted = True
     os.close(ours)
     return out, process.returncode
 
