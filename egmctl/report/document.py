@@ -328,9 +328,9 @@ Block = Verdict | Paragraph | Hint | Bullets | KeyValues | Command | Entry | Mat
 class Document:
     """The complete output of a command."""
 
-    command: str
-    """The command, e.g. ``egmctl doctor``."""
-    subject: str
+    command: str = ""
+    """The command, e.g. ``egmctl doctor``. It and the subject are the title of a page, which lists do not have."""
+    subject: str = ""
     """The described object, e.g. ``this node`` or ``4 x NVIDIA H200``."""
     subtitle: str = ""
     """How and when it was measured, or the platform."""

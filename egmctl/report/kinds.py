@@ -195,7 +195,7 @@ def rendered(
             name = format.name.lower()
             page: str = resolve_name(f"egmctl.report.render.{name}:{name}")(document)
             return page
-    raise ValueError(f"a document of {document.command} has no format {format}")
+    raise ValueError(f"a document has no format {format}")
 
 
 def _without_control_characters(content: Text | str) -> Text | str:

@@ -177,15 +177,13 @@ def checks_document(checks: CheckList) -> doc.Document:
         return check_document(checks.checks[0])
     rows = ((check.id, check.title, _guards(check)) for check in checks.checks)
     listed = doc.table(("check", "condition", "guards"), rows, wrap=("condition",))
-    return doc.Document(command="egmctl doctor", subject="checks", body=(listed,))
+    return doc.Document(body=(listed,))
 
 
 def check_document(check: CheckEntry) -> doc.Document:
     """Return the explanation of a check."""
     parts = (("Why it matters", check.why), ("How it is read", check.read), ("How to fix it", check.fix))
     return doc.Document(
-        command="egmctl doctor",
-        subject=check.id,
         body=(
             doc.Paragraph((doc.Span(check.id, Tone.STRONG), f": {check.title}")),
             doc.Paragraph(f"guards {', '.join(check.guards)}", tone=Tone.DIM),

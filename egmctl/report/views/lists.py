@@ -53,16 +53,12 @@ def history_document(history: listing.History) -> doc.Document:
             doc.table(("run", "began (UTC)", "GPUs", "ok", "ending"), rows, right=("GPUs", "ok"), wrap=("ending",)),
             doc.Section("Files", (doc.table(("began", "file"), ((run.started_at, run.file) for run in runs)),)),
         )
-    return doc.Document(command="egmctl history", subject=several(len(runs), "bench run"), body=body)
+    return doc.Document(body=body)
 
 
 def machines_document(listed: listing.MachineList) -> doc.Document:
     """Return the list of machines: name, origin (recorded or modelled), platform and description."""
-    return doc.Document(
-        command="egmctl topo --machine list",
-        subject=f"{len(listed.machines)} machines",
-        body=tuple(map(_entry, listed.machines)),
-    )
+    return doc.Document(body=tuple(map(_entry, listed.machines)))
 
 
 def _entry(machine: listing.ShippedMachine) -> doc.Entry:
@@ -98,7 +94,7 @@ def profiles_document(profiles: ProfileList) -> doc.Document:
         file = "" if Path(entry.file).parent == shipped else f" ({entry.file})"
         kinds = doc.Paragraph(_kinds(entry.profile), tone=Tone.DIM)
         entries.append(doc.Entry(entry.profile.name, Tone.STRONG, f"{entry.profile.title}{file}", body=(kinds,)))
-    return doc.Document(command="egmctl profile list", subject=f"{len(entries)} profiles", body=tuple(entries))
+    return doc.Document(body=tuple(entries))
 
 
 def profile_document(profile: Profile) -> doc.Document:
@@ -120,7 +116,7 @@ def profile_document(profile: Profile) -> doc.Document:
         f"{marks[name]} {source}{f' {source.url}' if source.url else ''}" for name, source in profile.sources.items()
     )
     body.append(doc.Section("Sources", (doc.Bullets(sources),)))
-    return doc.Document(command="egmctl profile show", subject=profile.name, body=tuple(body))
+    return doc.Document(body=tuple(body))
 
 
 def _link(link: LinkFacts) -> tuple[str, ...]:
@@ -137,12 +133,7 @@ def match_document(result: MatchResult) -> doc.Document:
         verdict = doc.Verdict("Profile", Tone.GOOD, result.profile)
         (match,) = (match for match in result.matches if match.profile == result.profile)
         points = (doc.Bullets(tuple(point.reason for point in match.points)),)
-    return doc.Document(
-        command="egmctl profile match",
-        subject=result.origin.name or "this node",
-        banners=banners(result.origin),
-        body=(verdict, *points),
-    )
+    return doc.Document(banners=banners(result.origin), body=(verdict, *points))
 
 
 def _signature(match: Signature) -> list[str]:
@@ -196,8 +187,6 @@ def cases_document(cases: listing.CaseList) -> doc.Document:
     skipped = tuple(f"{shortened(names, _NAMED)}: {reason}" for reason, names in reasons.items())
     about = tuple((case.name, case.description) for case in cases.cases)
     return doc.Document(
-        command="egmctl bench --list",
-        subject=several(len(cases.cases), "case"),
         body=(
             *(_family(family, members) for family, members in families.items()),
             doc.Section("Skipped", (doc.Bullets(skipped),)),
@@ -214,9 +203,7 @@ def _family(family: str, cases: list[listing.ListedCase]) -> doc.Section:
 
 def plan_document(plan: listing.PlanReport) -> doc.Document:
     """Return the steps of a plan, their peak memory and their estimated time."""
-    return doc.Document(
-        command="egmctl bench --dry-run", subject=several(len(plan.steps), "step"), body=tuple(_plan(plan))
-    )
+    return doc.Document(body=tuple(_plan(plan)))
 
 
 def _plan(plan: listing.PlanReport) -> Iterator[doc.Block]:
@@ -253,8 +240,6 @@ def cost_document(cost: listing.JobCost) -> doc.Document:
     rows = [_costs(case.case, [case], case.seconds, "!" * case.too_large) for case in cost.costs]
     nothing = "Nothing was measured; all nodes are assumed to be one NVLink domain."
     return doc.Document(
-        command="egmctl bench --dry-run",
-        subject=f"{cost.ranks} GPUs",
         body=(
             doc.Paragraph(f"Cost: {several(cost.ranks, 'GPU')} on {several(cost.nodes, 'node')} like {name}"),
             doc.Paragraph(nothing, tone=Tone.DIM),

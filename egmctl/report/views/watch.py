@@ -27,7 +27,7 @@ def watch_document(sample: TrafficSample) -> doc.Document:
         after=tuple(_unknown(sample.gpus)),
     )
     body = (answer, table, doc.Paragraph(_NOTE, Tone.DIM))
-    return doc.Document(command="egmctl watch", subject="this node", body=body)
+    return doc.Document(body=body)
 
 
 def _answer(gpus: Sequence[GpuTraffic]) -> Iterator[str]:
