@@ -390,12 +390,12 @@ def _outcome(
     before: MeasuredPath, after: MeasuredPath, bound: float, nodes: tuple[str, str]
 ) -> tuple[Outcome | None, str]:
     """Return the outcome and its reason; no outcome if both have the same status and neither has a value."""
-    reasons = _reason(before, nodes[0]), _reason(after, nodes[1])
     old, new = before.value, after.value
     if old is not None and new is not None:
         # Notes on unstable values, on links that differ, and on memory that is EGM on one side only.
-        unstable = Status.UNSTABLE in (before.status, after.status)
-        notes = [reasons[0 if before.status is Status.UNSTABLE else 1]] if unstable else []
+        points = zip((before, after), nodes, strict=True)
+        unstable = " and ".join(node for point, node in points if point.status is Status.UNSTABLE)
+        notes = [f"unstable in {unstable}"] if unstable else []
         notes += [f"over {after.links}, not {before.links}"] if after.links != before.links else []
         egm = [" and ".join(sorted(point.egm)) for point in (after, before)]
         notes += [f"EGM: {', not '.join(egm)}"] if after.egm != before.egm else []
@@ -404,6 +404,7 @@ def _outcome(
             return Outcome.WORSE if slower > 0 else Outcome.BETTER, "; ".join(notes)
         same = (before.status, before.links, before.egm) == (after.status, after.links, after.egm)
         return (Outcome.SAME, "") if same else (Outcome.DIFFERENT, "; ".join(notes))
+    reasons = _reason(before, nodes[0]), _reason(after, nodes[1])
     # A path that a run lacks counts as waived.
     old_status, new_status = (point.status or Status.WAIVED for point in (before, after))
     if old is not None:

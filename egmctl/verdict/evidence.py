@@ -30,6 +30,7 @@ class Question:
     cases: tuple[str, ...] = ()
     link: str = ""
     anywhere: bool = False
+    of_nics: bool = False
     marked: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -69,6 +70,8 @@ _STATES = {False: State.CONTRADICTED, True: State.SETTLED, None: State.NOT_SETTL
 def _answer(name: str, question: Question, diagnosis: Diagnosis, run: RunReport | None, not_measured: str) -> Answer:
     if not (question.anywhere or coherent(diagnosis.machine)):
         observed: _Observed = iter([(None, "no coherent GPU here", "")])
+    elif question.of_nics and not diagnosis.machine.nics:
+        observed = iter([(None, "no NIC here", "")])
     elif question.checks:
         observed = _by_checks(question, diagnosis)
     elif run is None:

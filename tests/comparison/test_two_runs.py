@@ -18,6 +18,7 @@ from egmctl.model.comparison import Comparison, Outcome, PathDifference
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, RunReport, Stage, Status
 from egmctl.model.record import Command
+from egmctl.model.route import Egm
 from egmctl.model.task import Endpoint, Quantity
 from egmctl.report.kinds import Format, render
 from egmctl.verdict.profiles import load_all
@@ -188,8 +189,21 @@ def test_an_unstable_path_is_compared_and_told() -> None:
     assert {diff.outcome for diff in differing(two(run(), shaky))} == {Outcome.DIFFERENT}
     slow = changed(shaky, times(0.8, on_path("GPU0 -> GPU1")))
     assert {(diff.outcome, diff.reason) for diff in differing(two(run(), slow))} == {
-        (Outcome.WORSE, "unstable in after: the samples vary by 9 % (CV)")
+        (Outcome.WORSE, "unstable in after")
     }
+
+
+def test_each_difference_of_a_path_with_two_numbers_is_told_whole() -> None:
+    def other_memory(m: Measurement) -> Measurement:
+        route = replace(m.flows[0].route, egm=Egm.NO)
+        return replace(m, status=Status.UNSTABLE, flows=(replace(m.flows[0], route=route),))
+
+    before = run("gh200")
+    (path, *_) = [m.path for m in before.measurements if m.flows[0].route.egm is Egm.YES]
+    comparison = two(before, changed(before, lambda m: other_memory(m) if m.path == path else m))
+    reason = "unstable in after; over C2C-sys, not C2C; EGM: no, not yes"
+    assert {diff.reason for diff in differing(comparison)} == {reason}
+    assert f"{reason}: " in " ".join(text_of(comparison).split())
 
 
 def test_nothing_in_common_is_nothing_compared() -> None:

@@ -186,6 +186,15 @@ def test_a_nic_that_registers_gpu_memory_by_nvidia_peermem_does_not_settle_dma_b
     assert states(report)["dma-buf"] is State.NOT_SETTLED
 
 
+def test_dma_buf_is_open_on_a_node_without_a_nic_though_all_memory_can_be_exported() -> None:
+    diagnosis = diagnose(healthy(), EVERYTHING, CHECKS)
+    without = replace(diagnosis, machines=(replace(diagnosis.machine, nics=()),))
+    answers = [*evidence(diagnosis, None).answers, *evidence(without, None).answers]
+    states_and_words = [(each.state, each.observations[0].value) for each in answers if each.question == "dma-buf"]
+    assert states_and_words[0][0] is State.SETTLED
+    assert states_and_words[1] == (State.NOT_SETTLED, "no NIC here")
+
+
 def test_a_granularity_that_is_not_known_settles_nothing() -> None:
     for size, state in ((2 << 20, State.SETTLED), (None, State.NOT_SETTLED)):
         cost = BufferCost(memory="host-numa", label="NUMA0", size_bytes=4 << 20, allocate_ms=1.0)

@@ -130,7 +130,7 @@ def _verdict(
     elif named:
         remedy = todo("Use GPUs below one PCIe switch or with NVLink, or let the library copy through host memory.")
     elif links_unread:
-        return unknown(f"no P2P, and whether NVLink joins these GPUs was not read: {reasons}", place, evidence=evidence)
+        return unknown(f"no P2P ({reasons}); whether NVLink joins these GPUs was not read", place, evidence=evidence)
     else:
         return skipped(f"these GPUs have no P2P over PCIe: {reasons}", place, evidence=evidence)
     return report(summary, remedy, place, evidence=evidence, cause=cause, confidence=confidence)

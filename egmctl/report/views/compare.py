@@ -321,9 +321,7 @@ def _one_sided(comparison: Comparison) -> Iterator[str]:
     for path in comparison.paths:
         both = path.value is not None and path.reference is not None
         if path.reason and (both or path.outcome is Outcome.DIFFERENT):
-            # Drop how much each unstable path varies: the output of the run contains it.
-            reason = path.reason.partition(":")[0] if both else path.reason
-            by_reason.setdefault((path.node if comparison.of_nodes else "", reason), []).append(path)
+            by_reason.setdefault((path.node if comparison.of_nodes else "", path.reason), []).append(path)
     for (_, reason), paths in by_reason.items():
         cases = list(dict.fromkeys(path.name for path in paths))
         which = paths[0].path if len(paths) == 1 else f"{len(paths)} paths"
