@@ -17,7 +17,7 @@ from egmctl.units import printable
 if TYPE_CHECKING:
     from egmctl.model.profile import Profile
     from egmctl.saved import Saved
-    from egmctl.verdict.profiles import Run
+    from egmctl.verdict.learning import Run
 
 SECTIONS = ("host", "gpus", "pairs", "driver", "process")
 """The sections of a machine that profiles match on."""
@@ -85,7 +85,7 @@ def learn_profile(runs: RunsArgument, output: TomlOption = None, force: ForceOpt
     import datetime
 
     from egmctl.saved import load_all
-    from egmctl.verdict.profiles import dump, learn
+    from egmctl.verdict.learning import dump, learn
 
     name = "site" if output is None else output.stem
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
@@ -105,7 +105,7 @@ def _show(outputs: Outputs, profiles: Sequence[tuple[Profile, Path]]) -> int:
 
 def _run(saved: Saved) -> Run:
     from egmctl.model.measurement import RunReport
-    from egmctl.verdict.profiles import Run
+    from egmctl.verdict.learning import Run
 
     report = saved.result
     if not isinstance(report, RunReport):

@@ -12,7 +12,8 @@ import pytest
 from egmctl.facts.collect import collect
 from egmctl.model.machine import Machine
 from egmctl.model.profile import Profile
-from egmctl.verdict.profiles import dump, load, match_profile
+from egmctl.verdict.learning import dump
+from egmctl.verdict.profiles import load, match_profile
 from tests.conftest import RunEgmctl
 from tests.gpu.traffic import pushing
 

@@ -12,7 +12,8 @@ import pytest
 
 from egmctl.model.codec import from_json
 from egmctl.model.profile import Profile, Reference, Signature, Unit
-from egmctl.verdict.profiles import dump, load
+from egmctl.verdict.learning import dump
+from egmctl.verdict.profiles import load
 from tests.conftest import RunEgmctl
 from tests.docs.test_schemas import check
 from tests.fake.node import FakeNode

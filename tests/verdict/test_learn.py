@@ -13,7 +13,8 @@ from egmctl.model.task import Point
 from egmctl.model.verdict import Grade
 from egmctl.units import MIB
 from egmctl.verdict.judge import judge
-from egmctl.verdict.profiles import Run, learn, match_profile
+from egmctl.verdict.learning import Run, learn
+from egmctl.verdict.profiles import match_profile
 from tests.doctor.machines import shipped
 from tests.verdict.runs import H2D, H200, LATENCY, READ, RING, USUAL, WRITE, run, with_status
 

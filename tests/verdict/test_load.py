@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from egmctl.data import profiles_dir, read_toml
 from egmctl.errors import UsageError
 from egmctl.model.profile import LinkFacts, Reference, Source, SourceKind, Unit
-from egmctl.verdict.profiles import FILE_LIMIT, dump, folders, load, load_all, parse
+from egmctl.verdict.learning import dump
+from egmctl.verdict.profiles import FILE_LIMIT, folders, load, load_all, parse
 from tests.conftest import ROOT
 
 SHIPPED = sorted(profiles_dir().glob("*.toml"))

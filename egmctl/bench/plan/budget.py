@@ -99,7 +99,7 @@ def fitted(
 
     Tasks that exceed the free huge pages are waived, the last one first. So are latencies and life cycles that do not
     fit beside buffers of a quarter of the size, down to which profiles are valid
-    (:data:`egmctl.verdict.profiles.SMALLER`). Then buffers are halved until they fit, down to :data:`LEAST_BYTES`. If
+    (:data:`egmctl.verdict.learning.SMALLER`). Then buffers are halved until they fit, down to :data:`LEAST_BYTES`. If
     that is not enough, the largest are waived.
 
     Parameters
