@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+import timeit
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,10 +111,9 @@ class TestWhileItRuns:
 
 def test_asking_costs_next_to_nothing(kmsg: Path) -> None:
     watch = KernelLogWatch(Root(str(kmsg.parent.parent)))
-    began = time.perf_counter()
-    for _ in range(1000):
-        watch.events()
-    assert (time.perf_counter() - began) / 1000 < 1e-4, "a step takes 50 ms at least: far below 1 %"
+    # The best of several rounds: a busy machine may stop any of them.
+    best = min(timeit.repeat(watch.events, number=200, repeat=10)) / 200
+    assert best < 1e-4, "a step takes 50 ms at least: far below 1 %"
     watch.close()
 
 

@@ -218,13 +218,11 @@ def test_a_clock_that_is_set_back_makes_no_run_the_oldest(
 def test_a_fifo_in_the_place_of_a_journal_keeps_nobody_waiting(tmp_path: Path) -> None:
     path = tmp_path / "bench-000001-20261122T000000Z.journal"
     os.mkfifo(path)
-    began = time.monotonic()
     assert not events.at_work(path)
     assert not reading.is_unmentioned(path)
     assert not reading.ended(path)
     events.mention(path)
     assert earlier(tmp_path) == []
-    assert time.monotonic() - began < 5
 
 
 @pytest.mark.long
