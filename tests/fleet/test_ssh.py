@@ -54,7 +54,7 @@ def answers(ended: Ended) -> dict[str, dict[str, Any]]:
 
 def finished(process: subprocess.Popen[bytes]) -> Ended:
     """Return how a command that was started ended."""
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     return Ended(process.returncode, out.decode(), err.decode())
 
 
