@@ -108,6 +108,8 @@ class ClassVerdict:
     case: Plain
     link: Plain
     """The symbol of the route (:attr:`egmctl.model.route.Route.symbol`)."""
+    gpus: Plain = ""
+    """The kinds of the GPUs at the ends, ``A100 -> H200``; empty if all GPUs of the run are of one kind."""
     point: Point = USUAL
     """The point on the axes of the case."""
     grade: Grade

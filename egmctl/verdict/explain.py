@@ -39,7 +39,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.measurement import BROKEN, GpuEvidence, HostLoad, LinkProof, Measurement, RunReport
 from egmctl.model.measurement import Status as MeasurementStatus
 from egmctl.model.route import Carrier, LinkKind, MemoryKind, Route, UcxRoute, node_names
-from egmctl.model.task import UCX_ENGINES, Engine
+from egmctl.model.task import UCX_ENGINES, Engine, Quantity
 from egmctl.model.verdict import BAD_GRADES, Grade, Judgement
 from egmctl.topology.access import nvml_failure
 from egmctl.topology.links import device_link
@@ -345,8 +345,10 @@ def _weak_memory(report: RunReport) -> Iterator[tuple[Finding, set[int]]]:
             evidence=(fact(triad.name, f"{below.value:.1f} GB/s; {below.source}"),),
         )
         least = _LIMITED_BY_MEMORY * below.value
-        using = {n for n, m in enumerate(report.measurements) if any(node in numa_nodes(flow) for flow in m.flows)}
-        yield finding, {n for n in using if (value_of(report.measurements[n]) or 0) >= least}
+        # A latency is in nanoseconds, and says nothing of the memory's bandwidth.
+        bandwidths = {n: m for n, m in enumerate(report.measurements) if m.quantity is Quantity.BANDWIDTH}
+        using = {n: m for n, m in bandwidths.items() if any(node in numa_nodes(flow) for flow in m.flows)}
+        yield finding, {n for n, m in using.items() if (value_of(m) or 0) >= least}
 
 
 def _host_busy(load: HostLoad | None) -> Finding | None:

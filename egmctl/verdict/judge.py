@@ -46,11 +46,12 @@ def judge(report: RunReport, profile: Profile | None, *, profile_reason: str = "
     """
     measurements = report.measurements
     values = [yardsticks.value_of(measurement) for measurement in measurements]
+    kinds = yardsticks.gpu_kinds(report)
     members: dict[yardsticks.PathClass, list[int]] = {}
     for number, measurement in enumerate(measurements):
         if (values[number] is not None and measurement.point.sms is None) or measurement.status in BROKEN:
             # A point of a series by the number of SMs has no reference: it counts only if it broke.
-            members.setdefault(yardsticks.class_of(measurement), []).append(number)
+            members.setdefault(yardsticks.class_of(measurement, kinds), []).append(number)
     culprits: list[Culprit] = []
     judged: dict[int, Judged] = {}
     for path_class, numbers in members.items():
@@ -113,6 +114,7 @@ def _class_verdict(
         path_class=path_class.name,
         case=path_class.case,
         link=path_class.link,
+        gpus=path_class.gpus,
         point=path_class.point,
         grade=grade,
         reason=_class_reason(grade, broken, judgements, len(numbers)),

@@ -13,7 +13,7 @@ from egmctl.model.profile import Profile, Reference, Unit
 from egmctl.model.route import HOST_MEMORY, Carrier, Hop, LinkKind, MemoryKind, PublishedRate, hop_symbol
 from egmctl.model.task import Endpoint, Flow, Pattern, Point, Quantity, named
 from egmctl.model.verdict import Culprit, Direction, Grade, Judgement, Yardstick
-from egmctl.units import MIB, format_size, grouped
+from egmctl.units import MIB, format_size, gpu_name, grouped
 
 JUDGED_FROM_BYTES = 64 * MIB
 """The smallest buffers whose bandwidth is judged; with smaller ones the cost of starting a copy dominates. On HGX H200
@@ -28,26 +28,53 @@ def is_lost(measurement: Measurement) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PathClass:
-    """A class of comparable paths: same case, point and links."""
+    """A class of comparable paths: same case, point, links and, on a node with several kinds of GPUs, kinds of GPUs."""
 
     case: str
     point: Point
     link: str
     """The symbol of the route."""
+    gpus: str = ""
+    """The kinds of the GPUs at the ends, ``A100 -> H200``; empty if all GPUs of the run are of one kind."""
 
     @property
     def name(self) -> str:
         """The name of the class for people."""
-        return f"{named(self.case, self.point)} over {self.link}"
+        name = f"{named(self.case, self.point)} over {self.link}"
+        return f"{name}, {self.gpus}" if self.gpus else name
 
 
 SEVERAL = "several routes at once"
 """The symbol of a class whose flows use different routes at the same time."""
 
 
-def class_of(measurement: Measurement) -> PathClass:
-    """Return the class of a measurement. Measurements with flows over different routes form a class of their own."""
-    return PathClass(measurement.case, measurement.point, _common(flow.route.symbol for flow in measurement.flows))
+GpuKinds = Mapping[str, str]
+"""The kind of each GPU by its label; empty if all GPUs of a run are of one kind."""
+
+
+def gpu_kinds(report: RunReport) -> GpuKinds:
+    """Return the kinds of a run's GPUs by product name; empty if they are all of one kind."""
+    kinds = {gpu.label: gpu_name(gpu.name).removeprefix("NVIDIA ") for gpu in report.gpus}
+    return kinds if len(set(kinds.values())) > 1 else {}
+
+
+def class_of(measurement: Measurement, kinds: GpuKinds | None = None) -> PathClass:
+    """Return the class of a measurement. Measurements with flows over different routes form a class of their own.
+
+    Parameters
+    ----------
+    kinds
+        The result of :func:`gpu_kinds`, so that unlike GPUs are not compared with each other.
+    """
+    link = _common(flow.route.symbol for flow in measurement.flows)
+    return PathClass(measurement.case, measurement.point, link, _kinds_at_ends(measurement, kinds or {}))
+
+
+def _kinds_at_ends(measurement: Measurement, kinds: GpuKinds) -> str:
+    """Return the kinds of the GPUs at the ends of all flows, ``A100 -> H200``; empty without a GPU at either end."""
+    ends = {(kinds.get(flow.source.label, ""), kinds.get(flow.destination.label, "")) for flow in measurement.flows}
+    names = sorted({" -> ".join(dict.fromkeys(kind for kind in end if kind)) for end in ends} - {""})
+    return ", ".join(names)
 
 
 def _common(symbols: Iterable[str]) -> str:
@@ -178,6 +205,9 @@ def fit(cells: Sequence[PeerCell], bounds: Bounds) -> Fit:
     # No path is faster than its link: if half of the paths are slow, the slow ones are the outliers.
     better_median = median_low if bounds.latency else median_high
     typical = better_median([cell.value for cell in cells])
+    better_group = _better_group(cells, bounds)
+    if better_group:
+        typical = better_median(better_group)
     weak = {cell for cell in cells if bounds.grade(cell.value / typical) is not Grade.PASS}
     are_pairs = all(cell.source is not None and cell.destination not in (None, cell.source) for cell in cells)
     ratios: dict[tuple[End, Direction], float] = {}
@@ -185,7 +215,7 @@ def fit(cells: Sequence[PeerCell], bounds: Bounds) -> Fit:
         by_gpu = grouped((cell.source if direction is Direction.EGRESS else cell.destination, cell) for cell in cells)
         medians = {gpu: median(cell.value for cell in gpu_cells) for gpu, gpu_cells in by_gpu.items()}
         for gpu, gpu_cells in by_gpu.items():
-            ratio = medians[gpu] / better_median(medians.values())
+            ratio = medians[gpu] / (typical if better_group else better_median(medians.values()))
             mostly_weak = len(gpu_cells) > 1 and len(weak.intersection(gpu_cells)) >= _MIN_WEAK_PART * len(gpu_cells)
             if mostly_weak and bounds.grade(ratio) is not Grade.PASS:
                 ratios[gpu, direction] = ratio
@@ -200,6 +230,22 @@ def fit(cells: Sequence[PeerCell], bounds: Bounds) -> Fit:
             outliers.append(Outlier(gpus, _direction(cell), ratio, bounds.grade(ratio)))
     outliers.sort(key=lambda outlier: (len(outlier.gpus), -abs(math.log(outlier.ratio))))
     return Fit(typical, tuple(outliers))
+
+
+def _better_group(cells: Sequence[PeerCell], bounds: Bounds) -> Sequence[float]:
+    """Return the values of the better of two groups, however many are in the worse one; empty if there is one group.
+
+    Two groups are further apart than the bound of a failure, which no values of healthy peers are. A single GPU at
+    either end makes no group: one number, or one GPU, above all others may be the wrong one.
+    """
+    ordered = sorted(cells, key=lambda cell: cell.value, reverse=not bounds.latency)
+    for count in range(1, len(ordered)):
+        better = ordered[:count]
+        sources, destinations = {cell.source for cell in better}, {cell.destination for cell in better}
+        several_gpus = all(ends == {None} or len(ends) > 1 for ends in (sources, destinations))
+        if several_gpus and bounds.grade(ordered[count].value / better[-1].value) is Grade.FAIL:
+            return [cell.value for cell in better]
+    return ()
 
 
 def _direction(cell: PeerCell) -> Direction | None:

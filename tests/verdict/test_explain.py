@@ -22,6 +22,7 @@ from egmctl.model.measurement import (
     RunReport,
     Status,
 )
+from egmctl.model.profile import Unit
 from egmctl.model.route import LinkKind
 from egmctl.model.task import Flow, Task
 from egmctl.report.kinds import Format, render
@@ -263,6 +264,19 @@ class TestMemoryOfGrace:
 
     def test_a_path_far_slower_than_its_memory_has_another_cause(self) -> None:
         assert told(self.explained(299, 50)) == {"bench.weak-memory": {"NUMA0 -> CPU0"}}
+
+    def test_slow_memory_explains_no_latency_whose_nanoseconds_are_no_bandwidth(self) -> None:
+        latency = "host_to_device_latency_uncached"
+
+        def value(task: Task, flow: Flow) -> float:  # noqa: ARG001
+            return {self.TRIAD: 250.0, self.COPY: 240.0}.get(task.case, 5_000.0)
+
+        made = run(self.TRIAD, self.COPY, latency, value=value, machine=shipped("gh200"))
+        profile = load("gh200-480gb")
+        bound = replace(profile.references[0], case=latency, link="C2C", unit=Unit.NS, typical=700, warn=900, fail=1100)
+        report = replace(made, verdict=judge(made, replace(profile, references=(*profile.references, bound))))
+        (weak,) = (c for c in with_causes(report).causes if c.finding.check == "bench.weak-memory")
+        assert {report.measurements[number].case for number in weak.explains} == {self.TRIAD, self.COPY}
 
     def test_the_triad_is_shown_as_a_share_of_the_memory_s_published_rate(self) -> None:
         limit = ceiling(self.explained(330, 360).measurements[1])

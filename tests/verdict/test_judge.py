@@ -16,13 +16,29 @@ from egmctl.model.machine import Machine
 from egmctl.model.measurement import Evidence, GpuEvidence, RunReport, Status
 from egmctl.model.profile import Profile
 from egmctl.model.route import Route
+from egmctl.model.task import Flow, Task
 from egmctl.model.verdict import Direction, Grade, Judgement, RunVerdict, Yardstick
 from egmctl.units import MIB
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import load
 from tests.bench.routes import C2C, PCIE, SMP, nv, over, to_host
 from tests.doctor.machines import patched, shipped
-from tests.verdict.runs import BOTH, D2H, H2D, H200, LATENCY, LOCAL, READ, RING, USUAL, WRITE, run, slow_at, with_status
+from tests.verdict.runs import (
+    BOTH,
+    D2H,
+    H2D,
+    H200,
+    LATENCY,
+    LOCAL,
+    READ,
+    RING,
+    USUAL,
+    WRITE,
+    run,
+    slow_at,
+    usual,
+    with_status,
+)
 
 PROFILE = load("hgx-h200")
 REAL = json.loads((Path(__file__).parent / "h200_quick_runs.json").read_text())["runs"]
@@ -291,3 +307,41 @@ def test_nothing_measured_is_no_reference() -> None:
     report = run(WRITE)
     nothing = with_status(report, Status.WAIVED, range(len(report.measurements)))
     assert verdict_of(nothing).grade is Grade.NO_REFERENCE
+
+
+class TestUnlikeGpus:
+    """A node of six H100 beside two A100: each kind has its own peers."""
+
+    CASES = (WRITE, H2D, LOCAL)
+
+    def mixed(self, slow: str = "") -> RunReport:
+        older = ("GPU6", "GPU7")
+
+        def value(task: Task, flow: Flow) -> float:
+            ends = {flow.source.label, flow.destination.label}
+            part = 0.6 if ends & {*older} else 1
+            return usual(task, flow) * part * (0.4 if slow in ends else 1)
+
+        made = run(*self.CASES, value=value, machine=shipped("dgx-h100"))
+        gpus = [replace(gpu, name="NVIDIA A100-SXM4-80GB" if gpu.label in older else gpu.name) for gpu in made.gpus]
+        return replace(made, gpus=tuple(gpus))
+
+    def test_the_slower_kind_is_no_outlier(self) -> None:
+        verdict = verdict_of(self.mixed(), None)
+        assert verdict.culprits == ()
+        assert {grade.by_peers for grade in verdict.classes} <= {Grade.PASS, Grade.NO_REFERENCE}
+
+    def test_each_class_names_its_kinds(self) -> None:
+        names = {verdict.gpus for verdict in verdict_of(self.mixed(), None).classes if verdict.case == WRITE}
+        assert names == {
+            "H100 80GB HBM3",
+            "A100-SXM4-80GB",
+            "H100 80GB HBM3 -> A100-SXM4-80GB",
+            "A100-SXM4-80GB -> H100 80GB HBM3",
+        }
+        assert {verdict.gpus for verdict in verdict_of(run(WRITE)).classes} == {""}
+
+    def test_a_slow_gpu_among_its_own_kind_is_an_outlier(self) -> None:
+        labels = {culprit.label for culprit in verdict_of(self.mixed(slow="GPU2"), None).culprits}
+        assert "GPU2" in labels
+        assert not labels & {"GPU6", "GPU7"}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egmctl.model.verdict import Direction, Grade
-from egmctl.verdict.yardsticks import BANDWIDTH, LATENCY, Bounds, Fit, PeerCell, fit
+from egmctl.verdict.yardsticks import BANDWIDTH, HOST, LATENCY, Bounds, Fit, PeerCell, fit
 
 EGRESS, INGRESS = Direction.EGRESS, Direction.INGRESS
 
@@ -151,3 +151,29 @@ def test_where_one_end_is_a_gpu_it_is_named_with_the_direction_and_its_own_memor
     values = enumerate([57.0, 14.2, 57.1, 56.9])
     cells = [PeerCell(n, source.format(n) or None, destination.format(n) or None, value) for n, value in values]
     assert named(fit(cells, BANDWIDTH)) == {(("g1",), direction)}
+
+
+@pytest.mark.parametrize("weak", [3, 4, 5])
+@given(noises)
+def test_most_of_eight_gpus_are_the_odd_ones_if_they_are_far_slower(weak: int, noise: list[float]) -> None:
+    cells = matrix(8, noise, {(gpu, None): 0.4 for gpu in range(weak)})
+    outliers = fit(cells, BANDWIDTH)
+    assert named(outliers) == {((f"g{gpu}",), EGRESS) for gpu in range(weak)}
+    assert outliers.typical == pytest.approx(396, rel=0.02)
+
+
+def test_most_of_eight_copies_to_the_host_are_the_odd_ones_if_they_are_far_slower() -> None:
+    cells = [PeerCell(gpu, f"g{gpu}", None, 22.0 if gpu < 5 else 55.0 + gpu / 100) for gpu in range(8)]
+    outliers = fit(cells, HOST)
+    assert named(outliers) == {((f"g{gpu}",), EGRESS) for gpu in range(5)}
+
+
+def test_one_number_far_above_all_others_is_no_group_to_judge_by() -> None:
+    cells = [PeerCell(gpu, f"g{gpu}", None, 900.0 if gpu == 3 else 55.0) for gpu in range(8)]
+    assert fit(cells, HOST).outliers == ()
+
+
+@given(st.lists(st.floats(0.82, 1.0), min_size=4, max_size=8))
+def test_copies_to_the_host_within_a_fifth_are_one_group(parts: list[float]) -> None:
+    cells = [PeerCell(gpu, f"g{gpu}", None, 55.0 * part) for gpu, part in enumerate(parts)]
+    assert fit(cells, HOST).outliers == ()

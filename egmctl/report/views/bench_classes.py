@@ -98,6 +98,10 @@ class _Class:
     measurements: Sequence[Measurement]
     verdict: ClassVerdict | None = None
 
+    def titled(self, name: str) -> str:
+        """Return a name of the class with the kinds of its GPUs, if the run has several kinds."""
+        return f"{name}, {self.verdict.gpus}" if self.verdict is not None and self.verdict.gpus else name
+
     @property
     def grade(self) -> Grade:
         return Grade.NO_REFERENCE if self.verdict is None else self.verdict.grade
@@ -133,7 +137,7 @@ def main_rates(report: RunReport) -> doc.Bars:
     classes = sorted(classes, key=lambda entry: order.index(entry.case))[:_MOST]
     classes.sort(key=lambda entry: entry.first.quantity is Quantity.LATENCY)
     frame = Frame.of(report)
-    bars = tuple(_bar(entry, _short_name(entry.first), frame) for entry in classes)
+    bars = tuple(_bar(entry, entry.titled(_short_name(entry.first)), frame) for entry in classes)
     return doc.Bars(caption="Measured and expected (GB/s; latencies in ns)", groups=(("", bars),))
 
 
@@ -243,7 +247,10 @@ def _table(classes: Sequence[_Class], frame: Frame) -> doc.Bars:
         groups=tuple(
             (
                 _heading(link, alike[0].first),
-                tuple(_bar(entry, plain_name(entry.first), frame, named(entry.case, entry.point)) for entry in alike),
+                tuple(
+                    _bar(entry, entry.titled(plain_name(entry.first)), frame, named(entry.case, entry.point))
+                    for entry in alike
+                ),
             )
             for link, alike in groups.items()
         ),
