@@ -29,7 +29,7 @@ from egmctl.model.profile import Profile
 from egmctl.model.route import unusable
 from egmctl.model.task import Axis
 from egmctl.selectors import select_gpus, select_numa
-from egmctl.units import MIB, parse_size
+from egmctl.units import MIB, parse_size, several
 from egmctl.verdict.explain import CAUSE_SECTIONS, sections, with_causes, with_ucx_notes
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import choose, load, load_all, match_profile
@@ -223,19 +223,25 @@ class Profiles:
     candidates: Sequence[Profile]
     named: bool = False
     """Whether the user named the only candidate. If not, the first that matches the machine is used."""
+    broken: tuple[str, ...] = ()
+    """A sentence for each profile of the user or the site that is invalid and therefore not used."""
 
 
 def load_profiles(name: str | None = None) -> Profiles:
     """Return the profile with this name or file, or all profiles: the user's, the site's and the shipped ones.
 
+    Of all profiles an invalid one is left out (:attr:`Profiles.broken`): it must not stop a run that it is not about.
+
     Raises
     ------
     UsageError
-        If no profile has the name, or a profile is invalid.
+        If no profile has the name, or the named profile is invalid.
     """
     if name is not None:
         return Profiles((load(name),), named=True)
-    return Profiles(tuple(profile for profile, _ in load_all()))
+    broken: list[str] = []
+    profiles = tuple(profile for profile, _ in load_all(lambda error: broken.append(str(error))))
+    return Profiles(profiles, broken=tuple(broken))
 
 
 def judge_run(
@@ -256,4 +262,6 @@ def judge_run(
         chosen = profiles.candidates[0]
         fits = match_profile(machine, chosen)
         reason = "asked for" if fits.fits else f"asked for, but of another kind: {fits.reason}"
+    if profiles.broken:
+        reason += f"; {several(len(profiles.broken), 'invalid profile')} not used"
     return replace(report, verdict=judge(report, chosen, profile_reason=reason, strict=strict))

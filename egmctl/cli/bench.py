@@ -41,7 +41,12 @@ class RunOptions(JournalOptions, JobOptions):
         """Return the profiles, or ``None`` for no verdict. Call it before measuring: a profile may be invalid."""
         from egmctl.api.bench import load_profiles
 
-        return None if self.no_verdict else load_profiles(self.profile)
+        if self.no_verdict:
+            return None
+        profiles = load_profiles(self.profile)
+        for problem in profiles.broken:
+            say(f"{problem}; continuing without it")
+        return profiles
 
 
 @takes_options(BENCH.formats)

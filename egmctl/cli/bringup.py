@@ -14,7 +14,7 @@ import typer
 from egmctl.api.options import TOPO_SECTIONS, NodeOptions
 from egmctl.cli.fabric import MpiOptions, answers_alone, job
 from egmctl.cli.options import ExitStyle, ExitStyleOption, MachineOption, read_machine, takes_options
-from egmctl.cli.output import OutputOptions, Outputs
+from egmctl.cli.output import OutputOptions, Outputs, say
 from egmctl.cli.progress import Shown, probing, show_progress
 from egmctl.cli.saved import JournalOptions, end_journal, open_journal
 from egmctl.errors import ChildNotStarted, NothingToDo, UsageError
@@ -168,6 +168,8 @@ def _measured(
     from egmctl.facts.collect import rereading
 
     profiles = load_profiles()
+    for problem in profiles.broken:
+        say(f"{problem}; continuing without it")
     plan = bench.plan(machine)
     with rereading() as reread:
         kept = open_journal(JournalOptions(), outputs, machine)

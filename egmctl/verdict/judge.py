@@ -63,7 +63,7 @@ def judge(report: RunReport, profile: Profile | None, *, profile_reason: str = "
     classes = tuple(
         _class_verdict(path_class, numbers, measurements, judged, profile) for path_class, numbers in members.items()
     )
-    warnings = (*_warnings(measurements), *_kernel_warnings(report))
+    warnings = (*_warnings(measurements), *_kernel_warnings(report), *_profile_warnings(measurements, profile))
     grade = worst_grade(verdict.grade for verdict in classes)
     if warnings and grade is not Grade.FAIL:
         grade = Grade.WARN
@@ -165,6 +165,16 @@ def _kernel_warnings(report: RunReport) -> Iterable[str]:
     for fault in kernel_faults(report.machines[0], report.kernel_messages.events):
         if fault.status is not Status.PASS:
             yield f"the kernel logged meanwhile: {fault.title}{fault.times}"
+
+
+def _profile_warnings(measurements: Sequence[Measurement], profile: Profile | None) -> Iterable[str]:
+    """Return a warning for each reference of a profile that expects more than the links carry: it judges nothing."""
+    excesses = []
+    for measurement in measurements if profile is not None else ():
+        reference = yardsticks.reference_for(measurement, profile)[0] if measurement.measured and profile else None
+        if reference is not None and (excess := yardsticks.more_than_it_carries(measurement, reference)) is not None:
+            excesses.append(f"the profile {profile.name if profile else ''} is wrong: {excess}")
+    return dict.fromkeys(excesses)
 
 
 def egm_reads(measurements: Sequence[Measurement]) -> EgmReads | None:

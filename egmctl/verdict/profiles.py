@@ -107,8 +107,15 @@ def gpu_kind(gpu: Gpu) -> str:
 
 # --- files -----------------------------------------------------------------------------------------------------------
 
-FILE_LIMIT = 1 << 20
-"""The maximum size of a profile's file in bytes; ``hgx-h200.toml`` has some 20 KiB."""
+FILE_LIMIT = 256 << 10
+"""The maximum size of a profile's file in bytes; the largest one that ships has 11 KiB."""
+LINE_LIMIT = 4096
+"""The maximum length of a line: TOML reads a key of many parts (``a.a.a``) in the square of their number."""
+LARGEST = 1e9
+"""The largest number of a reference: no path carries 1e9 GB/s, and no latency that is measured is a second."""
+FASTEST_NS = 50
+"""The least latency of a reference, in nanoseconds: a load that hits a GPU's L2 cache takes some 200 cycles, 100 ns at
+2 GHz (docs/hardware-notes.md has 834 ns for the memory of another GPU)."""
 
 SYSTEM_FOLDER = Path("/etc/egmctl/profiles")
 
@@ -220,6 +227,9 @@ def parse(text: str, path: Path) -> Profile:
     UsageError
         The text is not a valid profile, as for :func:`read`.
     """
+    for number, content in enumerate(text.splitlines(), 1):
+        if len(content) > LINE_LIMIT:
+            _refuse(path, number, f"longer than {LINE_LIMIT} characters, which no line of a profile is")
     try:
         document = read_toml(text)
     except (RecursionError, ValueError) as error:
@@ -247,6 +257,10 @@ def _faults(profile: Profile) -> Iterator[tuple[str, str]]:
     """Yield the key and the message of each error that the types of the fields do not rule out."""
     sources = [("match.source", profile.match.source)]
     sources += [(f"links[{index}].source", link.source) for index, link in enumerate(profile.links)]
+    for index, link in enumerate(profile.links):
+        for key, number in (("rate_gb_s", link.rate_gb_s), ("payload", link.payload), ("links", link.links)):
+            if not 0 < number <= LARGEST:
+                yield f"links[{index}].{key}", f"expected a number above 0 and at most {LARGEST:g}"
     paths: set[tuple[str, Point, str, int | None]] = set()
     for index, reference in enumerate(profile.references):
         sources.append((f"references[{index}].source", reference.source))
@@ -260,8 +274,10 @@ def _faults(profile: Profile) -> Iterator[tuple[str, str]]:
         if not any(values):
             yield f"references[{index}].case", "it has neither a typical value nor a bound"
         for key, value in zip(("fail", "warn", "typical"), values, strict=True):
-            if value is not None and not value > 0:
-                yield f"references[{index}].{key}", "expected a number above 0"
+            if value is not None and (problem := _number_fault(value, reference.unit)):
+                yield f"references[{index}].{key}", problem
+        if reference.run_to_run is not None and not 0 <= reference.run_to_run <= 1:
+            yield f"references[{index}].run_to_run", "expected a number from 0 to 1"
         sign = 1 if reference.unit is Unit.GB_S else -1
         order = [sign * value for value in values if value is not None]
         if order != sorted(order):
@@ -271,6 +287,15 @@ def _faults(profile: Profile) -> Iterator[tuple[str, str]]:
         if source not in profile.sources:
             known = ", ".join(profile.sources) or "none"
             yield source_key, f"{source!r} is none of the sources: {known}"
+
+
+def _number_fault(value: float, unit: Unit) -> str | None:
+    """Return what is wrong with a number of a reference; ``None`` if nothing is."""
+    if not 0 < value <= LARGEST:
+        return f"expected a number above 0 and at most {LARGEST:g}"
+    if unit is Unit.NS and value < FASTEST_NS:
+        return f"expected at least {FASTEST_NS} ns: no GPU reads memory faster"
+    return None
 
 
 def _unknown(document: Any, known: Any, path: str = "") -> Iterator[str]:

@@ -262,6 +262,8 @@ def against_profile(measurement: Measurement, value: float, profile: Profile | N
     reference, missing = reference_for(measurement, profile)
     if reference is None:
         return no_reference(Yardstick.PROFILE, value, missing)
+    if (excess := more_than_it_carries(measurement, reference)) is not None:
+        return no_reference(Yardstick.PROFILE, value, f"{profile.name} is wrong: {excess}")
     bounds = Bounds(reference.warn, reference.fail, latency=reference.unit is Unit.NS)
     grade, link = bounds.grade(value), class_of(measurement).link
     bound = {Grade.FAIL: reference.fail, Grade.WARN: reference.warn}.get(grade)
@@ -303,6 +305,20 @@ def reference_for(measurement: Measurement, profile: Profile) -> tuple[Reference
     if measurement.size_bytes < reference.least_bytes:
         return None, f"{profile.name} has it for buffers of {format_size(reference.least_bytes)} or more"
     return reference, ""
+
+
+def more_than_it_carries(measurement: Measurement, reference: Reference) -> str | None:
+    """Return the half sentence that a reference expects more than the links of a path carry; ``None`` if not.
+
+    Only the rate that the driver reports counts: a published rate of a memory is rounded, and a cache may exceed it.
+    """
+    limit = ceiling(measurement)
+    least = min((bound for bound in (reference.fail, reference.warn) if bound is not None), default=None)
+    if limit is None or not isinstance(limit.limit, Hop) or limit.limit.source is not None or least is None:
+        return None
+    if least <= MORE_THAN_IT_CARRIES * limit.gb_s:
+        return None
+    return f"it expects {least:.4g} GB/s of {reference.case}, and {limit.name} carries {limit.gb_s:.4g} GB/s"
 
 
 def cite(profile: Profile, reference: Reference) -> str:

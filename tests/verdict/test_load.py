@@ -12,12 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from egmctl.api.bench import judge_run, load_profiles
 from egmctl.data import profiles_dir, read_toml
 from egmctl.errors import UsageError
 from egmctl.model.profile import LinkFacts, Reference, Source, SourceKind, Unit
+from egmctl.model.verdict import Grade
+from egmctl.verdict.judge import judge
 from egmctl.verdict.learning import dump
 from egmctl.verdict.profiles import FILE_LIMIT, folders, load, load_all, parse
 from tests.conftest import ROOT
+from tests.verdict.runs import H200, WRITE, run
 
 SHIPPED = sorted(profiles_dir().glob("*.toml"))
 SCHEMA = json.loads((ROOT / "docs/schemas/profile.schema.json").read_text())
@@ -59,6 +63,8 @@ source = "us"
 LOCAL = 'case = "device_local_copy"\nlink = "local"'
 WRITE_OVER_NV18 = 'case = "device_to_device_memcpy_write_ce"\nlink = "NV18"'
 FAIL = "fail = 380.0\n"
+ONE_NANOSECOND = 'unit = "GB/s"\ntypical = 2000.0'
+FASTER = 'unit = "ns"\ntypical = 1.0'
 SITE = Path("site.toml")
 
 
@@ -109,7 +115,20 @@ def test_all_platforms_have_a_profile() -> None:
         ('kind = "measured"', 'kind = "guessed"', 13, "sources.us.kind: expected one of measured, published"),
         ("warn = 390.0", "wran = 390.0", 28, "references[1].wran: there is no such key"),
         ("warn = 390.0", 'warn = "390"', 28, "references[1].warn: expected a number, found '390'"),
-        ("warn = 390.0", "warn = -1.0", 28, "references[1].warn: expected a number above 0"),
+        ("warn = 390.0", "warn = -1.0", 28, "references[1].warn: expected a number above 0 and at most 1e+09"),
+        ("typical = 2000.0", "typical = 1e308", 20, "references[0].typical: expected a number above 0 and at most"),
+        ("typical = 2000.0", "typical = inf", 20, "references[0].typical: expected a number, found inf"),
+        ("typical = 2000.0", "typical = nan", 20, "references[0].typical: expected a number, found nan"),
+        (ONE_NANOSECOND, FASTER, 20, "references[0].typical: expected at least 50 ns: no GPU reads memory faster"),
+        ("warn = 390.0", "run_to_run = -1.0", 28, "references[1].run_to_run: expected a number from 0 to 1"),
+        (
+            "[sources.us]",
+            "[[links]]\nlinks = 18\nrate_gb_s = 1e300\npayload = 0.94\nlink = 'nvlink'\nsource = 'us'\n\n[sources.us]",
+            14,
+            "links[0].rate_gb_s: expected a number above 0",
+        ),
+        ("A node", "x" * 5000, 3, "longer than 4096 characters, which no line of a profile is"),
+        ("most_gpus = 8", f"most_gpus = 8\n{'.'.join('a' * 20_000)} = 1", 9, "longer than 4096 characters"),
         ("warn = 390.0", "warn = 397.0", 24, "references[1].case: the bounds have to be fail <= warn <= typical"),
         ("warn = 390.0", "warn = [", 29, "not TOML"),
         ("typical = 2000.0\n", "", 17, "references[0].case: it has neither a typical value nor a bound"),
@@ -188,7 +207,7 @@ def test_a_profile_that_there_is_none_of_names_those_that_are() -> None:
 
 
 texts = st.text(st.characters(codec="utf-8"), min_size=1)
-numbers = st.floats(1e-3, 1e9)
+numbers = st.floats(50, 1e9)
 
 
 @pytest.mark.long
@@ -227,3 +246,29 @@ def test_what_is_long_is_cut_in_the_sentence(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageError) as caught:
         load(str(path))
     assert len(str(caught.value)) < 400 + len(str(path))
+
+
+def test_a_broken_profile_stops_no_run_and_is_named() -> None:
+    folder = folders()[0]
+    folder.mkdir(parents=True)
+    (folder / "broken.toml").write_text("schema = 1")
+    profiles = load_profiles()
+    assert len(profiles.candidates) == len(SHIPPED)
+    assert [sentence.partition(", line")[0] for sentence in profiles.broken] == [f"profile {folder / 'broken.toml'}"]
+    judged = judge_run(run(WRITE), H200, profiles)
+    assert judged.verdict is not None
+    assert judged.verdict.profile == "hgx-h200"
+    assert judged.verdict.profile_reason.endswith("; 1 invalid profile not used")
+
+
+def test_a_profile_that_expects_more_than_the_link_carries_is_blamed_itself_and_not_the_node() -> None:
+    references = [
+        replace(each, typical=None, warn=None, fail=900.0) if each.case == WRITE else each
+        for each in load("hgx-h200").references
+    ]
+    verdict = judge(run(WRITE), replace(load("hgx-h200"), references=tuple(references)))
+    assert verdict.grade is Grade.WARN
+    assert verdict.warnings == (
+        f"the profile hgx-h200 is wrong: it expects 900 GB/s of {WRITE}, and NV18 carries 450 GB/s",
+    )
+    assert {each.by_profile for each in verdict.classes} == {Grade.NO_REFERENCE}
