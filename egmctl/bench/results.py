@@ -16,7 +16,18 @@ from egmctl.gpu.context import ImpossibleTime
 from egmctl.gpu.pattern import WORD_BYTES, Difference
 from egmctl.gpu.program import NoKernels
 from egmctl.model.finding import WaiverKind
-from egmctl.model.measurement import BROKEN, Measurement, Mismatch, Sample, Stage, Status, Summary, finish, waived
+from egmctl.model.measurement import (
+    BROKEN,
+    Attempt,
+    Measurement,
+    Mismatch,
+    Sample,
+    Stage,
+    Status,
+    Summary,
+    finish,
+    waived,
+)
 from egmctl.model.task import Task
 from egmctl.units import GB, several
 
@@ -182,15 +193,28 @@ _STEADINESS = {Status.CORRUPT: 0, Status.OK: 1, Status.UNSTABLE: 2}
 
 
 def of_both(before: Measurement | None, now: Measurement) -> Measurement:
-    """Return the result to keep after a task was measured, given the result before that, if any."""
-    if before is not None and before.status in BROKEN:
+    """Return the result to keep after a task was measured, given the result before that, if any.
+
+    The samples of the attempt that is not kept stay in ``other_attempts``: a path that was slow in one attempt of four
+    must not look as if it never was.
+    """
+    if before is None:
+        return now
+    if before.status in BROKEN:
         # A failure stays, whatever the reason for the repetition: other tasks of the step may have been unstable.
         kept = now if now.graver_than(before) else before
-        return replace(kept, attempts=before.attempts + 1)
-    if before is not None and before.status is Status.UNSTABLE and now.status in _STEADINESS:
-        better = min(before, now, key=lambda m: _STEADINESS[m.status])
-        return replace(better, attempts=before.attempts + 1)
-    return now
+    elif now.status not in _STEADINESS:
+        kept = now
+    elif before.concurrent != now.concurrent:
+        # Measured again alone, since it was slower among others: the first numbers answer another question.
+        return now
+    else:
+        kept = min(before, now, key=lambda measurement: _STEADINESS[measurement.status])
+    other = before if kept is now else now
+    attempts = before.other_attempts
+    if other.samples:
+        attempts += (Attempt(status=other.status, reason=other.reason, samples=other.samples),)
+    return replace(kept, attempts=before.attempts + 1, other_attempts=attempts)
 
 
 def with_proof(among: Measurement, proof: Measurement) -> tuple[Measurement, float | None]:

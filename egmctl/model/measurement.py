@@ -321,6 +321,15 @@ class Mismatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """The samples of an attempt whose result is not the one that was kept."""
+
+    status: Status
+    reason: Plain | None = None
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement(Task):
     """A task and its result."""
 
@@ -352,6 +361,8 @@ class Measurement(Task):
     """The median of the same quantity with nothing else running, which proves that concurrency does not change it."""
     attempts: int = 1
     """The number of attempts: more than one if samples varied too much, and in a soak."""
+    other_attempts: tuple[Attempt, ...] = ()
+    """The attempts beside the one whose result is this measurement's, in order. A soak keeps all samples together."""
     slowest_at_s: float | None = None
     """In a soak, the time of the worst sample, or of the latest pass that broke, in seconds since the soak began."""
     costs: tuple[BufferCost, ...] = ()
