@@ -33,6 +33,7 @@ from egmctl.units import MIB, parse_size, several
 from egmctl.verdict.explain import CAUSE_SECTIONS, sections, with_causes, with_ucx_notes
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import choose, load, load_all, match_profile
+from egmctl.verdict.trust import doubts
 
 DEFAULT_SIZE_BYTES = 512 * MIB
 
@@ -264,4 +265,5 @@ def judge_run(
         reason = "asked for" if fits.fits else f"asked for, but of another kind: {fits.reason}"
     if profiles.broken:
         reason += f"; {several(len(profiles.broken), 'invalid profile')} not used"
-    return replace(report, verdict=judge(report, chosen, profile_reason=reason, strict=strict))
+    judged = replace(report, verdict=judge(report, chosen, profile_reason=reason, strict=strict))
+    return replace(judged, doubts=doubts(judged))

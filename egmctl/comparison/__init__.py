@@ -250,12 +250,14 @@ def _check_result(findings: Sequence[Finding]) -> _CheckResult:
 def _causes_of_worse(
     names: Sequence[str], runs: Sequence[RunReport], differences: Sequence[PathDifference]
 ) -> tuple[ComparisonCause, ...]:
-    """Return the causes of the paths that are worse; for each node, those that explain most first.
+    """Return the causes of the paths that are slower; for each node, those that explain most first.
+
+    A path that is slower while others used its GPUs is no worse than before, and yet has that cause.
 
     A cause that the first of two runs also has, or that more than half of several nodes have, is left out.
     """
     # The causes of the same paths are found in every run: a cause that the reference also has explains no difference.
-    worse = {index: path for index, path in enumerate(differences) if path.outcome is Outcome.WORSE}
+    worse = {index: path for index, path in enumerate(differences) if path.outcome is Outcome.WORSE or path.is_slower}
     if not worse:
         return ()
     labels = {path.path for path in worse.values()}

@@ -11,6 +11,7 @@ from statistics import mode
 from typing import NamedTuple
 
 from egmctl.model.comparison import Affected, Outcome, PathDifference
+from egmctl.model.doubt import Effect
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import BROKEN, Measurement, RunReport, Status, Summary
 from egmctl.model.profile import Profile
@@ -19,6 +20,7 @@ from egmctl.model.task import CPU_ENGINES, UCX_ENGINES, Endpoint, Quantity
 from egmctl.saved import Saved
 from egmctl.units import grouped, natural
 from egmctl.verdict.profiles import choose, load_all, match_profile
+from egmctl.verdict.trust import Use, doubts, unbelieved
 from egmctl.verdict.yardsticks import JUDGED_FROM_BYTES, is_by_host, reference_for
 
 Alike = tuple[str, str, str, int]
@@ -54,6 +56,15 @@ class MeasuredPath:
     """Whether the host memory of its routes is EGM; empty if there is no host memory."""
     status: Status | None
     """The status of the measurement; ``None`` if the run lacks the path."""
+    forbidden: frozenset[Use] = frozenset()
+    """The uses of the value that doubts forbid (:mod:`egmctl.verdict.trust`)."""
+    faulty: str = ""
+    """The doubt that proves a fault of the path though its median is good; empty without one."""
+
+    @property
+    def believed(self) -> bool:
+        """Whether the value may be compared at all."""
+        return not self.forbidden >= {Use.COMPARE_WORSE, Use.COMPARE_BETTER}
 
     @property
     def path_class(self) -> Alike:
@@ -95,7 +106,19 @@ def points(run: RunReport, names: GpuNames, number: int) -> dict[Key, MeasuredPa
     """Return the paths of a run by key; ``number`` is the index of its file."""
     by_key: dict[Key, MeasuredPath] = {}
     owner = _owners(run, names, number)
-    for point in (point for measurement in run.measurements for point in _points(measurement)):
+    run_doubts = doubts(run)
+    forbidden = {use: unbelieved(run_doubts, use) for use in Use}
+    faults = {doubt.measurement: doubt.reason.value for doubt in run_doubts if doubt.effect is Effect.FAIL}
+    all_points = (
+        replace(
+            point,
+            forbidden=frozenset(use for use, numbers in forbidden.items() if index in numbers),
+            faulty=faults.get(index, ""),
+        )
+        for index, measurement in enumerate(run.measurements)
+        for point in _points(measurement)
+    )
+    for point in all_points:
         key = _key(point, names, number, owner)
         while key in by_key:
             key = key._replace(occurrence=key.occurrence + 1)
@@ -400,7 +423,17 @@ def _outcome(
         egm = [" and ".join(sorted(point.egm)) for point in (after, before)]
         notes += [f"EGM: {', not '.join(egm)}"] if after.egm != before.egm else []
         slower = after.slower(old)
+        if not (before.believed and after.believed):
+            doubted = [node for point, node in zip((before, after), nodes, strict=True) if not point.believed]
+            return Outcome.DIFFERENT, "; ".join([f"not believed in {' and '.join(doubted)}", *notes])
+        if before.faulty != after.faulty and not (before.faulty and after.faulty):
+            notes.append(f"{before.faulty or after.faulty} in {nodes[0] if before.faulty else nodes[1]}")
+            return Outcome.WORSE if after.faulty else Outcome.BETTER, "; ".join(notes)
         if abs(slower) > bound:
+            slow, fast = (after, before) if slower > 0 else (before, after)
+            if Use.COMPARE_WORSE in slow.forbidden or Use.COMPARE_BETTER in fast.forbidden:
+                node = nodes[1] if (slow is after) is (Use.COMPARE_WORSE in slow.forbidden) else nodes[0]
+                return Outcome.DIFFERENT, "; ".join([*notes, f"a doubt in {node} forbids more"])
             return Outcome.WORSE if slower > 0 else Outcome.BETTER, "; ".join(notes)
         same = (before.status, before.links, before.egm) == (after.status, after.links, after.egm)
         return (Outcome.SAME, "") if same else (Outcome.DIFFERENT, "; ".join(notes))
@@ -438,7 +471,7 @@ def _usual(runs: Sequence[Points]) -> Points:
     usual: dict[Key, MeasuredPath] = {}
     for key in sorted({key for points in runs for key in points}):
         known = [points[key] for points in runs if key in points]
-        values = [point.value for point in known if point.value is not None]
+        values = [point.value for point in known if point.value is not None and point.believed]
         if len(values) > 1 and 2 * len(values) >= len(runs):
             usual[key] = replace(
                 known[0],

@@ -91,6 +91,11 @@ class PathDifference:
             return None
         return -self.change if self.unit == "GB/s" else self.change
 
+    @property
+    def is_slower(self) -> bool:
+        """Whether the path is slower by more than the bound, whatever that is called."""
+        return self.slower is not None and self.slower > self.bound
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Affected:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
+from egmctl.model.doubt import Doubt
 from egmctl.model.finding import RunCause, Waiver, WaiverKind
 from egmctl.model.finding import Status as Found
 from egmctl.model.kernel_log import KernelMessages
@@ -479,6 +480,8 @@ class RunReport(Shown):
     measurements: tuple[Measurement, ...]
     verdict: RunVerdict | None = None
     """The verdict; ``None`` if the run was not judged."""
+    doubts: tuple[Doubt, ...] = ()
+    """The reasons not to believe measurements, or not all of them (:mod:`egmctl.verdict.trust`)."""
     causes: tuple[RunCause, ...] = ()
     """The causes of slow, broken or waived measurements, the most severe first."""
     host_load: HostLoad | None = None
@@ -518,6 +521,7 @@ class RunReport(Shown):
             numbers += [("verdict", number) for each in verdict.classes for number in each.measurements]
             numbers += [("verdict.owners", number) for owner in verdict.owners for number in owner.measurements]
         numbers += [(f"causes[{place}]", n) for place, cause in enumerate(self.causes) for n in cause.explains]
+        numbers += [(f"doubts[{place}]", doubt.measurement) for place, doubt in enumerate(self.doubts)]
         count = len(self.measurements)
         outside = ((where, number) for where, number in numbers if not 0 <= number < count)
         return next((f"result.{where}: there is no measurement {n} of {count}" for where, n in outside), None)

@@ -15,7 +15,6 @@ from egmctl.bench.plan.make import SECTIONS
 from egmctl.bench.plan.paths import gpu_obstacle
 from egmctl.doctor.causes import explains
 from egmctl.doctor.check import Scope
-from egmctl.doctor.checks.gpu import SLOWDOWNS
 from egmctl.doctor.effects_on_paths import Node, Symptom, Trouble, numa_nodes
 from egmctl.doctor.findings import fact, noted, todo, warned
 from egmctl.model.finding import (
@@ -44,6 +43,7 @@ from egmctl.model.verdict import BAD_GRADES, Grade, Judgement
 from egmctl.topology.access import nvml_failure
 from egmctl.topology.links import device_link
 from egmctl.units import format_kernel_list, format_size, grouped, shortened
+from egmctl.verdict.trust import host_busy, slowdowns
 from egmctl.verdict.yardsticks import is_degraded, is_lost, value_of
 
 CAUSE_SECTIONS = ("switches", "confinement", "system")
@@ -258,11 +258,6 @@ IN_USE, UNUSABLE, HIDDEN = "bench.gpu-in-use", "bench.gpu-unusable", "bench.gpu-
 """Check ids of findings on GPUs that are in use by others, that cannot be used, or that CUDA_VISIBLE_DEVICES hides."""
 OTHERS, THROTTLED, OTHER_LINK = "bench.other-processes", "bench.throttled", "bench.other-link"
 HOST_BUSY, WEAK_MEMORY = "bench.host-busy", "bench.weak-memory"
-_BUSY_CPUS, _BUSY_PART = 4, 0.1
-"""The thresholds of a busy host: other processes use at least this many CPUs (on a small host half of them) and this
-part of all CPUs. Chosen: an idle host stays below one CPU; four CPUs that copy use a fifth of a socket's memory
-bandwidth."""
-
 _LIMITED_BY_MEMORY = 0.75
 """Paths below this part of what a node's own CPUs reach are slow for another reason. Chosen: copies to the CPU of a
 healthy GH200 480GB reach 295 GB/s (its profile), 0.85 of the 348 of its CPUs (:func:`egmctl.facts.host.cpus_of`)."""
@@ -353,9 +348,7 @@ def _weak_memory(report: RunReport) -> Iterator[tuple[Finding, set[int]]]:
 
 def _host_busy(load: HostLoad | None) -> Finding | None:
     """Return the finding that other processes kept the host's CPUs, and so its memory, busy; ``None`` otherwise."""
-    if load is None or load.wall_s <= 0:
-        return None
-    if load.others_cpu_s / load.wall_s < max(min(_BUSY_CPUS, load.cpus / 2), _BUSY_PART * load.cpus):
+    if load is None or not host_busy(load):
         return None
     cpu_s, average = load.others_cpu_s, load.load_average
     return warned(
@@ -407,7 +400,7 @@ def gpu_sentence(check: str, gpu: GpuEvidence) -> str | None:
     if check == OTHERS:
         pids = shortened(gpu.other_processes or (), PIDS_SHOWN)
         return f"in use by process {pids} while measured" if pids else None
-    slow = [SLOWDOWNS[reason] for reason in gpu.throttle_reasons or () if reason in SLOWDOWNS]
+    slow = slowdowns(gpu)
     return f"clocks throttled while measured: {'; '.join(slow)}" if slow else None
 
 

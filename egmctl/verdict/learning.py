@@ -17,6 +17,7 @@ from egmctl.model.task import Pattern, Point
 from egmctl.topology.platform import C2c, c2c, platform
 from egmctl.units import several
 from egmctl.verdict.profiles import gpu_kind, nvlinks_between
+from egmctl.verdict.trust import Use, doubts, unbelieved
 from egmctl.verdict.yardsticks import JUDGED_FROM_BYTES, class_of, not_judged, unit_of, value_of
 
 
@@ -33,8 +34,8 @@ class Run:
 def learn(runs: Sequence[Run], name: str, date: str) -> Profile:
     """Return a profile of what the runs measured.
 
-    Only measurements with status ``ok`` count, if they are judged at all and no other process used their GPUs. A sweep
-    counts with its largest size.
+    Only measurements with status ``ok`` count, if they are judged at all and nothing casts a doubt on them that forbids
+    it (:mod:`egmctl.verdict.trust`). A sweep counts with its largest size.
 
     Parameters
     ----------
@@ -62,8 +63,9 @@ def learn(runs: Sequence[Run], name: str, date: str) -> Profile:
         largest: dict[tuple[str, Point], int] = {}
         for m in run.report.measurements:
             largest[m.case, m.point.unsized] = max(m.size_bytes, largest.get((m.case, m.point.unsized), 0))
-        for m in run.report.measurements:
-            if m.size_bytes == largest[m.case, m.point.unsized]:
+        doubted = unbelieved(doubts(run.report), Use.LEARN)
+        for number, m in enumerate(run.report.measurements):
+            if m.size_bytes == largest[m.case, m.point.unsized] and number not in doubted:
                 _add(learnt, run.node, m)
     if not learnt:
         raise UsageError("the runs hold nothing to learn from: no measurement is ok, large enough and from idle GPUs")
@@ -137,8 +139,7 @@ class _Learnt:
 
 def _add(learnt: dict[_Class, _Learnt], node: str, measurement: Measurement) -> None:
     value = value_of(measurement)
-    used_by_others = measurement.evidence is not None and any(gpu.other_processes for gpu in measurement.evidence.gpus)
-    if value is None or measurement.status is not Status.OK or not_judged(measurement) or used_by_others:
+    if value is None or measurement.status is not Status.OK or not_judged(measurement):
         return
     path_class = class_of(measurement)
     flows = None if measurement.pattern in _ALONE else len(measurement.flows)

@@ -22,10 +22,16 @@ Change = Callable[[Measurement], Measurement]
 
 @functools.lru_cache(maxsize=64)
 def run(machine: str = "hgx-h200x4", *, seed: int = 0, spread: float = REAL_SPREAD) -> RunReport:
-    """Return a run whose paths have 400 GB/s with noise."""
+    """Return a run whose paths have 250 GB/s between GPUs and 40 GB/s to the host, with noise."""
     noise = random.Random(seed)  # noqa: S311
     report = measured_report(machine)
-    return changed(report, lambda m: reaching(m, 400 * noise.gauss(1, spread)))
+    return changed(report, lambda m: reaching(m, _usual(m) * noise.gauss(1, spread)))
+
+
+def _usual(measurement: Measurement) -> float:
+    """Return a bandwidth in GB/s that NVLink, or PCIe 5.0, carries."""
+    ends = (end for flow in measurement.flows for end in (flow.source, flow.destination))
+    return 250 if all(end.bus_id is not None for end in ends) else 40
 
 
 def saved(name: str, result: RunReport) -> Saved:
