@@ -281,18 +281,18 @@ _FEW = 3
 def affected(
     differences: Sequence[PathDifference], measured: Mapping[str, Mapping[Key, MeasuredPath]]
 ) -> tuple[Affected, ...]:
-    """Return a summary of what is worse or better on each node, worse first.
+    """Return a summary of what is worse, better, or slower for a reason that excuses it on each node, worse first.
 
     Parameters
     ----------
     measured
         All paths of each node.
     """
-    gravity = [Outcome.WORSE, Outcome.BETTER]
+    gravity = [Outcome.WORSE, Outcome.BETTER, Outcome.DIFFERENT]
     by_class = grouped(
         ((path.node, path.outcome, (path.name, path.stage, path.link, path.size_bytes)), (index, path))
         for index, path in enumerate(differences)
-        if path.outcome in gravity
+        if path.outcome in (Outcome.WORSE, Outcome.BETTER) or path.is_slower
     )
 
     def ends(node: str, path_class: Alike) -> list[tuple[str, str]]:
@@ -351,7 +351,9 @@ def _locations(
 
 def touched(differences: Sequence[PathDifference]) -> tuple[str, ...]:
     """Return a few ends such that each worse path has one of them; empty if that takes more than a few, or all ends."""
-    worse = [path for path in differences if path.outcome is Outcome.WORSE and path.change is not None]
+    worse = [
+        path for path in differences if path.change is not None and (path.outcome is Outcome.WORSE or path.is_slower)
+    ]
     labels = {label for path in differences for label in (path.source, path.destination)}
     left, selected = [{path.source, path.destination} for path in worse], list[str]()
     while left and len(selected) < _FEW:

@@ -94,7 +94,7 @@ class PathDifference:
     @property
     def is_slower(self) -> bool:
         """Whether the path is slower by more than the bound, whatever that is called."""
-        return self.slower is not None and self.slower > self.bound
+        return self.slower is not None and self.bound is not None and self.slower > self.bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

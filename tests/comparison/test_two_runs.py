@@ -69,7 +69,7 @@ def test_a_slow_path_is_named_with_both_medians() -> None:
     assert comparison.exit_code is ExitCode.FAILED
     text = text_of(comparison, verbose=1)
     assert re.search(
-        rf"{CASE}, 512 MiB over NV18 \(GB/s\)\n  GPU1 -> GPU2  4[0-9.]+ -> 3[0-9.]+  +-20.1 %  worse\n", text
+        rf"{CASE}, 512 MiB over NV18 \(GB/s\)\n  GPU1 -> GPU2  2[0-9.]+ -> (1|2)[0-9.]+  +-20.1 %  worse\n", text
     )
     assert f"{comparison.compared - 1} paths unchanged: within 5 % or 3x run-to-run noise\n" in text
 
@@ -231,7 +231,7 @@ def test_gpus_are_matched_by_bus_id_though_their_indices_have_changed() -> None:
     kept = [
         relabel(m) for m in report.measurements if lost not in (m.flows[0].source.bus_id, m.flows[0].destination.bus_id)
     ]
-    slow = [reaching(m, 300) if m.path == "GPU0 -> GPU1" else m for m in kept]
+    slow = [reaching(m, 200) if m.path == "GPU0 -> GPU1" else m for m in kept]
     gpus = tuple(replace(gpu, index=gpu.index - 1, label=f"GPU{gpu.index - 1}") for gpu in report.gpus[1:])
     comparison = two(report, replace(report, gpus=gpus, measurements=tuple(slow)))
     assert {diff.path for diff in comparison.paths if diff.outcome is Outcome.WORSE} == {"GPU0 -> GPU1"}
