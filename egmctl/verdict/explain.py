@@ -17,6 +17,7 @@ from egmctl.doctor.causes import explains
 from egmctl.doctor.check import Scope
 from egmctl.doctor.effects_on_paths import Node, Symptom, Trouble, numa_nodes
 from egmctl.doctor.findings import fact, noted, todo, warned
+from egmctl.model.doubt import DoubtReason, Effect
 from egmctl.model.finding import (
     OF_GPUS,
     TOLD,
@@ -35,7 +36,7 @@ from egmctl.model.finding import (
 )
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import BROKEN, GpuEvidence, HostLoad, LinkProof, Measurement, RunReport
+from egmctl.model.measurement import BROKEN, GpuEvidence, HostLoad, Measurement, RunReport
 from egmctl.model.measurement import Status as MeasurementStatus
 from egmctl.model.route import Carrier, LinkKind, MemoryKind, Route, UcxRoute, node_names
 from egmctl.model.task import UCX_ENGINES, Engine, Quantity
@@ -43,7 +44,7 @@ from egmctl.model.verdict import BAD_GRADES, Grade, Judgement
 from egmctl.topology.access import nvml_failure
 from egmctl.topology.links import device_link
 from egmctl.units import format_kernel_list, format_size, grouped, shortened
-from egmctl.verdict.trust import host_busy, slowdowns
+from egmctl.verdict.trust import doubts, host_busy, slowdowns
 from egmctl.verdict.yardsticks import is_degraded, is_lost, value_of
 
 CAUSE_SECTIONS = ("switches", "confinement", "system")
@@ -74,6 +75,13 @@ class Shortfalls:
         return self.failing | self.lost
 
 
+_SYMPTOMS = (
+    *(DoubtReason.UNSTABLE, DoubtReason.WORST_SAMPLE, DoubtReason.ATTEMPTS_DIFFER),
+    *(DoubtReason.PLACEMENT, DoubtReason.ROUTE, DoubtReason.TOO_FAST),
+)
+"""The doubts that show that something is wrong with the path, and so need an explanation."""
+
+
 def shortfalls(run: RunReport) -> Shortfalls:
     """Return the measurements of a run that need an explanation. In an interrupted run, waived ones do not."""
     numbered = list(enumerate(run.measurements))
@@ -84,6 +92,11 @@ def shortfalls(run: RunReport) -> Shortfalls:
         grades = {judgement.grade for judgement in judged.judgements}
         failing |= {judged.measurement} if Grade.FAIL in grades else set()
         warned |= {judged.measurement} if Grade.WARN in grades else set()
+    for doubt in doubts(run):
+        if doubt.effect is Effect.FAIL:
+            failing.add(doubt.measurement)
+        elif doubt.reason in _SYMPTOMS:
+            warned.add(doubt.measurement)
     waived = frozenset(number for number, m in numbered if m.missed_path and not run.interrupted)
     return Shortfalls(frozenset(failing), frozenset(warned - failing), waived, lost)
 
@@ -129,8 +142,12 @@ def with_causes(
 def cause_of(
     finding: Finding, numbers: Collection[int], short: Shortfalls, node: str = "", asked: str = ""
 ) -> RunCause:
-    """Return a cause of measurements; it is a failure if it broke one of them or if the user ``asked`` for its GPUs."""
-    status = Status.FAIL if asked or short.broken.intersection(numbers) else finding.status
+    """Return a cause of measurements; it is a failure if it broke one of them or if the user ``asked`` for its GPUs.
+
+    A cause that excuses slow paths never is one: nobody knows how fast they are without it.
+    """
+    broke = bool(short.broken.intersection(numbers)) and finding.check not in EXCUSES
+    status = Status.FAIL if asked or broke else finding.status
     return RunCause(status=status, finding=finding, node=node, asked=asked, explains=tuple(sorted(numbers)))
 
 
@@ -258,6 +275,9 @@ IN_USE, UNUSABLE, HIDDEN = "bench.gpu-in-use", "bench.gpu-unusable", "bench.gpu-
 """Check ids of findings on GPUs that are in use by others, that cannot be used, or that CUDA_VISIBLE_DEVICES hides."""
 OTHERS, THROTTLED, OTHER_LINK = "bench.other-processes", "bench.throttled", "bench.other-link"
 HOST_BUSY, WEAK_MEMORY = "bench.host-busy", "bench.weak-memory"
+OTHER_NODE = "bench.other-node"
+EXCUSES = (OTHERS, HOST_BUSY)
+"""The causes under which a slow path proves nothing (:class:`egmctl.model.doubt.Effect`, ``low``)."""
 _LIMITED_BY_MEMORY = 0.75
 """Paths below this part of what a node's own CPUs reach are slow for another reason. Chosen: copies to the CPU of a
 healthy GH200 480GB reach 295 GB/s (its profile), 0.85 of the 348 of its CPUs (:func:`egmctl.facts.host.cpus_of`)."""
@@ -308,16 +328,20 @@ def during(report: RunReport) -> Iterator[tuple[Finding, set[int]]]:
         yield finding, {number for number, m in enumerate(report.measurements) if all(map(numa_nodes, m.flows))}
     else:
         yield from _weak_memory(report)
-    rerouted: dict[str, set[int]] = defaultdict(set)
-    for number, measurement in enumerate(report.measurements):
-        route = measurement.evidence.route if measurement.evidence is not None else None
-        if route is not None and route.verdict is LinkProof.REFUTED:
-            rerouted[route.link].add(number)
-    for link, numbers in rerouted.items():
+    by_reason = grouped((doubt.reason, doubt) for doubt in doubts(report))
+    displaced = by_reason.get(DoubtReason.PLACEMENT, [])
+    for detail, numbers in grouped((doubt.detail, doubt.measurement) for doubt in displaced).items():
+        remedy = todo(
+            "See what places memory elsewhere: cpusets, memory policies, and the node's free memory.", "numastat -m"
+        )
+        finding = warned("memory is not on the NUMA node that was asked for", remedy, check=OTHER_NODE)
+        yield replace(finding, evidence=(fact("placement", detail),)), set(numbers)
+    rerouted = by_reason.get(DoubtReason.ROUTE, [])
+    for link, numbers in grouped((doubt.detail, doubt.measurement) for doubt in rerouted).items():
         remedy = todo("See which links are up, and what keeps peers apart, with 'egmctl doctor'.")
         summary = f"the bytes did not go over {link}, by the counters of the links"
         finding = warned(summary, remedy, check=OTHER_LINK)
-        yield finding, numbers
+        yield finding, set(numbers)
 
 
 def _weak_memory(report: RunReport) -> Iterator[tuple[Finding, set[int]]]:

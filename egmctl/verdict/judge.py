@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
 from egmctl.doctor.kernel_faults import kernel_faults
+from egmctl.model.doubt import DoubtReason
 from egmctl.model.finding import Status
 from egmctl.model.measurement import BROKEN, COUNTED_AT_LEAST, STRAY_AT_MOST, LinkProof, Measurement, RunReport, counted
 from egmctl.model.profile import Profile, Unit
@@ -30,6 +31,7 @@ from egmctl.model.verdict import (
 )
 from egmctl.units import several
 from egmctl.verdict import yardsticks
+from egmctl.verdict.trust import of_other_paths
 
 
 def judge(report: RunReport, profile: Profile | None, *, profile_reason: str = "", strict: bool = False) -> RunVerdict:
@@ -52,14 +54,19 @@ def judge(report: RunReport, profile: Profile | None, *, profile_reason: str = "
         if (values[number] is not None and measurement.point.sms is None) or measurement.status in BROKEN:
             # A point of a series by the number of SMs has no reference: it counts only if it broke.
             members.setdefault(yardsticks.class_of(measurement, kinds), []).append(number)
+    other_paths = of_other_paths(measurements)
     culprits: list[Culprit] = []
     judged: dict[int, Judged] = {}
     for path_class, numbers in members.items():
         of_class = {number: value for number in numbers if (value := values[number]) is not None}
-        peers, class_culprits = yardsticks.against_peers(report, path_class.name, of_class)
+        believed = {number: value for number, value in of_class.items() if number not in other_paths}
+        peers, class_culprits = yardsticks.against_peers(report, path_class.name, believed)
         culprits += class_culprits
         for number, value in of_class.items():
-            judged[number] = _judged(number, measurements[number], value, profile, peers[number])
+            if number in other_paths:
+                judged[number] = _not_believed(number, value, other_paths[number])
+            else:
+                judged[number] = _judged(number, measurements[number], value, profile, peers[number])
     classes = tuple(
         _class_verdict(path_class, numbers, measurements, judged, profile) for path_class, numbers in members.items()
     )
@@ -79,6 +86,21 @@ def judge(report: RunReport, profile: Profile | None, *, profile_reason: str = "
         egm=egm_reads(measurements),
         strict=strict,
     )
+
+
+_NOT_BELIEVED = {
+    DoubtReason.PLACEMENT: "not believed: the memory is on another NUMA node",
+    DoubtReason.ROUTE: "not believed: the counters refute the route",
+    DoubtReason.TOO_FAST: "not believed: faster than the link",
+    DoubtReason.DEGRADED: "its EGM route is blocked: what is left has no reference",
+}
+
+
+def _not_believed(number: int, value: float, reason: DoubtReason) -> Judged:
+    """Return the judgements of a number that is not that of its path: none."""
+    words = _NOT_BELIEVED[reason]
+    judgements = tuple(yardsticks.no_reference(yardstick, value, words) for yardstick in Yardstick)
+    return Judged(measurement=number, judgements=judgements)
 
 
 def _judged(number: int, measurement: Measurement, value: float, profile: Profile | None, peers: Judgement) -> Judged:

@@ -48,6 +48,21 @@ def doubts(report: RunReport) -> tuple[Doubt, ...]:
     return tuple(result)
 
 
+def of_other_paths(measurements: Sequence[Measurement]) -> Mapping[int, DoubtReason]:
+    """Return the measurements whose number is not that of their path, by index, with the reason.
+
+    Such a number neither passes nor condemns, and is no measure for others.
+    """
+    return {
+        doubt.measurement: doubt.reason
+        for number, measurement in enumerate(measurements)
+        if measurement.measured
+        for rule in _OF_PATHS
+        for doubt in rule(number, measurement)
+        if doubt.effect in (Effect.FAIL, Effect.VOID)
+    }
+
+
 class Use(StrEnum):
     """The uses of a measurement."""
 
@@ -279,4 +294,5 @@ def _fail_bounds(report: RunReport) -> dict[int, tuple[Judgement, ...]]:
 
 
 _Rule = Callable[[int, Measurement], Iterable[Doubt]]
-_RULES: tuple[_Rule, ...] = (_of_place, _of_route, _of_rate, _of_attempts, _of_gpus, _of_method)
+_OF_PATHS: tuple[_Rule, ...] = (_of_place, _of_route, _of_rate)
+_RULES: tuple[_Rule, ...] = (*_OF_PATHS, _of_attempts, _of_gpus, _of_method)

@@ -1,0 +1,241 @@
+"""Which measurements of a run are believed: each reason to doubt one, its effect, and what it forbids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from egmctl.bench.results import of_both, status_of, summarize
+from egmctl.model.codec import from_json
+from egmctl.model.doubt import Doubt, DoubtReason, Effect
+from egmctl.model.measurement import (
+    Evidence,
+    GpuEvidence,
+    HostLoad,
+    LinkEvidence,
+    LinkProof,
+    Measurement,
+    Placement,
+    RunReport,
+    Sample,
+    Verification,
+)
+from egmctl.model.route import LinkKind
+from egmctl.model.verdict import Grade
+from egmctl.verdict.judge import judge
+from egmctl.verdict.learning import Run, learn
+from egmctl.verdict.profiles import load
+from egmctl.verdict.trust import Use, doubts, unbelieved, with_effect
+from tests.doctor.machines import shipped
+from tests.verdict.runs import H2D, H200, LATENCY, LOCAL, USUAL, WRITE, run
+
+PROFILE = load("hgx-h200")
+PATH = "GPU0 -> GPU1"
+FLAPS = (112.0, 396.0, 396.0)
+Change = Callable[[Measurement], Measurement]
+
+
+def sampled(measurement: Measurement, *values: float) -> Measurement:
+    """Return a measurement with these samples, in GB/s, and the status that they give it."""
+    samples = tuple(Sample(bandwidth_gb_s=value, flows_gb_s=(value,), elapsed_ms=8, wall_ms=9) for value in values)
+    summary = summarize(values)
+    status, reason = status_of(summary)
+    return replace(
+        measurement,
+        status=status,
+        reason=reason,
+        samples=samples,
+        bandwidth_gb_s=summary,
+        flows_gb_s=(summary,),
+        verification=Verification.GPU_EVERY_SAMPLE,
+        gating="kernel",
+    )
+
+
+def attempted(measurement: Measurement, attempts: Sequence[Sequence[float]]) -> Measurement:
+    """Return what is kept of several attempts at a measurement."""
+    kept: Measurement | None = None
+    for values in attempts:
+        kept = of_both(kept, sampled(measurement, *values))
+    assert kept is not None
+    return kept
+
+
+def judged(report: RunReport) -> RunReport:
+    return replace(report, verdict=judge(report, PROFILE))
+
+
+def with_change(change: Change, path: str = PATH, *cases: str) -> RunReport:
+    """Return a judged run of which one path is changed; all others are steady."""
+    made = run(*(cases or (WRITE,)))
+    steady = (sampled(m, *3 * (USUAL[m.case],)) for m in made.measurements)
+    return judged(replace(made, measurements=tuple(change(m) if m.path == path else m for m in steady)))
+
+
+def seen(found: Iterable[Doubt]) -> list[tuple[DoubtReason, Effect]]:
+    return [(doubt.reason, doubt.effect) for doubt in found]
+
+
+def beside(**state: object) -> Change:
+    """Return the change that puts a GPU with this state beside a measurement."""
+    gpu = from_json(GpuEvidence, {"bus_id": "0000:1b:00.0", "label": "GPU0"} | state)
+    return lambda measurement: replace(measurement, evidence=Evidence(gpus=(gpu,)))
+
+
+def over(verdict: LinkProof) -> Change:
+    route = LinkEvidence(link=LinkKind.NVLINK, expected_bytes=1 << 30, carried_bytes=None, verdict=verdict)
+    return lambda measurement: replace(measurement, evidence=Evidence(gpus=(), route=route))
+
+
+def placed(right: bool | None) -> Change:
+    place = Placement(label="NUMA1", proof="move_pages", detail="3 of 4 pages are on node 0", right=right)
+    return lambda measurement: replace(measurement, placements=(place,))
+
+
+def test_a_steady_run_has_no_doubt() -> None:
+    assert doubts(with_change(lambda measurement: measurement)) == ()
+
+
+class TestSamples:
+    """A link that flaps is slow in some samples, however good the median is."""
+
+    def doubts_of(self, *attempts: Sequence[float]) -> tuple[Doubt, ...]:
+        return doubts(with_change(lambda measurement: attempted(measurement, attempts)))
+
+    def test_a_link_that_flaps_in_every_attempt_has_a_fault(self) -> None:
+        found = self.doubts_of(*4 * [FLAPS])
+        assert seen(found) == [
+            (DoubtReason.UNSTABLE, Effect.WARN),
+            (DoubtReason.WORST_SAMPLE, Effect.FAIL),
+        ]
+        (worst,) = (doubt for doubt in found if doubt.reason is DoubtReason.WORST_SAMPLE)
+        assert (worst.lowest, worst.highest, worst.attempts) == (112, 396, 4)
+
+    def test_one_bad_attempt_that_was_repeated_is_a_warning(self) -> None:
+        found = self.doubts_of(FLAPS, 3 * [396.0])
+        assert seen(found) == [(DoubtReason.WORST_SAMPLE, Effect.WARN)]
+        assert found[0].attempts == 1
+
+    def test_attempts_whose_medians_differ_are_a_warning(self) -> None:
+        found = self.doubts_of((340.0, 396.0, 340.0), 3 * [396.0])
+        assert (DoubtReason.ATTEMPTS_DIFFER, Effect.WARN) in seen(found)
+
+    def test_a_path_that_is_slow_in_all_samples_is_judged_by_its_median_alone(self) -> None:
+        assert self.doubts_of(3 * [200.0]) == ()
+
+    def test_in_a_soak_two_slow_samples_among_all_are_a_fault(self) -> None:
+        def soaked(values: Sequence[float]) -> Change:
+            return lambda measurement: replace(sampled(measurement, *values), attempts=100)
+
+        assert seen(doubts(with_change(soaked([396.0] * 98 + [112.0] * 2))))[-1] == (
+            DoubtReason.WORST_SAMPLE,
+            Effect.FAIL,
+        )
+
+    @given(st.lists(st.lists(st.floats(0.985, 1.002), min_size=3, max_size=3), min_size=1, max_size=4))
+    def test_the_spread_of_real_runs_casts_no_doubt(self, attempts: list[list[float]]) -> None:
+        assert self.doubts_of(*[[396 * part for part in values] for values in attempts]) == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "case", "expected"),
+    [
+        (placed(False), H2D, (DoubtReason.PLACEMENT, Effect.FAIL)),
+        (over(LinkProof.REFUTED), WRITE, (DoubtReason.ROUTE, Effect.VOID)),
+        (over(LinkProof.UNKNOWN), WRITE, (DoubtReason.NO_COUNTERS, Effect.NOTE)),
+        (lambda m: sampled(m, *3 * [460.0]), WRITE, (DoubtReason.TOO_FAST, Effect.VOID)),
+        (beside(other_processes=[1066]), WRITE, (DoubtReason.OTHER_PROCESSES, Effect.LOW)),
+        (beside(throttle_reasons=["hw-thermal-slowdown"]), WRITE, (DoubtReason.THROTTLED, Effect.WARN)),
+        (beside(errors={"nvlink-replay": 3}), WRITE, (DoubtReason.ERRORS_ROSE, Effect.WARN)),
+        (lambda m: replace(m, gating="none"), WRITE, (DoubtReason.UNGATED, Effect.NOTE)),
+        (lambda m: replace(m, verification=None), WRITE, (DoubtReason.UNVERIFIED, Effect.NOTE)),
+    ],
+    ids=[
+        *("placement", "route", "no counters", "too fast", "others", "throttled", "errors", "ungated", "unverified"),
+    ],
+)
+def test_each_reason_has_its_effect(change: Change, case: str, expected: tuple[DoubtReason, Effect]) -> None:
+    path = "NUMA0 -> GPU0" if case == H2D else PATH
+    assert seen(doubts(with_change(change, path, case))) == [expected]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        placed(True),
+        placed(None),
+        over(LinkProof.PROVEN),
+        over(LinkProof.BY_EXCLUSION),
+        beside(throttle_reasons=["sw-power-cap"]),
+        beside(other_processes=[]),
+    ],
+)
+def test_what_is_right_or_was_not_read_casts_no_doubt(change: Change) -> None:
+    assert doubts(with_change(change)) == ()
+
+
+def test_egm_traffic_over_another_link_is_a_fault() -> None:
+    made = run(H2D, machine=shipped("gb200-nvl72"), value=lambda _task, _flow: 200.0)
+    report = replace(made, measurements=tuple(over(LinkProof.REFUTED)(m) for m in made.measurements))
+    assert set(seen(d for d in doubts(report) if d.reason is DoubtReason.ROUTE)) == {(DoubtReason.ROUTE, Effect.FAIL)}
+
+
+def test_a_busy_host_excuses_paths_to_its_memory_alone() -> None:
+    report = with_change(lambda measurement: measurement, "", WRITE, H2D)
+    load_of_others = HostLoad(cpus=16, load_average=15, wall_s=10, others_cpu_s=150)
+    found = doubts(replace(report, host_load=load_of_others))
+    assert set(seen(found)) == {(DoubtReason.HOST_BUSY, Effect.LOW)}
+    assert {report.measurements[doubt.measurement].case for doubt in found} == {H2D}
+
+
+def test_latencies_and_local_copies_are_doubted_by_their_own_bounds() -> None:
+    report = run(LATENCY, LOCAL)
+    assert doubts(judged(report)) == tuple(d for d in doubts(judged(report)) if d.effect is Effect.NOTE)
+
+
+any_change = st.sampled_from(
+    [
+        placed(False),
+        over(LinkProof.REFUTED),
+        beside(other_processes=[1066]),
+        beside(throttle_reasons=["hw-slowdown"]),
+        beside(errors={"nvlink-crc": 1}),
+        lambda m: attempted(m, 4 * [FLAPS]),
+        lambda m: attempted(m, [FLAPS, 3 * [396.0]]),
+        lambda m: sampled(m, *3 * [470.0]),
+    ]
+)
+
+
+PATHS = [f"GPU{a} -> GPU{b}" for a in range(4) for b in range(4) if a != b]
+
+
+@given(st.dictionaries(st.sampled_from(PATHS), any_change))
+def test_what_is_void_or_doubted_is_never_learnt(changes: dict[str, Change]) -> None:
+    made = run(WRITE)
+    steady = [sampled(m, *3 * (USUAL[WRITE],)) for m in made.measurements]
+    changed = tuple(changes[m.path](m) if m.path in changes else m for m in steady)
+    report = judged(replace(made, measurements=changed))
+    forbidden = unbelieved(doubts(report), Use.LEARN)
+    assert {report.measurements[number].path for number in forbidden} == set(changes)
+    assert with_effect(doubts(report), Effect.VOID) <= forbidden
+    if len(changes) < len(changed):
+        (reference,) = learn([Run(report, H200, "node")], "site", "2026-11-27").references
+        assert reference.typical == pytest.approx(USUAL[WRITE], rel=1e-3)
+
+
+def test_numbers_of_other_paths_are_no_measure_for_the_rest() -> None:
+    """Two copies that did not cross their links make no slow group of all others."""
+    too_fast = {"GPU0 -> GPU1", "GPU1 -> GPU0"}
+    made = run(WRITE)
+    values = {m.path: 470.0 if m.path in too_fast else 396.0 for m in made.measurements}
+    report = judged(replace(made, measurements=tuple(sampled(m, *3 * (values[m.path],)) for m in made.measurements)))
+    assert report.verdict is not None
+    grades = {report.measurements[each.measurement].path: each.judgements[0].grade for each in report.verdict.judged}
+    assert {grade for path, grade in grades.items() if path not in too_fast} == {Grade.PASS}
+    assert {grades[path] for path in too_fast} == {Grade.NO_REFERENCE}
+    assert report.verdict.culprits == ()
