@@ -30,6 +30,7 @@ from egmctl.model.route import unusable
 from egmctl.model.task import Axis
 from egmctl.selectors import select_gpus, select_numa
 from egmctl.units import MIB, parse_size, several
+from egmctl.verdict.changes import changes
 from egmctl.verdict.explain import CAUSE_SECTIONS, sections, with_causes, with_ucx_notes
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import choose, load, load_all, match_profile
@@ -267,3 +268,8 @@ def judge_run(
         reason += f"; {several(len(profiles.broken), 'invalid profile')} not used"
     judged = replace(report, verdict=judge(report, chosen, profile_reason=reason, strict=strict))
     return replace(judged, doubts=doubts(judged))
+
+
+def with_changes(report: RunReport, before: Machine, after: Machine) -> RunReport:
+    """Return the run with what changed on its node between two readings, before the run and after it."""
+    return replace(report, changes=changes(before, after))

@@ -99,24 +99,26 @@ def _show_plan(options: BenchOptions, run: RunOptions, outputs: Outputs, machine
 def _measure(options: BenchOptions, run: RunOptions, outputs: Outputs) -> int:
     """Measure this node and return the exit code."""
     from egmctl.bench.processes.group import start_worker
-    from egmctl.facts.collect import LIBRARY_SECTIONS, reading
+    from egmctl.facts.collect import LIBRARY_SECTIONS, reading, rereading
 
     # Child processes query the libraries and initialise CUDA, which takes a second, while this process imports modules.
     # Reading starts first: it must record which device nodes are missing before CUDA creates them.
     on_wait = None if outputs.options.quiet else say
     with reading(LIBRARY_SECTIONS, on_wait=on_wait) as read, start_worker() as worker:
-        from egmctl.api.bench import Bench, judge_run
+        from egmctl.api.bench import Bench, judge_run, with_changes
 
         bench = Bench(**vars(options))
         profiles = run.profiles()
         node = read(*bench.sections)
         plan = bench.plan(node)
         kept = open_journal(run, outputs, node)
-        with show_progress(outputs.options.quiet) as shown:
+        with show_progress(outputs.options.quiet) as shown, rereading() as reread:
             report = bench.run(plan, node, on_progress=shown, worker=worker, recorder=shown.recorder(kept))
+            after = reread(node)
+            report = with_changes(report, node, after)
     if profiles is not None:
         report = judge_run(report, node, profiles, strict=run.strict)
-    return _finish(bench, report, outputs, kept, node)
+    return _finish(bench, report, outputs, kept, after)
 
 
 def _measure_fabric(options: BenchOptions, run: RunOptions, outputs: Outputs, launch: Launched | None) -> int:

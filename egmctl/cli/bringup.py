@@ -164,7 +164,7 @@ def _measured(
     NothingToDo
         If there is nothing to measure.
     """
-    from egmctl.api.bench import judge_run, load_profiles
+    from egmctl.api.bench import judge_run, load_profiles, with_changes
     from egmctl.facts.collect import rereading
 
     profiles = load_profiles()
@@ -175,6 +175,7 @@ def _measured(
         kept = open_journal(JournalOptions(), outputs, machine)
         run = bench.run(plan, machine, on_progress=shown, worker=worker, recorder=shown.recorder(kept))
         after = reread(machine)
+        run = with_changes(run, machine, after)
         report = bench.explain(judge_run(run, machine, profiles), after)
     end_journal(kept, report.exit_code, quiet=outputs.options.quiet)
     return report, after

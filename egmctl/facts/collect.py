@@ -97,7 +97,7 @@ def reading(
 
 @contextmanager
 def rereading() -> Iterator[Callable[[Machine], Machine]]:
-    """Prepare to reread what changes under load (GPUs, links, fabric, kernel log) with a child that waits until then.
+    """Prepare to reread what changes under load (access, links, fabric, kernel log) with a child that waits until then.
 
     Yields a function that returns a machine updated from sysfs, NVML and the kernel log. Call it only once. If the log
     can no longer be read, the machine keeps the earlier one.
@@ -107,12 +107,17 @@ def rereading() -> Iterator[Callable[[Machine], Machine]]:
         child = _start("egmctl.facts.nvml:read_when_asked", {"pairs": False}, children)
 
         def machine(before: Machine) -> Machine:
+            # Access is checked first: as root, NVML may create a missing node.
+            minors = [gpu.node.minor for gpu in before.gpus or () if gpu.node and gpu.node.minor is not None]
+            nodes = _attempt(lambda: system.read_all(root, minors).gpus)
+            known_nodes = {} if isinstance(nodes, Unread) else nodes
             if isinstance(child, launch.Child):
                 # If the child is gone, the wait for its answer reports the reason.
                 with suppress(launch.ChannelClosed):
                     child.channel.send({})
             functions = read_or((), lambda: gpus.nvidia_functions(root))
-            now = gpus.reread(before, {pci.bus_id: pci for pci in functions}, _facts(NvmlFacts, child))
+            pci = {function.bus_id: function for function in functions}
+            now = gpus.reread(before, pci, _facts(NvmlFacts, child), known_nodes)
             log = before.kernel_log and _attempt(lambda: kernel_log.kernel_log(root))
             return now if isinstance(log, Unread) else dataclasses.replace(now, kernel_log=log)
 

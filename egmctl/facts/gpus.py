@@ -350,12 +350,17 @@ def _pair(source: Gpu, target: Gpu, libraries: Iterable[tuple[LibraryFacts, Pair
     return reasons.record(Pair, source=source.bus_id, target=target.bus_id, **values)
 
 
-def reread(machine: Machine, pci: Mapping[BusId, PciFunction], nvml: NvmlFacts) -> Machine:
-    """Return a machine whose GPUs and pairs are updated from sysfs and NVML.
+def reread(
+    machine: Machine,
+    pci: Mapping[BusId, PciFunction],
+    nvml: NvmlFacts,
+    nodes: Mapping[int, DeviceNode],
+) -> Machine:
+    """Return a machine whose GPUs and pairs are updated from sysfs, device nodes (by minor number) and NVML.
 
     Processes and used memory keep their earlier values. If NVML has lost a GPU, its CUDA values become ``not-asked``.
     """
-    gpus = tuple(_reread(gpu, pci.get(gpu.bus_id), nvml) for gpu in machine.gpus or ())
+    gpus = tuple(_reread(gpu, pci.get(gpu.bus_id), nvml, nodes) for gpu in machine.gpus or ())
     by_bus_id = {gpu.bus_id: gpu for gpu in gpus}
     return replace(
         machine,
@@ -369,8 +374,9 @@ _USED = ("processes", "memory_used_bytes")
 _NOT_ASKED_AGAIN = Unread(reason=Reason.NOT_ASKED, detail="CUDA was not queried again")
 
 
-def _reread(gpu: Gpu, pci: PciFunction | None, nvml: NvmlFacts) -> Gpu:
-    gpu = replace(gpu, pci=pci or gpu.pci)
+def _reread(gpu: Gpu, pci: PciFunction | None, nvml: NvmlFacts, nodes: Mapping[int, DeviceNode]) -> Gpu:
+    minor = None if gpu.node is None else gpu.node.minor
+    gpu = replace(gpu, pci=pci or gpu.pci, node=gpu.node if minor is None else nodes.get(minor, gpu.node))
     if gpu.nvml is None:
         return gpu
     now = nvml.gpus.get(gpu.bus_id)

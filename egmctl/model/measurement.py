@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
+from egmctl.model.change import Change
 from egmctl.model.doubt import Doubt
 from egmctl.model.finding import RunCause, Waiver, WaiverKind
 from egmctl.model.finding import Status as Found
@@ -482,6 +483,8 @@ class RunReport(Shown):
     """The verdict; ``None`` if the run was not judged."""
     doubts: tuple[Doubt, ...] = ()
     """The reasons not to believe measurements, or not all of them (:mod:`egmctl.verdict.trust`)."""
+    changes: tuple[Change, ...] = ()
+    """What changed on the GPUs between the start and the end of the run (:mod:`egmctl.verdict.changes`)."""
     causes: tuple[RunCause, ...] = ()
     """The causes of slow, broken or waived measurements, the most severe first."""
     host_load: HostLoad | None = None

@@ -16,7 +16,8 @@ from egmctl.bench.plan.paths import gpu_obstacle
 from egmctl.doctor.causes import explains
 from egmctl.doctor.check import Scope
 from egmctl.doctor.effects_on_paths import Node, Symptom, Trouble, numa_nodes
-from egmctl.doctor.findings import fact, noted, todo, warned
+from egmctl.doctor.findings import fact, failed, noted, todo, warned
+from egmctl.model.change import ChangeKind
 from egmctl.model.doubt import DoubtReason, Effect
 from egmctl.model.finding import (
     OF_GPUS,
@@ -134,9 +135,34 @@ def with_causes(
         # If the clocks were throttled before the run, doctor reports the cause.
         known = throttled if finding.check == THROTTLED else set()
         result.append(cause_of(finding, numbers & slow - known, short))
+    result += _changed(report, short)
     explaining = [cause for cause in result if cause.explains]
-    order = sorted(explaining, key=lambda cause: (list(Status).index(cause.status), -len(cause.explains)))
+
+    def place(cause: RunCause) -> tuple[bool, int, int]:
+        # What changed during the run comes first: the other causes may only be its effects.
+        return cause.finding.check != CHANGED, list(Status).index(cause.status), -len(cause.explains)
+
+    order = sorted(explaining, key=place)
     return replace(report, causes=tuple(order))
+
+
+def _changed(report: RunReport, short: Shortfalls) -> Iterator[RunCause]:
+    """Yield a cause for each change of a GPU during the run, with the measurements of it that fell short."""
+    for change in report.changes:
+        summary = f"changed during the run: {change.before} before, {change.after} after"
+        place = Place(kind=PlaceKind.GPU, ids=(change.bus_id,), label=change.label)
+        remedy = todo("Find out what changed it, then measure again.", "egmctl doctor")
+        if change.kind is ChangeKind.ACCESS:
+            finding = warned(summary, remedy, place, check=CHANGED)
+        else:
+            finding = failed(summary, remedy, place, check=CHANGED)
+        touching = {
+            number
+            for number in short.slow | short.lost | short.waived
+            for flow in report.measurements[number].flows
+            if change.bus_id in (flow.initiator, flow.source.bus_id, flow.destination.bus_id)
+        }
+        yield cause_of(finding, touching, short)
 
 
 def cause_of(
@@ -275,8 +301,8 @@ IN_USE, UNUSABLE, HIDDEN = "bench.gpu-in-use", "bench.gpu-unusable", "bench.gpu-
 """Check ids of findings on GPUs that are in use by others, that cannot be used, or that CUDA_VISIBLE_DEVICES hides."""
 OTHERS, THROTTLED, OTHER_LINK = "bench.other-processes", "bench.throttled", "bench.other-link"
 HOST_BUSY, WEAK_MEMORY = "bench.host-busy", "bench.weak-memory"
-OTHER_NODE = "bench.other-node"
-EXCUSES = (OTHERS, HOST_BUSY)
+OTHER_NODE, CHANGED = "bench.other-node", "bench.changed"
+EXCUSES = (OTHERS, HOST_BUSY, CHANGED)
 """The causes under which a slow path proves nothing (:class:`egmctl.model.doubt.Effect`, ``low``)."""
 _LIMITED_BY_MEMORY = 0.75
 """Paths below this part of what a node's own CPUs reach are slow for another reason. Chosen: copies to the CPU of a

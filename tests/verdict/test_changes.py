@@ -1,0 +1,87 @@
+"""What changed while a run measured its node, and that it is the first cause of what failed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from egmctl.model.change import ChangeKind
+from egmctl.model.finding import Status as Found
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import Status
+from egmctl.verdict.changes import changes
+from egmctl.verdict.explain import CHANGED, with_causes
+from egmctl.verdict.judge import judge
+from egmctl.verdict.profiles import load
+from tests.doctor.machines import patched, shipped
+from tests.verdict.runs import H2D, H200, WRITE, run, with_status
+
+FABRIC = shipped("hgx-h200x4")
+
+
+def with_gpu1(**values: Any) -> Machine:
+    return patched(H200, "gpus[1].nvml", **values)
+
+
+def denied() -> Machine:
+    return patched(H200, "gpus[1].node", access="EPERM")
+
+
+@pytest.mark.parametrize(
+    ("after", "kind", "words"),
+    [
+        (denied(), ChangeKind.ACCESS, "cgroup"),
+        (patched(H200, "gpus[1]", nvml=None), ChangeKind.LOST, ""),
+        (patched(H200, "gpus[1].nvml.fabric", state="in-progress"), ChangeKind.FABRIC, "in-progress"),
+        (patched(H200, "gpus[1].nvml.nvlinks[3]", active=False), ChangeKind.NVLINKS, "17 active"),
+        (patched(H200, "gpus[1].pci.link", width=8), ChangeKind.PCIE, "x8"),
+    ],
+    ids=lambda value: value.value if isinstance(value, ChangeKind) else "",
+)
+def test_what_got_worse_on_a_gpu_is_named(after: Machine, kind: ChangeKind, words: str) -> None:
+    (change,) = changes(H200, after)
+    assert (change.kind, change.label) == (kind, "GPU1")
+    assert words in change.after
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        H200,
+        patched(H200, "gpus[1].pci.link", speed_gt_s=2.5),
+        with_gpu1(nvlinks=None),
+        with_gpu1(fabric=None),
+        patched(H200, "gpus[1].pci", link=None),
+    ],
+    ids=["nothing", "an idle link", "links not read", "fabric not read", "PCIe not read"],
+)
+def test_what_did_not_change_or_was_not_read_is_none(after: Machine) -> None:
+    assert changes(H200, after) == ()
+
+
+def test_a_fault_that_was_there_before_is_no_change() -> None:
+    assert changes(denied(), denied()) == ()
+
+
+def test_a_gpu_that_is_denied_during_a_run_is_the_first_cause_of_what_failed() -> None:
+    made = run(WRITE, H2D)
+    failed = [number for number, m in enumerate(made.measurements) if "GPU1" in m.path]
+    broke = with_status(made, Status.FAILED, failed)
+    broke = replace(broke, verdict=judge(broke, load("hgx-h200")), changes=changes(H200, denied()))
+    first = with_causes(broke, denied()).causes[0]
+    assert first.finding.check == CHANGED
+    assert set(first.explains) == set(failed)
+    assert first.finding.place.label == "GPU1"
+    assert first.status is Found.WARN, "a GPU that somebody took away is not broken"
+
+
+def test_a_gpu_that_falls_off_during_a_run_is_a_fault() -> None:
+    lost = patched(H200, "gpus[1]", nvml=None)
+    made = run(WRITE)
+    failed = [number for number, m in enumerate(made.measurements) if "GPU1" in m.path]
+    broke = with_status(made, Status.FAILED, failed)
+    broke = replace(broke, verdict=judge(broke, load("hgx-h200")), changes=changes(H200, lost))
+    first = with_causes(broke, lost).causes[0]
+    assert (first.finding.check, first.status) == (CHANGED, Found.FAIL)
