@@ -22,9 +22,9 @@ from egmctl.journal import read as journal
 from egmctl.model.bringup import Bringup
 from egmctl.model.codec import DecodeError, Readers, from_json
 from egmctl.model.comparison import Comparison
+from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.evidence import EvidenceReport
 from egmctl.model.explanation import Explanations
-from egmctl.model.finding import Diagnosis
 from egmctl.model.fleet import FleetReport
 from egmctl.model.gpu import are_fake
 from egmctl.model.listing import CheckList, History, MachineList

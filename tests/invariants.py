@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from egmctl.errors import ExitCode
-from egmctl.model.finding import TOLD, Diagnosis, Finding, PlaceKind, Status, root_causes
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import TOLD, Finding, PlaceKind, Status, root_causes
 from egmctl.model.machine import SECTION_VERSIONS, Machine
 from egmctl.model.record import Record
 from egmctl.report.document import plain

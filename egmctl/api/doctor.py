@@ -15,8 +15,9 @@ from egmctl.doctor.probes import OnProbe, probed
 from egmctl.doctor.runner import diagnose, select
 from egmctl.errors import UsageError
 from egmctl.facts.redact import redact
+from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.explanation import ErrorLog, Explanations, Failure
-from egmctl.model.finding import Diagnosis, Guard
+from egmctl.model.finding import Guard
 from egmctl.model.machine import Machine
 from egmctl.selectors import select_gpus, select_numa
 from egmctl.units import printable

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from egmctl.facts import replay as record
 from egmctl.facts.redact import redact_run
+from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.explanation import Explanations
-from egmctl.model.finding import Diagnosis
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport
 from egmctl.report.kinds import Format, render

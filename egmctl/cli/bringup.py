@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from egmctl.api.doctor import Doctor
     from egmctl.launch import Child
     from egmctl.model.bringup import Bringup
-    from egmctl.model.finding import Diagnosis
+    from egmctl.model.diagnosis import Diagnosis
     from egmctl.model.machine import Machine
     from egmctl.model.measurement import RunReport
     from egmctl.mpi.world import Launched

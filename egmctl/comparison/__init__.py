@@ -15,7 +15,8 @@ from egmctl.comparison.paths import TOLERANCE, GpuNames, SpreadOf, affected, def
 from egmctl.errors import UsageError
 from egmctl.model.bringup import Bringup
 from egmctl.model.comparison import ComparedNode, Comparison, ComparisonCause, Outcome, PathDifference
-from egmctl.model.finding import Diagnosis, Finding, PlaceKind, RunCause, Status
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Finding, PlaceKind, RunCause, Status
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport, Settings
 from egmctl.model.record import Command

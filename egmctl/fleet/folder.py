@@ -19,7 +19,8 @@ from egmctl.errors import EgmctlError, UsageError
 from egmctl.files import NEW_FILE, make_folder, next_free, open_folder, open_parent, path_of, write_whole
 from egmctl.model import fleet, measurement
 from egmctl.model.bringup import Answer, Bringup
-from egmctl.model.finding import UNEXPLAINED, Diagnosis, Finding, Status
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import UNEXPLAINED, Finding, Status
 from egmctl.model.fleet import GroupLine, NodeGroup
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine

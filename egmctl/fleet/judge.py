@@ -13,7 +13,8 @@ from egmctl.documents import FILE_LIMIT, check_schema, parse_object, short
 from egmctl.errors import ERROR_SCHEMA, ExitCode, UsageError
 from egmctl.fleet.folder import Folder
 from egmctl.model.bringup import Bringup
-from egmctl.model.finding import TOLD, UNEXPLAINED, Diagnosis, Status, root_causes
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import TOLD, UNEXPLAINED, Status, root_causes
 from egmctl.model.fleet import Asked, FleetGpu, NodeAnswer, Reach, Readiness, Unready, UnreadyGpus
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import MACHINE_SCHEMA, Machine

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
-from egmctl.model.finding import AboutDiagnosed, Diagnosis, RunCause, Status
+from egmctl.model.diagnosis import AboutDiagnosed, Diagnosis
+from egmctl.model.finding import RunCause, Status
 from egmctl.model.measurement import RunReport
 from egmctl.model.record import Plain
 
@@ -82,7 +83,7 @@ class Bringup(AboutDiagnosed):
 
     @property
     def nagios_state(self) -> int:
-        """The Nagios state, as in :attr:`egmctl.model.finding.Diagnosis.nagios_state`."""
+        """The Nagios state, as in :attr:`egmctl.model.diagnosis.Diagnosis.nagios_state`."""
         warns = any(cause.status is Status.WARN for cause in self.causes)
         return {Answer.GO: int(warns), Answer.NO_GO: 2, Answer.INCOMPLETE: 3}[self.answer]
 

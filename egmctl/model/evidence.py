@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
-from egmctl.model.finding import AboutDiagnosed, Diagnosis
+from egmctl.model.diagnosis import AboutDiagnosed, Diagnosis
 from egmctl.model.measurement import RunReport
 from egmctl.model.record import Plain, Sentence
 

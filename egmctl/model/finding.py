@@ -1,16 +1,13 @@
-"""Findings of checks, causes of findings and measurements, waivers, and doctor's diagnosis."""
+"""Findings of checks, causes of findings and measurements, and waivers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from egmctl.compat import StrEnum
-from egmctl.errors import ExitCode
 from egmctl.model.gpu import Gpu
-from egmctl.model.machine import Machine
-from egmctl.model.record import BusId, Plain, Shown
+from egmctl.model.record import BusId, Plain
 from egmctl.units import format_kernel_list
 
 
@@ -299,127 +296,3 @@ class Waiver:
     def about(cls, kind: WaiverKind, reason: str, *gpus: Gpu) -> Waiver:
         """Return a waiver about some GPUs."""
         return cls(kind=kind, reason=reason, gpus=tuple(gpu.bus_id for gpu in gpus))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis(Shown):
-    """The results of all checks on a machine: the key ``result`` of the document."""
-
-    SCHEMA: ClassVar[str] = "egmctl.doctor/1"
-
-    platform: str
-    """The platform in one line."""
-    gpus_asked: tuple[BusId, ...] | None
-    """The GPUs that were named with ``--gpus``; null if all GPUs count."""
-    numa_asked: tuple[int, ...] | None
-    """The NUMA nodes that were named with ``--numa``; null if all nodes count."""
-    purposes: tuple[Guard, ...]
-    """The purposes that the findings are about: the values of ``--for``."""
-    counts: Mapping[str, int] = field(init=False)
-    """The number of checks by status, each by its most severe finding. ``explained`` counts the checks whose faults
-    another check explains."""
-    findings: tuple[Finding, ...]
-    """The findings, in the order of the checks."""
-    strict: bool = False
-    """Whether warnings and notes are failures."""
-    machines: tuple[Machine, ...] = ()
-    """The node that was checked, with pseudonyms for private data."""
-
-    def __post_init__(self) -> None:
-        statuses = list(self.verdicts.values())
-        counts = {status.value: statuses.count(status) for status in Status}
-        if explained := len({finding.check for finding in self.findings}) - len(statuses):
-            counts["explained"] = explained
-        object.__setattr__(self, "counts", counts)
-
-    @property
-    def machine(self) -> Machine:
-        """The node that was checked.
-
-        Raises
-        ------
-        IndexError
-            The document is of a version that stored no machine.
-        """
-        return self.machines[0]
-
-    @property
-    def verdicts(self) -> Mapping[str, Status]:
-        """The status of each check: that of its most severe finding that no other check explains."""
-        gravity = list(Status)
-        worst: dict[str, Status] = {}
-        for finding in self.findings:
-            if not finding.explained_by:
-                worst[finding.check] = min(worst.get(finding.check, Status.SKIP), finding.status, key=gravity.index)
-        return worst
-
-    @property
-    def failures(self) -> tuple[str, ...]:
-        """The ids of the checks that failed."""
-        faults = (Status.FAIL, Status.WARN, Status.NOTE) if self.strict else (Status.FAIL,)
-        return tuple(check for check, status in self.verdicts.items() if status in faults)
-
-    @property
-    def failed(self) -> bool:
-        """Whether a check failed."""
-        return bool(self.failures)
-
-    @property
-    def nothing(self) -> str | None:
-        """Why nothing could be determined, as a sentence; ``None`` if something was."""
-        if self.failed:
-            return None
-        if not self.machine.gpus:
-            return "There is no NVIDIA GPU on this machine."
-        if not any(self.counts.get(status) for status in (Status.PASS, Status.NOTE, Status.WARN)):
-            return "No check could determine anything here."
-        return None
-
-    @property
-    def undetermined(self) -> bool:
-        """Whether too little is known to call the node healthy: nothing, or at least as much is unknown as passed.
-
-        A warning does not outweigh what is unknown. If a check failed, this is false.
-        """
-        if self.failed:
-            return False
-        return self.nothing is not None or self.mostly_unknown
-
-    @property
-    def mostly_unknown(self) -> bool:
-        """Whether checks are unknown, and at least as many as passed."""
-        unknown = self.counts.get(Status.UNKNOWN, 0)
-        return unknown > 0 and unknown >= self.counts.get(Status.PASS, 0)
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """The command's exit code (``docs/exit-codes.md``)."""
-        if self.failed:
-            return ExitCode.FAILED
-        return ExitCode.NOTHING if self.undetermined else ExitCode.OK
-
-    @property
-    def nagios_state(self) -> int:
-        """The Nagios state: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN (nagios-plugins.org/doc/guidelines.html#AEN78)."""
-        if self.failed:
-            return 2
-        if self.undetermined:
-            return 3
-        return 1 if self.counts[Status.WARN] else 0
-
-
-class AboutDiagnosed(Shown):
-    """A result that contains the diagnosis of its node."""
-
-    __slots__ = ()
-    diagnosis: Diagnosis
-
-    @property
-    def machine(self) -> Machine:
-        """The node."""
-        return self.diagnosis.machine
-
-    @property
-    def machines(self) -> tuple[Machine, ...]:
-        """The node as the only item; empty in a document that lacks it."""
-        return self.diagnosis.machines

@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from egmctl.model.bringup import Answer, Bringup, Gap, GapKind
-from egmctl.model.finding import UNEXPLAINED, Diagnosis, Finding, Remedy, RunCause, root_causes
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import UNEXPLAINED, Finding, Remedy, RunCause, root_causes
 from egmctl.model.finding import Status as Found
 from egmctl.model.measurement import RunReport, Status
 from egmctl.model.verdict import Grade, Yardstick

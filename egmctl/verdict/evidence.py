@@ -13,8 +13,9 @@ from statistics import median
 
 from egmctl.data import read_toml
 from egmctl.doctor.situation import coherent
+from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.evidence import Answer, EvidenceReport, Observation, State
-from egmctl.model.finding import Diagnosis, Status, WaiverKind
+from egmctl.model.finding import Status, WaiverKind
 from egmctl.model.measurement import NVLINK_COUNT, LinkProof, Measurement, RunReport, counted
 from egmctl.model.route import HOST_NAMES, LinkKind, MemoryKind
 from egmctl.units import format_size, grouped

@@ -16,7 +16,8 @@ from egmctl.doctor.checks.active import KINDS
 from egmctl.doctor.effects_on_findings import related
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.facts.kernel_log import event
-from egmctl.model.finding import NODE, TOLD, Diagnosis, Finding, Guard, Status, on_gpus, on_pairs, root_causes
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import NODE, TOLD, Finding, Guard, Status, on_gpus, on_pairs, root_causes
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Imex, LibraryFailure, PcieLink
 from egmctl.model.kernel_log import DriverMessage as M

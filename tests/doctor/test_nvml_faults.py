@@ -24,7 +24,8 @@ from egmctl.facts import collect as wait
 from egmctl.facts import gpus, replay
 from egmctl.facts.collect import collect
 from egmctl.model.codec import JsonValue
-from egmctl.model.finding import Diagnosis, Status
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Status
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
 from tests.conftest import RunEgmctl

@@ -9,7 +9,8 @@ import pytest
 
 from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.runner import CHECKS, diagnose
-from egmctl.model.finding import Diagnosis, Guard, Status
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Guard, Status
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
 from tests.doctor.faults import healthy

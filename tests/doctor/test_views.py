@@ -13,7 +13,8 @@ from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.findings import failed
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.errors import ExitCode
-from egmctl.model.finding import Diagnosis, Guard, Remedy, Status, on_gpus, on_numa
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Guard, Remedy, Status, on_gpus, on_numa
 from egmctl.model.listing import CheckEntry, CheckList
 from egmctl.report.document import Level, plain
 from egmctl.report.exports.json import result_json

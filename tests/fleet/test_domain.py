@@ -16,7 +16,7 @@ from egmctl.fleet import session
 from egmctl.fleet.folder import new_folder
 from egmctl.model.bringup import Answer, Bringup
 from egmctl.model.comparison import Outcome
-from egmctl.model.finding import Diagnosis
+from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.fleet import Asked, FleetReport, Launcher, NodeAnswer, NodeState, Reach, counts
 from egmctl.model.machine import Machine
 from egmctl.model.record import Command

@@ -15,7 +15,7 @@ from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.fleet.folder import groups, lines_of
 from egmctl.fleet.judge import judged_gpus
 from egmctl.model.bringup import Bringup
-from egmctl.model.finding import Diagnosis
+from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.fleet import FleetReport, NodeAnswer, Reach
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport, Status

@@ -22,7 +22,8 @@ from egmctl.facts.kernel_log import event
 from egmctl.journal.events import Begin, Journal, Logged, Note, Outcome, StepBegun
 from egmctl.model.bringup import Bringup
 from egmctl.model.codec import to_json
-from egmctl.model.finding import Diagnosis, Finding, RunCause, Status
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Finding, RunCause, Status
 from egmctl.model.kernel_log import KernelMessages
 from egmctl.model.measurement import RunReport
 from egmctl.model.task import NumberedTask

@@ -9,7 +9,8 @@ from egmctl.comparison import compare
 from egmctl.doctor.check import Scope
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.model.comparison import Comparison
-from egmctl.model.finding import Diagnosis, Guard
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Guard
 from egmctl.model.measurement import Status
 from egmctl.model.record import Command
 from egmctl.saved import Saved

@@ -21,7 +21,8 @@ from egmctl.errors import ERROR_SCHEMA, NothingToDo, UsageError
 from egmctl.facts import replay
 from egmctl.facts.redact import redact
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.finding import Diagnosis, Finding
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Finding
 from egmctl.model.finding import Status as Found
 from egmctl.model.fleet import FleetReport
 from egmctl.model.measurement import RunReport

@@ -7,7 +7,8 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from egmctl.model.bringup import Bringup
-from egmctl.model.finding import TOLD, Diagnosis, Finding, Status
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import TOLD, Finding, Status
 from egmctl.model.measurement import BROKEN, RunReport
 from egmctl.model.measurement import Status as Ended
 from egmctl.model.verdict import Grade

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from egmctl.model.bringup import Bringup
-from egmctl.model.finding import TOLD, Diagnosis, Finding, Remedy, Status, root_causes
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import TOLD, Finding, Remedy, Status, root_causes
 from egmctl.units import printable
 
 _WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")

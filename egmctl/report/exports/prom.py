@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from egmctl import __version__
 from egmctl.model.bringup import Answer, Bringup
-from egmctl.model.finding import Diagnosis, Finding, PlaceKind, Status
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Finding, PlaceKind, Status
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.measurement import Status as MeasurementStatus
 from egmctl.model.task import Axis, Endpoint, Flow

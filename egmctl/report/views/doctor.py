@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.explanation import CauseState, Explanation, Explanations, KnownCause, Library
-from egmctl.model.finding import TOLD, Cause, Diagnosis, Finding, Guard, Status, root_causes
+from egmctl.model.finding import TOLD, Cause, Finding, Guard, Status, root_causes
 from egmctl.model.listing import CheckEntry, CheckList
 from egmctl.model.machine import OriginKind
 from egmctl.report import document as doc
