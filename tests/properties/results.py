@@ -49,6 +49,11 @@ from tests.verdict.runs import D2H, H2D, H200, LATENCY, LOCAL, WRITE, run, usual
 PROFILE = next(profile for profile, _ in load_all() if profile.name == "hgx-h200")
 DENIED = shipped("h200-cgroup-denied")
 NODES = (H200, H200, DENIED, shipped("h200-links-down"), shipped("gb200-nvl72"), shipped("gh200"))
+REFUTED = Evidence(
+    gpus=(),
+    route=LinkEvidence(link=LinkKind.NVLINK, expected_bytes=100, carried_bytes=0, verdict=LinkProof.REFUTED),
+)
+BUSY = HostLoad(cpus=64, load_average=40.0, wall_s=10.0, others_cpu_s=400.0)
 CASES = (WRITE, H2D, D2H, LOCAL, LATENCY)
 _ERRORS = (Status.CORRUPT, Status.FAILED, Status.CRASHED, Status.TIMED_OUT, Status.UNSTABLE)
 
@@ -130,7 +135,7 @@ def _changed(dice: random.Random, m: Measurement) -> Measurement:
         waiver = Waiver(kind=kind, reason=f"it was not made ({kind})", gpus=gpus)
         return finish(Task(**task), Status.WAIVED, reason=waiver.reason, waivers=(waiver,))
     if fate == 1:
-        return replace(m, evidence=_refuted(m))
+        return replace(m, evidence=REFUTED)
     status, known = dice.choice(_ERRORS), dice.random() < 0.5
     if status is Status.UNSTABLE:
         return replace(m, status=status, reason="the samples differ too much") if m.measured else m
@@ -145,11 +150,6 @@ def _changed(dice: random.Random, m: Measurement) -> Measurement:
         latency_ns=None,
         flows_gb_s=(),
     )
-
-
-def _refuted(m: Measurement) -> Evidence:
-    route = LinkEvidence(link=LinkKind.NVLINK, expected_bytes=100, carried_bytes=0, verdict=LinkProof.REFUTED)
-    return Evidence(gpus=(), route=route)
 
 
 def _beside_others(m: Measurement) -> Measurement:
@@ -194,7 +194,7 @@ def saved(name: str, result: RunReport | Diagnosis | Bringup, kind: Command) -> 
 
 
 def random_fleet(dice: random.Random) -> FleetReport:
-    """Return a fleet of random nodes, some of them silent; the ranks of a job measured the fabric between them, or not."""
+    """Return a fleet of random nodes, some of them silent, or a job whose ranks may have measured the fabric."""
     command = dice.choice((Command.DOCTOR, Command.BENCH, Command.BRINGUP))
     makers: dict[Command, Callable[[random.Random], RunReport | Diagnosis | Bringup]] = {
         Command.DOCTOR: random_diagnosis,
