@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from egmctl.bench.path_class import ceiling
 from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.runner import CHECKS
 from egmctl.model.answer import State
@@ -30,7 +31,6 @@ from egmctl.verdict.bringup import bringup
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import load
-from egmctl.verdict.yardsticks import ceiling
 from tests.answers import code_of, diagnose, render
 from tests.doctor.faults import weak_switch
 from tests.doctor.machines import patched, shipped

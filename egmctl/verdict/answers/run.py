@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from egmctl.doctor.kernel_faults import kernel_faults
+from egmctl.bench.path_class import is_lost
+from egmctl.doctor.kernel_faults import Blame, kernel_faults
 from egmctl.model.answer import WORDS, Answer, Asked, Cause, Gap, GapKind, State, worst
 from egmctl.model.finding import TOLD, UNEXPLAINED, Finding, Remedy, Status, WaiverKind
+from egmctl.model.kernel_log import LoggedFault
 from egmctl.model.measurement import BROKEN, Measurement, RunReport
 from egmctl.model.measurement import Status as Ended
 from egmctl.model.route import Egm, LinkKind
@@ -17,7 +19,6 @@ from egmctl.topology.platform import in_rack
 from egmctl.units import listed, several, shortened
 from egmctl.verdict.answers.words import advice, cause_words, crosses_unknown_links, first_causes
 from egmctl.verdict.explain import EXCUSES, IN_USE, Shortfalls, shortfalls
-from egmctl.verdict.yardsticks import is_lost
 
 NOTHING_EXPLAINS = "nothing that was read explains it"
 _LOOK = "look for the cause with 'egmctl doctor --active', then measure again"
@@ -53,6 +54,23 @@ def of_run(report: RunReport, *, whole_node: bool = False) -> Answer:
         notes=tuple(_left_out(report, causes, gaps)),
         next_step=_next_step(report, state, causes, gaps, whole_node=whole_node),
         counts=counts(report),
+    )
+
+
+def logged_faults(report: RunReport) -> tuple[LoggedFault, ...]:
+    """Return what the kernel logged during a run, by device and kind, the most severe first."""
+    log = report.kernel_messages
+    if log is None or not log.events or not report.machines:
+        return report.logged
+    # Under MPI this is the log of rank 0's node, which is the first machine.
+    faults = sorted(kernel_faults(report.machines[0], log.events), key=lambda fault: list(Status).index(fault.status))
+    return tuple(
+        LoggedFault(
+            status=fault.status,
+            words=f"{fault.title}{fault.times}" + ("" if fault.blame is Blame.UNKNOWN else f" ({fault.blame.value})"),
+            remedy=fault.remedy,
+        )
+        for fault in faults
     )
 
 
@@ -398,11 +416,7 @@ def _explaining_slow(report: RunReport, causes: Sequence[Cause]) -> list[Cause]:
 
 def _kernel_tells(report: RunReport) -> bool:
     """Return whether the kernel logged a fault during the run that requires action by an operator."""
-    log = report.kernel_messages
-    if log is None or not log.events or not report.machines:
-        return False
-    # Under MPI this is the log of rank 0's node, which is the first machine.
-    return any(fault.status is not Status.PASS for fault in kernel_faults(report.machines[0], log.events))
+    return any(fault.status is not Status.PASS for fault in logged_faults(report))
 
 
 # --- the next step ---------------------------------------------------------------------------------------------------
