@@ -41,7 +41,8 @@ def _status(status: Status, *, strict: bool) -> Status:
 
 def _nothing(diagnosis: Diagnosis) -> str | None:
     """Return why nothing could be determined; ``None`` if something was."""
-    if not diagnosis.machine.gpus:
+    # Documents of an earlier version store no machine.
+    if diagnosis.machines and not diagnosis.machine.gpus:
         return "there is no NVIDIA GPU on this machine"
     if not any(diagnosis.counts.get(status) for status in (Status.PASS, *TOLD)):
         return "no check could determine anything here"
@@ -95,7 +96,7 @@ def _next_step(diagnosis: Diagnosis, causes: tuple[Cause, ...], gaps: tuple[Gap,
 
 def _how_to_know(diagnosis: Diagnosis) -> str:
     """Return the next step for a machine about which too little is known."""
-    if diagnosis.machine.origin.kind is not OriginKind.LIVE:
+    if not diagnosis.machines or diagnosis.machine.origin.kind is not OriginKind.LIVE:
         return "take a new 'egmctl snapshot' of the node; -v says what this one does not state"
     if not diagnosis.machine.gpus:
         return "run it where the GPUs are; 'lspci -d 10de:' lists those on this node's bus"
