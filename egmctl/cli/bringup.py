@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from egmctl.api.doctor import Doctor
     from egmctl.launch import Child
     from egmctl.model.bringup import Bringup
-    from egmctl.model.finding import Diagnosis
+    from egmctl.model.diagnosis import Diagnosis
     from egmctl.model.machine import Machine
     from egmctl.model.measurement import RunReport
     from egmctl.mpi.world import Launched
@@ -60,7 +60,7 @@ def bringup(
     outputs.check()
     answer, redacted = _bring_up_node(options, outputs, machine, no_fabric)
     outputs.show(answer, redacted)
-    return answer.nagios_state if exit_style is ExitStyle.NAGIOS else answer.exit_code
+    return answer.answer.nagios if exit_style is ExitStyle.NAGIOS else answer.exit_code
 
 
 def _bring_up_job(launch: Launched, options: NodeOptions, outputs: Outputs) -> str:

@@ -8,8 +8,9 @@ from dataclasses import replace
 from egmctl.doctor.kernel_faults import catalogue, meaning
 from egmctl.driver.signatures import nearest_function, signatures
 from egmctl.errors import UsageError
+from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.explanation import CauseState, ErrorLog, Explanation, Explanations, Failure, KnownCause, Library
-from egmctl.model.finding import Diagnosis, Finding, Status
+from egmctl.model.finding import Finding, Status
 from egmctl.model.kernel_log import EventKind, KernelEvent
 from egmctl.units import did_you_mean, printable
 

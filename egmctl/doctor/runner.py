@@ -17,7 +17,8 @@ from egmctl.doctor.check import Check, Scope
 from egmctl.doctor.findings import skipped, unknown
 from egmctl.errors import UsageError
 from egmctl.facts.redact import known_words
-from egmctl.model.finding import Diagnosis, Finding, Guard
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Finding, Guard
 from egmctl.model.listing import CheckEntry, CheckList
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason

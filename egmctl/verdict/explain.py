@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from egmctl.bench.case import Case
+from egmctl.bench.path_class import is_degraded, is_lost
 from egmctl.bench.plan.flows import PIDS_SHOWN, gpu_use
 from egmctl.bench.plan.make import SECTIONS
 from egmctl.bench.plan.paths import gpu_obstacle
@@ -17,17 +18,19 @@ from egmctl.doctor.causes import explains
 from egmctl.doctor.check import Scope
 from egmctl.doctor.effects_on_paths import Node, Symptom, Trouble, numa_nodes
 from egmctl.doctor.findings import fact, failed, noted, todo, warned
+from egmctl.model.answer import Cause
 from egmctl.model.change import ChangeKind
 from egmctl.model.doubt import DoubtReason, Effect
 from egmctl.model.finding import (
     OF_GPUS,
+    OTHERS,
+    THROTTLED,
     TOLD,
-    Cause,
     Finding,
     Guard,
     Place,
     PlaceKind,
-    RunCause,
+    RootCause,
     Status,
     Waiver,
     WaiverKind,
@@ -46,7 +49,7 @@ from egmctl.topology.access import nvml_failure
 from egmctl.topology.links import device_link
 from egmctl.units import format_kernel_list, format_size, grouped, shortened
 from egmctl.verdict.trust import doubts, host_busy, slowdowns
-from egmctl.verdict.yardsticks import is_degraded, is_lost, value_of
+from egmctl.verdict.yardsticks import value_of
 
 CAUSE_SECTIONS = ("switches", "confinement", "system")
 """The sections of a machine that causes are found in, in addition to those that a plan needs."""
@@ -130,23 +133,23 @@ def with_causes(
     scope = Scope(gpus=tuple(asked) or None, numa=None if numa is None else tuple(numa))
     result = [cause for node in nodes(report, machine) for cause in _node_causes(report, short, node, scope)]
     slow = {number for number in short.slow if Symptom.SLOW in _symptoms(report, short, number)}
-    throttled = {number for cause in result if cause.finding.check == "gpu.throttle" for number in cause.explains}
+    throttled = {number for cause in result if cause.finding.check == "gpu.throttle" for number in cause.measurements}
     for finding, numbers in during(report):
         # If the clocks were throttled before the run, doctor reports the cause.
         known = throttled if finding.check == THROTTLED else set()
         result.append(cause_of(finding, numbers & slow - known, short))
     result += _changed(report, short)
-    explaining = [cause for cause in result if cause.explains]
+    explaining = [cause for cause in result if cause.measurements]
 
-    def place(cause: RunCause) -> tuple[bool, int, int]:
+    def place(cause: Cause) -> tuple[bool, int, int]:
         # What changed during the run comes first: the other causes may only be its effects.
-        return cause.finding.check != CHANGED, list(Status).index(cause.status), -len(cause.explains)
+        return cause.finding.check != CHANGED, list(Status).index(cause.status), -len(cause.measurements)
 
     order = sorted(explaining, key=place)
     return replace(report, causes=tuple(order))
 
 
-def _changed(report: RunReport, short: Shortfalls) -> Iterator[RunCause]:
+def _changed(report: RunReport, short: Shortfalls) -> Iterator[Cause]:
     """Yield a cause for each change of a GPU during the run, with the measurements of it that fell short."""
     for change in report.changes:
         summary = f"changed during the run: {change.before} before, {change.after} after"
@@ -165,31 +168,29 @@ def _changed(report: RunReport, short: Shortfalls) -> Iterator[RunCause]:
         yield cause_of(finding, touching, short)
 
 
-def cause_of(
-    finding: Finding, numbers: Collection[int], short: Shortfalls, node: str = "", asked: str = ""
-) -> RunCause:
+def cause_of(finding: Finding, numbers: Collection[int], short: Shortfalls, node: str = "", asked: str = "") -> Cause:
     """Return a cause of measurements; it is a failure if it broke one of them or if the user ``asked`` for its GPUs.
 
-    A cause that excuses slow paths never is one: nobody knows how fast they are without it.
+    What others do on a GPU or the host proves nothing about the node, so it is no failure.
     """
-    broke = bool(short.broken.intersection(numbers)) and finding.check not in EXCUSES
-    status = Status.FAIL if asked or broke else finding.status
-    return RunCause(status=status, finding=finding, node=node, asked=asked, explains=tuple(sorted(numbers)))
+    proves = finding.check not in (IN_USE, *EXCUSES) and (asked or short.broken.intersection(numbers))
+    status = Status.FAIL if proves else finding.status
+    return Cause(status=status, finding=finding, node=node, asked=asked, measurements=tuple(sorted(numbers)))
 
 
-def explained_by(cause: Cause, run: RunReport, short: Shortfalls) -> frozenset[int]:
+def explained_by(cause: RootCause, run: RunReport, short: Shortfalls) -> frozenset[int]:
     """Return the measurements of a run on one node that a root cause of doctor explains."""
     return frozenset(t.number for node in nodes(run)[:1] for t in _explained(cause, _troubles(run, short, node), node))
 
 
-def _explained(cause: Cause, troubles: Iterable[Trouble], node: Node) -> list[Trouble]:
+def _explained(cause: RootCause, troubles: Iterable[Trouble], node: Node) -> list[Trouble]:
     """Return the troubles that a root cause, or a finding that follows from it, explains."""
     # Only findings with status fail, warn or note explain a path. A finding that something is unknown does not.
     faults = [finding for finding in (cause.finding, *cause.explains) if finding.status in TOLD]
     return [trouble for trouble in troubles if any(explains(node, fault, trouble) for fault in faults)]
 
 
-def _node_causes(report: RunReport, short: Shortfalls, node: Node, scope: Scope) -> Iterator[RunCause]:
+def _node_causes(report: RunReport, short: Shortfalls, node: Node, scope: Scope) -> Iterator[Cause]:
     """Yield the causes on one node: doctor's, then one for the GPUs left out for reasons that no check knows."""
     troubles = list(_troubles(report, short, node))
     if not troubles:
@@ -299,11 +300,12 @@ def _as_planned(measurement: Measurement, node: Node, measured: Collection[str])
 
 IN_USE, UNUSABLE, HIDDEN = "bench.gpu-in-use", "bench.gpu-unusable", "bench.gpu-hidden"
 """Check ids of findings on GPUs that are in use by others, that cannot be used, or that CUDA_VISIBLE_DEVICES hides."""
-OTHERS, THROTTLED, OTHER_LINK = "bench.other-processes", "bench.throttled", "bench.other-link"
+OTHER_LINK = "bench.other-link"
 HOST_BUSY, WEAK_MEMORY = "bench.host-busy", "bench.weak-memory"
 OTHER_NODE, CHANGED = "bench.other-node", "bench.changed"
 EXCUSES = (OTHERS, HOST_BUSY, CHANGED)
-"""The causes under which a slow path proves nothing (:class:`egmctl.model.doubt.Effect`, ``low``)."""
+"""The findings with which a slow path is no failure: others used its GPUs or the host while it was measured, or took
+the GPU away (:class:`egmctl.model.doubt.Effect`, ``low``)."""
 _LIMITED_BY_MEMORY = 0.75
 """Paths below this part of what a node's own CPUs reach are slow for another reason. Chosen: copies to the CPU of a
 healthy GH200 480GB reach 295 GB/s (its profile), 0.85 of the 348 of its CPUs (:func:`egmctl.facts.host.cpus_of`)."""

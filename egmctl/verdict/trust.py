@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
+from egmctl.bench.path_class import ceiling, is_degraded
 from egmctl.compat import StrEnum
 from egmctl.doctor.checks.gpu import SLOWDOWNS
 from egmctl.doctor.effects_on_paths import numa_nodes
@@ -26,7 +27,7 @@ from egmctl.model.route import Egm, Hop, MemoryKind
 from egmctl.model.task import Quantity
 from egmctl.model.verdict import Judgement
 from egmctl.units import shortened
-from egmctl.verdict.yardsticks import MORE_THAN_IT_CARRIES, ceiling, is_by_host, is_degraded, not_judged, value_of
+from egmctl.verdict.yardsticks import MORE_THAN_IT_CARRIES, is_by_host, not_judged, value_of
 
 
 def doubts(report: RunReport) -> tuple[Doubt, ...]:

@@ -72,7 +72,7 @@ def test_a_gpu_that_is_denied_during_a_run_is_the_first_cause_of_what_failed() -
     broke = replace(broke, verdict=judge(broke, load("hgx-h200")), changes=changes(H200, denied()))
     first = with_causes(broke, denied()).causes[0]
     assert first.finding.check == CHANGED
-    assert set(first.explains) == set(failed)
+    assert set(first.measurements) == set(failed)
     assert first.finding.place.label == "GPU1"
     assert first.status is Found.WARN, "a GPU that somebody took away is not broken"
 
