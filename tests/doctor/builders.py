@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from egmctl.doctor.check import EVERYTHING, Check, Scope
 from egmctl.doctor.findings import failed, passed, skipped, unknown, warned
 from egmctl.doctor.runner import diagnose
-from egmctl.model.finding import Confidence, Diagnosis, Evidence, Finding, Guard, Remedy, on_gpus
+from egmctl.model.finding import Confidence, Diagnosis, Evidence, Finding, Guard, on_gpus
 from egmctl.model.machine import Machine
+from egmctl.model.remedy import Remedy
 from tests.doctor.machines import shipped
 
 

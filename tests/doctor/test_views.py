@@ -13,8 +13,9 @@ from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.findings import failed
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.errors import ExitCode
-from egmctl.model.finding import Diagnosis, Guard, Remedy, Status, on_gpus, on_numa
+from egmctl.model.finding import Diagnosis, Guard, Status, on_gpus, on_numa
 from egmctl.model.listing import CheckEntry, CheckList
+from egmctl.model.remedy import Remedy
 from egmctl.report.document import Level, plain
 from egmctl.report.exports.json import result_json
 from egmctl.report.exports.junit import doctor_junit

@@ -15,10 +15,11 @@ from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.findings import failed
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.model.bringup import Answer, Bringup, GapKind
-from egmctl.model.finding import UNEXPLAINED, Diagnosis, Finding, Remedy, RunCause, on_gpus
+from egmctl.model.finding import UNEXPLAINED, Diagnosis, Finding, RunCause, on_gpus
 from egmctl.model.finding import Status as Found
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport, Status
+from egmctl.model.remedy import Remedy
 from egmctl.model.task import Flow, Task
 from egmctl.report.kinds import BRINGUP, Format, render
 from egmctl.verdict.bringup import bringup

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,11 +14,11 @@ from egmctl.model.finding import NODE, Confidence, Finding, Guard, on_gpus
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Confinement, DeviceNode, Driver, Process
 from egmctl.model.machine import Machine
+from egmctl.model.remedy import Remedy
 from egmctl.topology.access import Block, Obstacle, classify, elsewhere, given_some, node_mounts, node_obstacle
 
 _NO_NODE = "no GPU has a device node"
 _MOUNT_WITH_DEV = as_root("Mount that file system with dev (mount -o remount,dev), or bind the host's nodes.")
-_MAKE_ANEW = as_root("Remove it and create it again.", "nvidia-modprobe -c 0 -u")
 _UNMASK = todo("Start the container, or the service, without that mount; choose with CUDA_VISIBLE_DEVICES.")
 
 
@@ -82,7 +83,7 @@ def _nodes_missing(machine: Machine, scope: Scope) -> Verdicts:
         numbers = " ".join(f"-c {minor}" for gpu in unmade if (minor := restrictions.minor_of(gpu)) is not None)
         yield failed(
             f"there is no device node: {restrictions.node_names(unmade)}",
-            as_root(restrictions.MAKE_NODES.text, f"nvidia-modprobe {numbers}" if numbers else None),
+            as_root(restrictions.MAKE_NODES, run=f"nvidia-modprobe {numbers}" if numbers else None),
             unmade,
             evidence=restrictions.accesses(unmade),
             cause="it was not created yet, or ModifyDeviceFiles=0 stops the driver's tools from creating it",
@@ -195,7 +196,23 @@ def _node_fault(machine: Machine, node: DeviceNode, obstacle: Obstacle, user: st
                 yield fact("/proc/self/mountinfo", f"{mount.path} {mount.kind} {','.join(mount.options)}")
         yield failed(f"{name} lies on a mount with the option nodev: open(2) fails with EACCES", _MOUNT_WITH_DEV)
     else:
-        yield failed(f"{obstacle.cause}{needed}", _UNMASK if obstacle.block is Block.MASKED else _MAKE_ANEW)
+        yield failed(f"{obstacle.cause}{needed}", _UNMASK if obstacle.block is Block.MASKED else _remake(machine, node))
+
+
+_GPU_NODE = re.compile(r"/dev/nvidia([0-9]{1,3})")
+_CONTROL_NODES = {"/dev/nvidiactl": "nvidia-modprobe -c 255", "/dev/nvidia-uvm": "nvidia-modprobe -u -c 0"}
+"""The commands that make the nodes all GPUs need: 255 is the minor number of nvidiactl (nvidia-modprobe.c)."""
+
+
+def _remake(machine: Machine, node: DeviceNode) -> Remedy:
+    """Return the remedy for a node that is no device, or has the numbers of an earlier load of the driver."""
+    if in_container(machine):
+        return todo("Start the container again: its node is of an earlier load of the driver. Make a CDI file anew.")
+    gpu = _GPU_NODE.fullmatch(node.path)
+    make = f"nvidia-modprobe -c {int(gpu[1])}" if gpu else _CONTROL_NODES.get(node.path)
+    if make is None or node.kind == "directory":
+        return as_root("Move it away, and make the device node again with nvidia-modprobe.")
+    return as_root("Remove this one node and make it again.", run=f"rm {node.path} && {make}")
 
 
 def _denial(machine: Machine, node: DeviceNode) -> dict[str, Any]:
@@ -204,18 +221,22 @@ def _denial(machine: Machine, node: DeviceNode) -> dict[str, Any]:
     if any(line != (0, 0, 2**32 - 1) for line in confinement.uid_map or ()):
         return {
             "cause": "the nodes' owner is not mapped into this user namespace: only the mode for others applies",
-            "remedy": as_root("Give the nodes mode 0666, or run outside of the user namespace."),
+            "remedy": todo("Map the nodes' owner or group into the user namespace, or run outside of it."),
         }
     if process.effective_uid == 0:
         return {
             "cause": "mode bits do not stop root, so this is a security module (SELinux, AppArmor)",
-            "remedy": as_root("Look for the denial in the audit log, and allow it.", "ausearch -m avc -ts recent"),
+            "remedy": as_root("Look for the denial in the audit log, and allow it.", look="ausearch -m avc -ts recent"),
         }
     mode = "" if node.mode is None else f" (mode {node.mode:04o}, uid {node.uid}, gid {node.gid})"
     user = "this user" if process.effective_uid is None else f"uid {process.effective_uid}"
     return {
         "cause": f"the mode bits{mode} or a security module deny {user}",
-        "remedy": as_root("Join the group that owns the nodes, or set NVreg_DeviceFileMode and NVreg_DeviceFileGID."),
+        "remedy": as_root(
+            "Add the user to the group that owns the nodes. NVreg_DeviceFileGID and NVreg_DeviceFileMode set group and "
+            "mode, from the next load of the driver on.",
+            look="ls -l /dev/nvidiactl",
+        ),
     }
 
 
@@ -264,7 +285,10 @@ def _fault(machine: Machine, node: DeviceNode, user: str) -> Iterator[Finding]:
             cause=f"NVIDIA_DRIVER_CAPABILITIES is {capabilities}",
         )
     elif answer == "ENOENT" and is_control:
-        yield failed(f"{path} is not there", restrictions.MAKE_NODES, cause="it was not created yet")
+        remedy = as_root(restrictions.MAKE_NODES, run=_CONTROL_NODES[path])
+        if in_container(machine):
+            remedy = restrictions.manager(machine, is_container=True).remedy
+        yield failed(f"{path} is not there", remedy, cause="it was not created yet")
     elif answer == "ENOENT" or stopped is None:
         return
     elif stopped.block is Block.DEVICE_CGROUP:

@@ -9,6 +9,7 @@ from egmctl.model.finding import Evidence, Finding, Guard
 from egmctl.model.host import CpuFrequencies, Host
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
+from egmctl.model.remedy import Need
 from egmctl.topology.platform import MemoryMode, memory_mode, own_node
 
 GRACE_ONLY = "matters on Grace only"
@@ -29,7 +30,7 @@ def _governor(machine: Machine, _scope: Scope) -> Verdicts:
         names = ", ".join(cpus.cpus for cpus in slow)
         yield warned(
             f"CPUs {names} run below their maximum frequency: {'; '.join(sorted(reasons, reverse=True))}",
-            as_root("Set the governor at each boot.", "cpupower frequency-set --governor performance"),
+            as_root("Set the governor, at each boot.", run="cpupower frequency-set --governor performance"),
         )
     elif any(None in (cpus.governor, cpus.limited) for cpus in frequencies):
         yield unknown("the governor or frequency limit of some CPUs was not read")
@@ -62,10 +63,9 @@ def _auto_online(machine: Machine, scope: Scope) -> Verdicts:
     elif mode is MemoryMode.UNKNOWN:
         yield unknown("whether the driver brings GPU memory online: its module parameters were not read", offline)
     else:
-        command = "echo online_movable > /sys/devices/system/memory/auto_online_blocks"
         yield failed(
             f"the policy for new memory is {policy}, but the driver brings GPU memory online as movable only",
-            as_root("Boot with memhp_default_state=online_movable.", command, reboot=True),
+            as_root("Boot with memhp_default_state=online_movable.", Need.REBOOT),
             offline,
         )
 
@@ -77,7 +77,7 @@ def _balancing(machine: Machine, _scope: Scope) -> Verdicts:
     balancing = known(host.numa_balancing, "numa_balancing was not read", host.unread.get("numa_balancing"))
     yield fact("/proc/sys/kernel/numa_balancing", balancing)
     if balancing:
-        remedy = as_root("Turn it off, at boot by numa_balancing=disable.", "sysctl -w kernel.numa_balancing=0")
+        remedy = as_root("Turn it off, at boot by numa_balancing=disable.", run="sysctl -w kernel.numa_balancing=0")
         cause = "NVIDIA's Grace Performance Tuning Guide asks to disable it"
         yield warned("automatic NUMA balancing is on: it unmaps pages that GPUs use", remedy, cause=cause)
     else:
@@ -105,16 +105,16 @@ def _command_line(machine: Machine, _scope: Scope) -> Verdicts:
     enabled = [name for name in params if params[name].lower() in ("1", "y", "on")] if grace else []
     faults: list[Finding] = []
     if params.get("numa") == "off":
-        remedy = as_root("Boot without numa=off.", reboot=True)
+        remedy = as_root("Boot without numa=off.", Need.REBOOT)
         one_node = "the kernel was started with numa=off: there is one node, so memory cannot be placed"
         faults.append((failed if grace else warned)(one_node, remedy))
     if "iommu.passthrough" in enabled and modes != {"ats"}:
-        remedy = as_root("Boot without iommu.passthrough.", reboot=True)
+        remedy = as_root("Boot without iommu.passthrough.", Need.REBOOT)
         cause = "a coherent GPU shares page tables through the SMMU (https://github.com/NVIDIA/NV-Kernels/issues/22)"
         no_ats = "the kernel was started with iommu.passthrough, and the GPUs do not use ATS"
         faults.append(warned(no_ats, remedy, cause=cause))
     if "init_on_alloc" in enabled:
-        remedy = as_root("Boot with init_on_alloc=0, as NVIDIA's Grace Performance Tuning Guide asks.", reboot=True)
+        remedy = as_root("Boot with init_on_alloc=0, as NVIDIA's Grace Performance Tuning Guide asks.", Need.REBOOT)
         clears = "the kernel clears every page that it allocates (init_on_alloc), GPU memory too"
         faults.append(warned(clears, remedy))
     yield from faults or [passed("no known-harmful kernel parameters")]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from egmctl.doctor.check import Scope, Verdicts, check, findings_on, skip
-from egmctl.doctor.findings import as_root, fact, failed, noted, passed, remove_option, todo, unknown, warned
+from egmctl.doctor.findings import as_root, fact, failed, noted, passed, todo, unknown, warned
 from egmctl.doctor.situation import NO_NVIDIA_GPU, lost, requested
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Place, PlaceKind, on_gpus
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Driver
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
+from egmctl.model.remedy import Need
 from egmctl.topology.access import Block, Obstacle, Step, classify, elsewhere, nvml_failure
 from egmctl.units import several
 
@@ -23,9 +24,11 @@ _WORDS = {
     Step.NVML: "NVML",
     Step.CUDA: "CUDA",
 }
-_ABSENT = as_root("Power-cycle the node; replace a GPU that stays away from PCI.", "lspci -d 10de:", reboot=True)
-_POWER = as_root("Drain the node and power-cycle it; if the GPU stays away, replace it.", reboot=True)
-_KERNEL_LOG = as_root("Look for Xid and RmInitAdapter; reset the GPU or reboot.", "dmesg | grep -iE 'NVRM|Xid'")
+_ABSENT = as_root("Power-cycle the node; replace a GPU that stays away from PCI.", Need.REBOOT, look="lspci -d 10de:")
+_POWER = as_root("Drain the node and power-cycle it; if the GPU stays away, replace it.", Need.REBOOT)
+_KERNEL_LOG = as_root(
+    "Look for Xid and RmInitAdapter in the kernel log: what they say decides.", look="dmesg | grep -iE 'NVRM|Xid'"
+)
 
 _OWN_CHECK = {
     Block.OFF_THE_BUS: "dev.fell-off-bus",
@@ -180,21 +183,22 @@ def _not_bound(machine: Machine, scope: Scope, gpu: Gpu) -> Verdicts:
     driver = (gpu.pci and gpu.pci.driver) or ""
     text = f"bound to {driver}, not to nvidia" if driver else "no kernel driver is bound"
     yield fact(f"/sys/bus/pci/devices/{gpu.bus_id}/driver", driver or "none")
-    if driver.startswith("vfio"):
-        remedy = as_root("Take it back from the virtual machine: unbind it from vfio-pci, bind it to nvidia.")
+    # A hypervisor on Grace has nvgrace_gpu_vfio_pci.
+    if "vfio" in driver:
+        remedy = as_root(f"Once no virtual machine has it, unbind it from {driver} and bind it to nvidia.")
         cause = "it is reserved for a virtual machine"
         if not requested(machine, scope, gpu):
             yield noted(text, remedy=remedy, cause=cause)
             return
         text += ", but it is required (--gpus, --expect)"
     elif driver:
-        remedy = as_root(f"Keep {driver} from loading (modprobe.blacklist={driver}), and reboot.", reboot=True)
+        remedy = as_root(f"Keep {driver} from loading (modprobe.blacklist={driver}), and reboot.", Need.REBOOT)
         cause = "another driver took it first"
     elif "nvidia" in ((machine.driver or Driver()).modules or ()):
-        remedy = as_root("Look in the kernel log for why the driver refused it.", "dmesg | grep -i NVRM")
+        remedy = as_root("Look in the kernel log for why the driver refused it.", look="dmesg | grep -i NVRM")
         cause = "the module is loaded but did not bind to it"
     else:
-        remedy = as_root("Load the driver's kernel module, or install it.", "modprobe nvidia")
+        remedy = as_root("Load the driver's kernel module, or install it.", run="modprobe nvidia")
         cause = "the NVIDIA kernel module is not loaded"
     yield failed(text, remedy, cause=cause)
 
@@ -214,7 +218,8 @@ def _excluded(machine: Machine, scope: Scope) -> Verdicts:
             text = f"the administrator excluded it, but {on_gpus(required).label} is required (--gpus, --expect)"
         for gpu in excluded:
             yield fact(f"/proc/driver/nvidia/gpus/{gpu.bus_id}/information", "GPU Excluded: Yes")
-        yield (failed if required else warned)(text, remove_option("NVreg_ExcludedGpus"), excluded)
+        option = "If it is healthy, take it out of NVreg_ExcludedGpus in /etc/modprobe.d, and reload the driver."
+        yield (failed if required else warned)(text, as_root(option, Need.DRIVER_RELOAD), excluded)
         return
     read = [gpu for gpu in gpus if gpu.proc is not None and gpu.proc.excluded is not None]
     # A GPU that the driver does not have is not excluded.

@@ -13,6 +13,7 @@ from egmctl.model.finding import Evidence, Guard, on_nics
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Driver, Nic, NicPort, System
 from egmctl.model.machine import Machine
+from egmctl.model.remedy import Need
 from egmctl.model.route import LinkClass
 from egmctl.topology.access import nvml_failure, without_nvml
 from egmctl.topology.links import device_link
@@ -22,7 +23,7 @@ from egmctl.units import format_size, grouped
 NO_NIC = "no InfiniBand or RoCE device"
 
 
-CABLE = todo("Check the cable, the switch port and the port's configuration.", "ibstat")
+CABLE = todo("Check the cable, the switch port and the port's configuration.", look="ibstat")
 
 
 def _nics(machine: Machine, scope: Scope) -> tuple[Nic, ...]:
@@ -58,7 +59,7 @@ def _ports(machine: Machine, scope: Scope) -> Verdicts:
             inactive_now = f"{inactive}, and was active when the machine of --expect was recorded"
             yield failed(inactive_now, CABLE, place, evidence=evidence)
         elif port.physical_state == "LinkUp" and port.link_layer == "InfiniBand":
-            remedy = as_root("Check the subnet manager of that fabric: it has not configured the port.", "sminfo")
+            remedy = as_root("Check the subnet manager of that fabric: it has not configured the port.", look="sminfo")
             yield warned(f"{inactive}, though its link is up", remedy, place, evidence=evidence)
         elif active and named:
             yield warned(inactive, CABLE, place, evidence=evidence)
@@ -113,7 +114,11 @@ def _gdr_path(machine: Machine, scope: Scope) -> Verdicts:
     elif dma_buf is None or modules is None:
         yield unknown("whether NICs reach GPU memory is unknown: some facts were not read")
     else:
-        remedy = as_root("Load nvidia_peermem, or use open modules on Linux 5.12 or newer.", "modprobe nvidia_peermem")
+        remedy = as_root(
+            "Load nvidia_peermem, which has to be built against the symbols of the DOCA-OFED in use (install the "
+            "driver after it), or use open modules on Linux 5.12 or newer.",
+            run="modprobe nvidia_peermem",
+        )
         cause = "everything between GPUs of different nodes is then copied through host memory"
         no_path = "NICs cannot reach GPU memory: neither nvidia_peermem nor dma-buf"
         yield (failed if scope.names_purpose(Guard.RDMA) else warned)(no_path, remedy, cause=cause)
@@ -156,7 +161,7 @@ def _bar1(machine: Machine, scope: Scope, gpu: Gpu) -> Verdicts:
     elif link is C2c.UNKNOWN:
         yield unknown("BAR1 is smaller than the GPU's memory; whether NVLink-C2C makes up for that was not read")
     else:
-        remedy = as_root("Turn on decoding above 4 GiB and resizable BAR in the firmware setup.", reboot=True)
+        remedy = as_root("Turn on decoding above 4 GiB and resizable BAR in the firmware setup.", Need.REBOOT)
         sizes = f"{format_size(bar1)} of the GPU's {format_size(memory)}"
         text = f"NICs can have at most {sizes} registered at once: BAR1 has no more"
         yield warned(text, remedy) if scope.names_purpose(Guard.RDMA) else noted(text, remedy=remedy)
@@ -185,7 +190,7 @@ def _devices(machine: Machine, scope: Scope) -> Verdicts:
     yield from node_evidence(device.node for device in denied or verbs)
     if not verbs:
         no_verbs = "there are NICs and no verbs devices: programs cannot use RDMA"
-        yield (failed if named else warned)(no_verbs, as_root("Load ib_uverbs.", "modprobe ib_uverbs"))
+        yield (failed if named else warned)(no_verbs, as_root("Load ib_uverbs.", run="modprobe ib_uverbs"))
         return
     if not denied:
         yield passed("the verbs devices are accessible")
@@ -229,7 +234,7 @@ def _coherent_dmabuf(machine: Machine, scope: Scope) -> Verdicts:
     yield fact("kernel", dotted(release))
     yield from mode_evidence(machine)
     if known(version, "the driver's version was not read") < PCIE_MAPPING_DRIVER:
-        remedy = as_root("Use driver 570.86.15 or newer, and CUDA 12.8 or newer.", reboot=True)
+        remedy = as_root("Use driver 570.86.15 or newer, and CUDA 12.8 or newer.", Need.REBOOT)
         cause = "it came with CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE"
         no_mapping = "this driver has no dma-buf mapping of GPU memory over PCIe, which NICs on PCIe need"
         yield warned(no_mapping, remedy, cause=cause)
@@ -250,7 +255,7 @@ def _coherent_dmabuf(machine: Machine, scope: Scope) -> Verdicts:
     else:
         yield warned(
             "under CDMM, dma-buf of GPU memory needs nvidia_uvm's pages or Linux 6.18, and nvidia_uvm is not loaded",
-            as_root("Load nvidia_uvm at boot, or boot Linux 6.18.", "modprobe nvidia_uvm"),
+            as_root("Load nvidia_uvm, also at boot.", run="modprobe nvidia_uvm"),
             cause="read in the driver's source (nv-dmabuf.c of open-gpu-kernel-modules 595.45.04), not measured",
         )
 
