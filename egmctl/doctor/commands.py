@@ -108,8 +108,14 @@ def steps(command: str) -> tuple[Step, ...]:
 
 
 def on_host_only(command: str) -> bool:
-    """Return whether a command line shows or changes the host, so that it does not work in a container."""
-    return any(step.program.on_host for step in steps(command))
+    """Return whether a command line shows or changes the host, so that it does not work in a container.
+
+    Of one that is not documented, that is assumed.
+    """
+    try:
+        return any(step.program.on_host for step in steps(command))
+    except UndocumentedError:
+        return True
 
 
 def _words(command: str) -> Iterator[str]:

@@ -45,8 +45,7 @@ def _scoped(machine: Machine, place: Place, remedy: Remedy) -> Remedy:
     """Return a remedy that names the GPUs of a place, and states which others it interrupts."""
     own = [gpu for gpu in machine.gpus or () if gpu.bus_id in (place.gpus or ())]
     affected = _affected(machine, own, remedy)
-    is_reset = Need.GPU_RESET in remedy.needs
-    named = affected if is_reset else own
+    named = affected if own and Need.GPU_RESET in remedy.needs else own
     return replace(
         remedy,
         look=_naming(remedy.look, own),
@@ -76,11 +75,13 @@ def _naming(command: str | None, gpus: Iterable[Gpu]) -> str | None:
 
 def _for_site(here: Site, remedy: Remedy) -> Remedy:
     """Return a remedy as it can be carried out here: what only the host's administrator can do is for them."""
-    look = remedy.look
+    look, host_look = remedy.look, ""
     if here in IN_CONTAINER and look is not None and on_host_only(look):
-        look = None
-    if here in remedy.works_in:
-        return replace(remedy, look=look)
+        look, host_look = None, look
     text = remedy.text.removesuffix(".")
-    command = f" ({remedy.run})" if remedy.run else ""
-    return replace(remedy, text=f"On the host: {text}{command}.", look=look, run=None)
+    if here not in remedy.works_in:
+        command = remedy.run or host_look
+        return replace(remedy, text=f"On the host: {text}{f' ({command})' if command else ''}.", look=look, run=None)
+    if host_look:
+        text = f"{text}. On the host {host_look!r} shows more"
+    return replace(remedy, text=f"{text}.", look=look)

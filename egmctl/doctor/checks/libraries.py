@@ -69,6 +69,8 @@ def _failed(machine: Machine, library: str, failure: LibraryFailure, gpus: list[
     signature = cause_of(failure.call, failure.number) if library == "CUDA" else None
     cause = signature.cause if signature else ""
     remedy = todo(signature.remedy) if signature else _BY_NAME.get(failure.name or "", _SICK)
+    if library == "CUDA" and (known := _cuda_remedy(machine, failure, is_known=signature is not None)) is not None:
+        cause, remedy = known
     match failure.how:
         case "missing" if in_container(machine):
             remedy = todo("Start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility.")
@@ -88,6 +90,33 @@ def _failed(machine: Machine, library: str, failure: LibraryFailure, gpus: list[
         evidence=(fact(call, failure.detail or failure.name or failure.how),),
         cause=cause,
     )
+
+
+_MISMATCH = "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
+_LOAD_UVM = as_root(
+    "Load nvidia_uvm, which makes /dev/nvidia-uvm with nvidia-modprobe. A container has to be started again then.",
+    run="modprobe nvidia_uvm && nvidia-modprobe -u -c 0",
+)
+
+
+def _cuda_remedy(machine: Machine, failure: LibraryFailure, *, is_known: bool) -> tuple[str, Remedy] | None:
+    """Return cause and remedy of a failure of CUDA that this node's facts explain, or that has no known cause."""
+    driver = machine.driver or Driver()
+    agree = driver.module_version is not None and driver.module_version == driver.driver_version
+    if failure.name == _MISMATCH and (agree or in_container(machine)):
+        return (
+            "another libcuda than the driver's is loaded first: the image's own, or CUDA's compat folder",
+            _HOST_LIBRARIES,
+        )
+    if is_known or failure.how != "error":
+        return None
+    uvm = next((node for node in driver.nodes or () if node.path == "/dev/nvidia-uvm"), None)
+    if uvm is not None and not uvm.exists and "nvidia_uvm" not in (driver.modules or ("nvidia_uvm",)):
+        return "the kernel module nvidia_uvm is not loaded, so that there is no /dev/nvidia-uvm", _LOAD_UVM
+    if re.fullmatch("[A-Za-z0-9_]+", failure.call or "") and failure.number is not None:
+        explain = f"egmctl explain {failure.call} {failure.number}"
+        return "", todo("Look at its known causes, and at what the driver says in the kernel log.", look=explain)
+    return None
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
