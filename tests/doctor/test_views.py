@@ -70,7 +70,7 @@ class TestText:
             "      cause  each first start of a process waits for the GPUs (medium\n"
             "             confidence)\n"
             "      fix    Turn it on (as root).\n"
-            "             $ nvidia-smi -pm 1\n"
+            f"      run    $ nvidia-smi -i {','.join(gpu.bus_id for gpu in GPUS)} -pm 1\n"
             "\n"
             "Not determined (-v says why): c2c.link\n"
         )
