@@ -291,7 +291,7 @@ FAULTS: dict[str, Fault] = {
     "egm.hypervisor-mode": changed("system", egm_regions=("egm0", "egm1")),
     "egm.override-key": changed("driver", module_parameters={"RegistryDwords": '"RMEnableLocalEgmPeerId=1"'}),
     "gpu.health": changed("gpus[0].nvml", remapped_rows_failure=True),
-    "gpu.mig": changed("gpus[0].nvml", mig_mode=True),
+    "gpu.mig": Fault(lambda: patched(healthy(), "gpus[0].nvml", mig_mode=True), Scope(purposes=(Guard.P2P,))),
     "gpu.cc-mode": changed("driver", confidential_compute="on"),
     "gpu.vgpu": changed("gpus[*].nvml", virtualization="vgpu"),
     "gpu.compute-mode": changed("gpus[0].nvml", compute_mode="prohibited"),
