@@ -247,6 +247,11 @@ static int field_values(nvmlDevice_t device, int count, nvmlFieldValue_t *values
             values[i].nvmlReturn = NVML_SUCCESS;
             values[i].value.ullVal = count;
         }
+        char name[32];
+        snprintf(name, sizeof name, "nvmlField%u", values[i].fieldId);
+        struct fault fault = fault_for_call(name, gpu);
+        if (fault.action == FAULT_ERROR)
+            values[i].nvmlReturn = (unsigned)fault.argument;
     }
     return NVML_SUCCESS;
 }
