@@ -153,10 +153,11 @@ def read(_parent: object, arguments: dict[str, Any]) -> Any:
         failure = error.library_failure("nvmlInit")
         unread = {name: error.unread for question in _SYSTEM for name in question.fields.split()}
         return to_json({"absent": error.unread, "error": error.name, "failure": failure, "unread": unread})
-    facts = read_record(_SYSTEM)
+    with about() as lost_calls:
+        facts = read_record(_SYSTEM)
     try:
         count = _believed(ask("nvmlDeviceGetCount"), _MOST_GPUS, "nvmlDeviceGetCount", "GPUs, a node")
-        facts |= _gpus(count, pairs=arguments.get("pairs", True))
+        facts |= _gpus(count, lost_calls, pairs=arguments.get("pairs", True))
     except Unreadable as error:
         facts |= {"absent": error.unread, "failure": error.library_failure("nvmlDeviceGetCount")}
     with contextlib.suppress(Unreadable):
@@ -191,7 +192,14 @@ def _believed(count: int, most: int, source: str, what: str) -> int:
     return count
 
 
-def _gpus(count: int, *, pairs: bool) -> dict[str, Any]:
+def _gpus(count: int, lost_calls: Mapping[str, str], *, pairs: bool) -> dict[str, Any]:
+    """Return the fields of ``egmctl.facts.gpus.NvmlFacts`` about GPUs.
+
+    Parameters
+    ----------
+    lost_calls
+        The earlier calls, about no GPU in particular, that NVML ended because of a lost one.
+    """
     handles = {}
     lost = []
     for index in range(count):
@@ -206,10 +214,32 @@ def _gpus(count: int, *, pairs: bool) -> dict[str, Any]:
             lost.append(Unread(reason=error.unread.reason, detail=f"GPU {index}: {error}"))
     gpus = {}
     for index, (bus_id, handle) in handles.items():
-        with about(bus_id):
+        with about(bus_id) as own_lost_calls:
             gpus[bus_id] = read_record(_GPU, handle, index=index)
-    ordered = itertools.permutations(handles.values(), 2) if pairs else ()
-    return {"gpus": gpus, "lost": lost, "pairs": [_pair(*pair) for pair in ordered]}
+        gpus[bus_id]["lost_calls"] = own_lost_calls
+    read_pairs, lost_pairs = [], {}
+    for source, target in itertools.permutations(handles.values(), 2) if pairs else ():
+        with about() as pair_lost_calls:
+            read_pairs.append(_pair(source, target))
+        if pair_lost_calls:
+            lost_pairs[source[0], target[0]] = pair_lost_calls
+    for ends, pair_lost_calls in lost_pairs.items():
+        # A lost GPU loses all its pairs, the other end of each only those with a lost GPU.
+        of_all_pairs = [gpu for gpu in ends if sum(gpu in pair for pair in lost_pairs) == 2 * (len(handles) - 1)]
+        _blame(gpus, of_all_pairs or ends, pair_lost_calls)
+    _blame(gpus, gpus, lost_calls)
+    return {"gpus": gpus, "lost": lost, "pairs": read_pairs}
+
+
+def _blame(gpus: Mapping[str, dict[str, Any]], suspects: Iterable[str], lost_calls: Mapping[str, str]) -> None:
+    """Add the calls about several GPUs, or the node, that ended because one is lost, to the records of these GPUs.
+
+    If calls about one of them ended so too, it is the lost one, and the others get nothing.
+    """
+    suspects = tuple(suspects)
+    if not any(gpus[bus_id]["lost_calls"] for bus_id in suspects):
+        for bus_id in suspects:
+            gpus[bus_id]["lost_calls"] = dict(lost_calls)
 
 
 def _gt_s(generation: int) -> float:

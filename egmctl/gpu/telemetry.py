@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from egmctl.driver.nvml import GPU_IS_LOST, Field, ask, event_reasons, field_values, gpm_rates
+from egmctl.driver.nvml import LOST, Field, ask, event_reasons, field_values, gpm_rates
 from egmctl.driver.reading import Reasons, Unreadable
 from egmctl.launch import Channel
 from egmctl.model.codec import to_json
@@ -214,7 +214,7 @@ class Telemetry:
             self._note_loss(bus_id, error)
 
     def _note_loss(self, bus_id: str, error: Unreadable) -> None:
-        if error.number == GPU_IS_LOST:
+        if error.number in LOST:
             self.lost.setdefault(bus_id, str(error))
 
     def _read(self, bus_id: str, wanted: Sequence[Field]) -> dict[Field, int]:

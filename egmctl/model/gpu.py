@@ -163,6 +163,9 @@ class GpuNvml(Record):
 
     index: int
     """NVML's index, for display only: it depends on the device cgroup."""
+    lost_calls: Mapping[Plain, Plain] | None = None
+    """The NVML calls about this GPU that ended with ``NVML_ERROR_GPU_IS_LOST`` or ``NVML_ERROR_RESET_REQUIRED``, and
+    that error; empty for a GPU that works."""
     uuid: Uuid | None = None
     name: Plain | None = None
     serial: str | None = None
