@@ -22,7 +22,7 @@ from egmctl.doctor.kernel_faults import C2C_XIDS, Blame
 from egmctl.model.finding import TOLD, Finding, PlaceKind, Status, WaiverKind
 from egmctl.model.kernel_log import DriverMessage as M
 from egmctl.model.machine import Machine
-from egmctl.topology.access import Block
+from egmctl.topology.access import LOST, Block
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,6 @@ def _covers(causes: Sequence[Finding], effect: Finding) -> bool:
 _MEMORY_XIDS = (48, 63, 64, 92, 94, 95, 140, 156, 157, 160, 161, 168, 171, 172)
 """The Xids that report errors of a GPU's memory (:mod:`egmctl.doctor.kernel_faults`)."""
 
-_GIVEN_UP = (Block.GPU_LOST, Block.CALLED_LOST, Block.RESET_REQUIRED, Block.NOT_LISTED)
 _ACTIVE = tuple(KINDS)
 WITHHELD = ("dev.excluded", "dev.cgroup-restricted", "dev.nodes-missing")
 """The checks that detect that a working GPU is withheld from this or any process."""
@@ -207,7 +206,7 @@ ON_FINDINGS: tuple[Rule, ...] = (
     Rule(("gpu.compute-mode",), ("dev.count-consistency",), when.are_lost(Block.NOT_SEEN_BY_CUDA, status=Status.FAIL)),
     # The driver gave up the GPU and logged the reason.
     Rule(
-        ("kernel.xid",), ("dev.count-consistency",), when.are_lost(*_GIVEN_UP, status=Status.FAIL)
+        ("kernel.xid",), ("dev.count-consistency",), when.are_lost(*LOST, Block.NOT_LISTED, status=Status.FAIL)
     ),
     Rule(("dev.fell-off-bus",), ("kernel.xid",), when.xids(79)),
     Rule(("dev.fell-off-bus",), ("kernel.aer",), when.same_gpus),

@@ -109,6 +109,9 @@ class Block(StrEnum):
     NO_P2P = "no-p2p"
 
 
+LOST = frozenset({Block.GPU_LOST, Block.CALLED_LOST, Block.RESET_REQUIRED})
+"""The blocks by which the driver has given the GPU up: NVML counts it, and nothing else it says of it is believed."""
+
 DENIED = frozenset({Block.DEVICE_CGROUP, Block.NOT_IN_CONTAINER, Block.MASKED})
 """The blocks by configuration: the GPU works, but this process was not given access."""
 

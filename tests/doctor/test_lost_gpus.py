@@ -108,7 +108,9 @@ def test_a_gpu_of_which_only_the_handle_is_left(node: Node) -> None:
         "NVML calls it lost",
         "GPU1",
     )
-    assert {evidence.value for evidence in finding.evidence} == {"NVML_ERROR_GPU_IS_LOST"}
+    counts, *reasons = (evidence.value for evidence in finding.evidence)
+    assert counts == "2 on PCI > 2 driver > 2 device node > 2 accessible > 1 NVML > not asked CUDA"
+    assert set(reasons) == {"NVML_ERROR_GPU_IS_LOST"}
     assert (failures(diagnosis, first), lost(diagnosis)) == ([], [1])
     assert gpu_waiver(machine, second) is not None
 
@@ -125,7 +127,7 @@ def test_no_gpu_that_works_is_called_lost(node: Node) -> None:
 
 @pytest.mark.long
 def test_doctor_topo_and_bench_say_so_in_every_form(
-    egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
+    egmctl: RunEgmctl, fake_node: MakeFakeNode
 ) -> None:
     node = fake_node("hgx-h200x4")
     environment = node.environment(faults="nvmlDeviceGetTemperature#2=error:15;nvmlDeviceGetPowerUsage#2=error:15")
@@ -133,7 +135,7 @@ def test_doctor_topo_and_bench_say_so_in_every_form(
     words = " ".join(done.out.split())
     assert (done.code, "GPU2: NVML calls it lost" in words) == (1, True), done.out
     done = egmctl("doctor", "--format", "json", env=environment)
-    fault = next(finding for finding in json.loads(done.out)["findings"] if finding["status"] == "fail")
+    fault = next(finding for finding in json.loads(done.out)["result"]["findings"] if finding["status"] == "fail")
     assert (done.code, fault["place"]["label"], fault["summary"]) == (1, "GPU2", "NVML calls it lost")
     done = egmctl("doctor", "--format", "junit", env=environment)
     assert done.code == 1

@@ -87,11 +87,16 @@ def _funnel(machine: Machine, gpus: Iterable[Gpu]) -> dict[Step, int | None]:
         for step in (Step.PCI, Step.DRIVER, Step.NODE, Step.ACCESS)
     }
     for step, library in ((Step.NVML, "nvml"), (Step.CUDA, "cuda")):
-        listed = sum(getattr(gpu, library) is not None for gpu in gpus)
+        listed = sum(getattr(gpu, library) is not None and not _is_called_lost(gpu) for gpu in gpus)
         # A library that was queried and does not list a GPU leaves NOT_PRESENT as the reason.
         queried = listed or any(gpu.reason_of(library) is Reason.NOT_PRESENT for gpu in gpus)
         counts[step] = listed if queried and not elsewhere(machine) else None
     return counts
+
+
+def _is_called_lost(gpu: Gpu) -> bool:
+    """Return whether NVML lists a GPU and calls it lost."""
+    return gpu.nvml is not None and bool(gpu.nvml.lost_calls)
 
 
 def _checks_of(obstacles: Iterable[Obstacle]) -> str:
