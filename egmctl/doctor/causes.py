@@ -205,9 +205,7 @@ ON_FINDINGS: tuple[Rule, ...] = (
     Rule(("gpu.mig",), ("dev.count-consistency",), when.are_lost(Block.NOT_SEEN_BY_CUDA)),
     Rule(("gpu.compute-mode",), ("dev.count-consistency",), when.are_lost(Block.NOT_SEEN_BY_CUDA, status=Status.FAIL)),
     # The driver gave up the GPU and logged the reason.
-    Rule(
-        ("kernel.xid",), ("dev.count-consistency",), when.are_lost(*LOST, Block.NOT_LISTED, status=Status.FAIL)
-    ),
+    Rule(("kernel.xid",), ("dev.count-consistency",), when.are_lost(*LOST, Block.NOT_LISTED, status=Status.FAIL)),
     Rule(("dev.fell-off-bus",), ("kernel.xid",), when.xids(79)),
     Rule(("dev.fell-off-bus",), ("kernel.aer",), when.same_gpus),
     # The driver logs the errors that it counts.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pynvml
 
 from egmctl.driver.nvml import Field, Question, about, ask, ask_struct, event_reasons, field_values, read_record
-from egmctl.driver.reading import Reasons, Unreadable, normal_bus_id, uuid_text
+from egmctl.driver.reading import Reasons, Unreadable, normal_bus_id, read_or, uuid_text
 from egmctl.model.codec import to_json
 from egmctl.model.record import Reason, Unread
 from egmctl.units import format_kernel_list, grouped
@@ -392,7 +392,7 @@ def links(handle: Any) -> tuple[object, ...]:
     return (
         _if_known(action, _recovery_action),
         nvlinks,
-        _if_known(nvlinks, functools.partial(_nvlinks, handle)),
+        _if_known(nvlinks, functools.partial(_all_nvlinks, handle)),
         _if_known(c2c_links, functools.partial(_c2c_links, handle)),
     )
 
@@ -403,6 +403,32 @@ def _if_known(answer: T | Unreadable, convert: Callable[..., R], *arguments: Any
         return answer if isinstance(answer, Unreadable) else convert(answer, *arguments)
     except Unreadable as error:
         return error
+
+
+def _all_nvlinks(handle: Any, count: int) -> list[dict[str, Any]]:
+    """Return the ``NvLink`` records of ``count`` links, and of those behind them if the driver counts active ones only."""
+    links = _nvlinks(handle, count)
+    last = _last_nvlink(handle, count, sum(link["active"] is False for link in links))
+    return links if last == count else _nvlinks(handle, last)
+
+
+def _last_nvlink(handle: Any, count: int, inactive: int) -> int:
+    """Return the number of links to read: ``count``, or more if the driver counts active links only.
+
+    Then there is an active link behind the count for each inactive one below it. A GPU whose links are all active costs
+    no call.
+    """
+    last, missing = count, inactive
+    for link in range(count, pynvml.NVML_NVLINK_MAX_LINKS):
+        if not missing:
+            break
+        state = read_or(None, functools.partial(ask, "nvmlDeviceGetNvLinkState", handle, link))
+        if state is None:
+            # An invalid argument: the GPU has no such link.
+            break
+        if state:
+            last, missing = link + 1, missing - 1
+    return last
 
 
 def _nvlinks(handle: Any, count: int) -> list[dict[str, Any]]:
@@ -508,6 +534,12 @@ _GPU = (
         "remapped_rows_correctable remapped_rows_uncorrectable remapped_rows_pending remapped_rows_failure",
         "nvmlDeviceGetRemappedRows",
         lambda rows: (rows[0], rows[1], bool(rows[2]), bool(rows[3])),
+    ),
+    Question(
+        "sram_threshold_exceeded",
+        lambda handle: bool(
+            ask_struct("nvmlDeviceGetSramEccErrorStatus", "EccSramErrorStatus_v1_t", handle).bThresholdExceeded
+        ),
     ),
     Question("performance_state", "nvmlDeviceGetPerformanceState"),
     Question("sm_clock_mhz", "nvmlDeviceGetClockInfo", arguments=(_CLOCK_SM,)),

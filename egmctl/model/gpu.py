@@ -214,6 +214,9 @@ class GpuNvml(Record):
     remapped_rows_uncorrectable: int | None = None
     remapped_rows_pending: bool | None = None
     remapped_rows_failure: bool | None = None
+    sram_threshold_exceeded: bool | None = None
+    """Whether the driver asks to have the GPU serviced, as its SRAM had too many uncorrectable errors
+    (``bThresholdExceeded`` of ``nvmlDeviceGetSramEccErrorStatus``). Only root may read it on some drivers."""
     recovery_action: Plain | None = None
     """The action that the driver requests (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION): ``none``, ``gpu-reset``,
     ``node-reboot``, ``drain-p2p``, ``drain-and-reset``, ``recover-imex-domain``, ``bus-reset``, ``system-reboot``."""

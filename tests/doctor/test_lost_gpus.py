@@ -126,9 +126,7 @@ def test_no_gpu_that_works_is_called_lost(node: Node) -> None:
 
 
 @pytest.mark.long
-def test_doctor_topo_and_bench_say_so_in_every_form(
-    egmctl: RunEgmctl, fake_node: MakeFakeNode
-) -> None:
+def test_doctor_topo_and_bench_say_so_in_every_form(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
     node = fake_node("hgx-h200x4")
     environment = node.environment(faults="nvmlDeviceGetTemperature#2=error:15;nvmlDeviceGetPowerUsage#2=error:15")
     done = egmctl("doctor", env=environment)

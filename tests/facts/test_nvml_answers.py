@@ -186,7 +186,7 @@ def test_a_gpu_whose_bus_id_is_none_costs_itself_alone(
     answer("nvmlDeviceGetPciInfo", lambda index: SimpleNamespace(busId=garbage if index else "00000000:1B:00.0"))
     monkeypatch.setattr(nvml, "_GPU", ())
     facts = nvml._gpus(2, {}, pairs=True)
-    assert facts["gpus"] == {"0000:1b:00.0": {"index": 0, "unread": {}}}
+    assert facts["gpus"] == {"0000:1b:00.0": {"index": 0, "lost_calls": {}, "unread": {}}}
     (lost,) = facts["lost"]
     assert lost.detail.startswith("GPU 1: nvmlDeviceGetPciInfo: ")
 
