@@ -406,7 +406,7 @@ def _if_known(answer: T | Unreadable, convert: Callable[..., R], *arguments: Any
 
 
 def _all_nvlinks(handle: Any, count: int) -> list[dict[str, Any]]:
-    """Return the ``NvLink`` records of ``count`` links, and of those behind them if the driver counts active ones only."""
+    """Return the ``NvLink`` records of ``count`` links, and of those behind if the driver counts active ones only."""
     links = _nvlinks(handle, count)
     last = _last_nvlink(handle, count, sum(link["active"] is False for link in links))
     return links if last == count else _nvlinks(handle, last)

@@ -264,8 +264,8 @@ class Driver(Record):
     """The driver version from ``nvmlSystemGetDriverVersion``."""
     nvml_version: Plain | None = None
     modprobe_setuid: bool | None = None
-    """Whether nvidia-modprobe is there and runs as root for every user: with it CUDA loads ``nvidia_uvm`` and makes device
-    nodes when it first needs them."""
+    """Whether nvidia-modprobe is there and runs as root for every user: with it CUDA loads ``nvidia_uvm`` and makes
+    device nodes when it first needs them."""
     cuda_driver_version: int | None = None
     """The result of ``cuDriverGetVersion``: 13000 is 13.0."""
     cuda_error: Plain | None = None
@@ -379,8 +379,8 @@ class System(Record):
     """The names in ``/sys/kernel/mm/memory_peers``: the modules that registered with the RDMA stack. Empty if it has no
     such folder: the stack makes it with the first that registers, but not every one does."""
     peermem_linked: bool | None = None
-    """Whether ``nvidia_peermem`` uses ``ib_core`` or ``ib_uverbs``: it was built with their functions for peer memory, and
-    could register."""
+    """Whether ``nvidia_peermem`` uses ``ib_core`` or ``ib_uverbs``: it was built with their functions for peer memory,
+    and could register."""
     verbs: tuple[VerbsNode, ...] | None = None
     """The nodes in ``/dev/infiniband`` with a kernel device; empty if there are none."""
     nvlink_management: tuple[Nic, ...] | None = None

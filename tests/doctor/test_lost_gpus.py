@@ -7,7 +7,6 @@ without faults, so that a new one is tested as soon as it is made.
 from __future__ import annotations
 
 import json
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -136,8 +135,7 @@ def test_doctor_topo_and_bench_say_so_in_every_form(egmctl: RunEgmctl, fake_node
     fault = next(finding for finding in json.loads(done.out)["result"]["findings"] if finding["status"] == "fail")
     assert (done.code, fault["place"]["label"], fault["summary"]) == (1, "GPU2", "NVML calls it lost")
     done = egmctl("doctor", "--format", "junit", env=environment)
-    assert done.code == 1
-    assert [case for case in ElementTree.fromstring(done.out).iter("testcase") if case.find("failure") is not None]
+    assert (done.code, "<failure" in done.out, "NVML calls it lost" in done.out) == (1, True, True)
     done = egmctl("topo", env=environment)
     words = " ".join(done.out.split())
     assert "NVML calls it lost" in words, done.out

@@ -276,12 +276,8 @@ def _without_uvm(machine: Machine) -> Iterator[Finding]:
     """Yield a finding if nvidia_uvm is not loaded and nothing will load it when CUDA first needs it."""
     driver = machine.driver or Driver()
     modules = driver.modules
-    if (
-        modules is None
-        or "nvidia" not in modules
-        or "nvidia_uvm" in modules
-        or any(gpu.cuda for gpu in machine.gpus or ())
-    ):
+    cuda_works = any(gpu.cuda for gpu in machine.gpus or ())
+    if cuda_works or modules is None or "nvidia" not in modules or "nvidia_uvm" in modules:
         return
     summary = "nvidia_uvm is not loaded: cuInit ends with CUDA_ERROR_UNKNOWN (999)"
     if in_container(machine):
@@ -290,9 +286,7 @@ def _without_uvm(machine: Machine) -> Iterator[Finding]:
         yield unknown("nvidia_uvm is not loaded; whether nvidia-modprobe can load it for CUDA was not read")
     elif not driver.modprobe_setuid:
         remedy = as_root("Load it, now and at each boot; or install nvidia-modprobe.", "modprobe nvidia_uvm")
-        yield failed(
-            summary, remedy, cause="nvidia-modprobe, which would load it when CUDA first needs it, is not there"
-        )
+        yield failed(summary, remedy, cause="there is no nvidia-modprobe, which loads it when CUDA first needs it")
 
 
 def _fault(machine: Machine, node: DeviceNode, user: str) -> Iterator[Finding]:

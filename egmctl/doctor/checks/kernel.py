@@ -44,7 +44,8 @@ def _is_slowing(cpus: CpuFrequencies) -> bool:
     """Return whether the governor keeps CPUs below the frequency that their load asks for.
 
     In the active mode of intel_pstate and amd-pstate the hardware chooses the frequency: ``powersave`` there is the
-    default, and reaches the limit under load (Documentation/admin-guide/pm/intel_pstate.rst, "Active Mode"; amd-pstate.rst).
+    default, and reaches the limit under load (Documentation/admin-guide/pm/intel_pstate.rst, "Active Mode", and
+    amd-pstate.rst).
     """
     if cpus.governor == "powersave" and cpus.driver in _CHOOSE_THEMSELVES:
         return False

@@ -135,7 +135,7 @@ def _gdr_path(machine: Machine, scope: Scope) -> Verdicts:
         named = scope.names_purpose(Guard.RDMA)
         if paths:
             text = (
-                f"{peermem[0]} is loaded and not registered: what uses it instead of dma-buf goes through host memory"
+                f"{peermem[0]} is loaded and not registered: programs that do not use dma-buf copy through host memory"
             )
             yield warned(text, REBUILD_PEERMEM) if named else noted(text, remedy=REBUILD_PEERMEM)
         elif dma_buf is None:
