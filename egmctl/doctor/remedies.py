@@ -75,9 +75,9 @@ def _naming(command: str | None, gpus: Iterable[Gpu]) -> str | None:
 
 def _for_site(here: Site, remedy: Remedy) -> Remedy:
     """Return a remedy as it can be carried out here: what only the host's administrator can do is for them."""
-    look, host_look = remedy.look, ""
+    look, host_look = remedy.look, None
     if here in IN_CONTAINER and look is not None and on_host_only(look):
-        look, host_look = None, look
+        look, host_look = None, remedy.look
     text = remedy.text.removesuffix(".")
     if here not in remedy.works_in:
         command = remedy.run or host_look

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,9 +15,11 @@ from egmctl.model.finding import NODE, Confidence, Finding, Guard, on_gpus
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Confinement, DeviceNode, Driver, Process
 from egmctl.model.machine import Machine
+from egmctl.model.record import Reason
 from egmctl.model.remedy import Remedy
 from egmctl.topology.access import Block, Obstacle, classify, elsewhere, given_some, node_mounts, node_obstacle
 
+UVM = "/dev/nvidia-uvm"
 _NO_NODE = "no GPU has a device node"
 _MOUNT_WITH_DEV = as_root("Mount that file system with dev (mount -o remount,dev), or bind the host's nodes.")
 _UNMASK = todo("Start the container, or the service, without that mount; choose with CUDA_VISIBLE_DEVICES.")
@@ -200,6 +203,7 @@ def _node_fault(machine: Machine, node: DeviceNode, obstacle: Obstacle, user: st
 
 
 _GPU_NODE = re.compile(r"/dev/nvidia([0-9]{1,3})")
+_LOAD_UVM = "modprobe nvidia_uvm && nvidia-modprobe -u -c 0"
 _CONTROL_NODES = {"/dev/nvidiactl": "nvidia-modprobe -c 255", "/dev/nvidia-uvm": "nvidia-modprobe -u -c 0"}
 """The commands that make the nodes all GPUs need: 255 is the minor number of nvidiactl (nvidia-modprobe.c)."""
 
@@ -249,19 +253,62 @@ def _control_nodes(machine: Machine, _scope: Scope) -> Verdicts:
     yield from restrictions.node_evidence(nodes)
     users = {"/dev/nvidiactl": "NVML and CUDA", "/dev/nvidia-uvm": "CUDA"}
     faults = [fault for node in nodes if node.path in users for fault in _fault(machine, node, users[node.path])]
+    faults += [fault for fault in _without_uvm(machine) if not any(UVM in earlier.summary for earlier in faults)]
     yield from faults
     if not faults:
         absent = ", ".join(node.path for node in nodes if restrictions.access_of(node) == "ENOENT")
         note = f"{absent}: not there; the driver's libraries make it when they first need it" if absent else ""
         yield passed("nvidiactl and nvidia-uvm are accessible", note=note)
-    denied = [node.path for node in nodes if "/nvidia-caps/" in node.path and restrictions.access_of(node) == "EPERM"]
-    with_mig = [gpu for gpu in machine.gpus or () if gpu.nvml and gpu.nvml.mig_mode]
-    if denied and with_mig:
-        yield failed(
-            f"the device cgroup denies {', '.join(denied)}, through which MIG instances are opened",
-            restrictions.manager(machine).remedy,
-            with_mig,
+    if with_mig := [gpu for gpu in machine.gpus or () if gpu.nvml and gpu.nvml.mig_mode]:
+        yield from _capabilities(machine, [node for node in nodes if "/nvidia-caps/" in node.path], with_mig)
+
+
+def _capabilities(machine: Machine, nodes: list[DeviceNode], with_mig: list[Gpu]) -> Iterator[Finding]:
+    """Yield a finding on the nodes in /dev/nvidia-caps, through which MIG instances are opened.
+
+    The first is for changing MIG's configuration, by root. Programs open the others for reading only.
+    """
+    opened = "through which MIG instances are opened"
+    answers = {node.path: restrictions.access_of(node) for node in nodes}
+    denied = [path for path, answer in answers.items() if answer == "EPERM"]
+    hidden = [
+        node.path
+        for node in nodes
+        if answers[node.path] == "EACCES" and node.minor != 1 and node.mode is not None and not node.mode & stat.S_IROTH
+    ]
+    if denied:
+        summary = f"the device cgroup denies {', '.join(denied)}, {opened}"
+        yield failed(summary, restrictions.manager(machine).remedy, with_mig)
+    if hidden:
+        remedy = as_root(
+            "Make them readable for the users of MIG (DeviceFileMode in /proc/driver/nvidia/capabilities)."
         )
+        yield failed(f"this user may not read {', '.join(hidden)}, {opened}", remedy, with_mig)
+    caps_unread = (machine.driver or Driver()).reason_of("nodes.nvidia-caps")
+    if caps_unread not in (None, Reason.NOT_PRESENT):
+        yield unknown("whether the nodes of MIG instances are there: /dev/nvidia-caps was not read", with_mig)
+    elif all(answer == "ENOENT" for answer in answers.values()):
+        remedy = todo("Start the container with the MIG instances that it is to use (NVIDIA_VISIBLE_DEVICES, a claim).")
+        if not given_some(machine):
+            remedy = as_root("Have the driver's tools create them: 'nvidia-smi -L', run by root, does so.")
+        yield failed(f"there is no node in /dev/nvidia-caps, {opened}", remedy, with_mig)
+
+
+def _without_uvm(machine: Machine) -> Iterator[Finding]:
+    """Yield a finding if nvidia_uvm is not loaded and nothing will load it when CUDA first needs it."""
+    driver = machine.driver or Driver()
+    modules = driver.modules
+    cuda_works = any(gpu.cuda for gpu in machine.gpus or ())
+    if cuda_works or modules is None or "nvidia" not in modules or "nvidia_uvm" in modules:
+        return
+    summary = "nvidia_uvm is not loaded: cuInit ends with CUDA_ERROR_UNKNOWN (999)"
+    if in_container(machine):
+        yield failed(summary, as_root("Load it, then start the container again.", run=_LOAD_UVM))
+    elif driver.modprobe_setuid is None:
+        yield unknown("nvidia_uvm is not loaded; whether nvidia-modprobe can load it for CUDA was not read")
+    elif not driver.modprobe_setuid:
+        remedy = as_root("Load it, now and at each boot; or install nvidia-modprobe.", run=_LOAD_UVM)
+        yield failed(summary, remedy, cause="there is no nvidia-modprobe, which loads it when CUDA first needs it")
 
 
 def _fault(machine: Machine, node: DeviceNode, user: str) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from egmctl.model.finding import Finding, Guard, on_gpus, on_numa
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Driver, Process, System
 from egmctl.model.machine import Machine
+from egmctl.model.record import Reason
 from egmctl.model.remedy import Need
 from egmctl.topology.access import DENIED, Block, obstacle
 from egmctl.topology.links import active_nvlinks
@@ -58,8 +59,17 @@ def _capability(machine: Machine, scope: Scope) -> Verdicts:
         yield passed("EGM is on", capable)
     for gpu in gpus:
         if gpu not in capable and gpu not in incapable:
-            reason = (gpu.nvml and gap(gpu.nvml, "capabilities")) or "the driver is too old to report it"
-            yield unknown(f"whether EGM is on: {reason}", gpu)
+            yield unknown(f"whether EGM is on: {_no_capabilities(gpu)}", gpu)
+
+
+def _no_capabilities(gpu: Gpu) -> str:
+    """Return why NVML does not report whether EGM is on."""
+    reason = gpu.nvml.reason_of("capabilities") if gpu.nvml else None
+    if reason is Reason.DRIVER_TOO_OLD:
+        return "the driver is too old to report it"
+    if reason is Reason.NOT_SUPPORTED:
+        return "this driver does not report it for this GPU"
+    return gap(gpu.nvml, "capabilities") or "NVML does not report it"
 
 
 @check("egm.preconditions", Guard.EGM, sections=("gpus", "system"))

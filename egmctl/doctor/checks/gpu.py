@@ -11,6 +11,7 @@ from egmctl.model.finding import Finding, Guard
 from egmctl.model.gpu import Gpu, GpuNvml
 from egmctl.model.host import Driver
 from egmctl.model.machine import Machine
+from egmctl.model.record import Reason
 from egmctl.model.remedy import GPUS, Need
 
 RECOVERY_ACTION = "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"
@@ -52,6 +53,7 @@ SLOWDOWNS = {
 
 SIGNS = {
     "uncorrected errors": ("ecc_uncorrected_volatile",),
+    "SRAM errors above the driver's threshold": ("sram_threshold_exceeded",),
     "pending row remapping": ("remapped_rows_pending", "remapped_rows_failure"),
     "recovery action": ("recovery_action",),
 }
@@ -67,7 +69,10 @@ def _health(_machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
 def _no_fault(nvml: GpuNvml) -> Finding:
     """Return the finding on a GPU without a fault: ``pass`` if the signs were read, else ``unknown``."""
     read = [sign for sign, names in SIGNS.items() if all(getattr(nvml, name) is not None for name in names)]
-    unread = [f"{sign} ({reason})" for sign, names in SIGNS.items() if (reason := gap(nvml, *names))]
+    # Only root may read the flag of SRAM, and older recordings lack it.
+    may_lack = nvml.reason_of("sram_threshold_exceeded") in (None, Reason.NO_PERMISSION, Reason.NOT_STATED)
+    signs = {sign: names for sign, names in SIGNS.items() if not (may_lack and "sram_threshold_exceeded" in names)}
+    unread = [f"{sign} ({reason})" for sign, names in signs.items() if (reason := gap(nvml, *names))]
     if unread or not read:
         return unknown(f"NVML did not report {'; '.join(unread or SIGNS)}")
     return passed(", ".join(f"no {sign}" for sign in read))
@@ -78,6 +83,11 @@ def _faults(nvml: GpuNvml) -> Iterator[Finding]:
     if action not in (None, "none"):
         request, remedy = RECOVERY.get(action, (action, todo("Look up the action in NVIDIA's NVML reference.")))
         yield failed(f"the driver asks for a {request}", remedy, evidence=(fact(RECOVERY_ACTION, action),))
+    if nvml.sram_threshold_exceeded:
+        service = todo("Replace the GPU.", look=f"nvidia-smi -i {GPUS} -q -d ECC")
+        evidence = (fact("nvmlDeviceGetSramEccErrorStatus", "bThresholdExceeded"),)
+        text = "the driver asks to have the GPU serviced: its SRAM had too many uncorrectable errors"
+        yield failed(text, service, evidence=evidence)
     if nvml.remapped_rows_failure:
         replace_it = todo("Replace the GPU.", look=f"nvidia-smi -i {GPUS} -q -d ROW_REMAPPER")
         yield failed("a row of the GPU's memory could not be remapped", replace_it)

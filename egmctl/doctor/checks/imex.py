@@ -9,9 +9,17 @@ from egmctl.doctor.check import Scope, Verdicts, check, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, gap, noted, passed, remove_option, todo, unknown, warned
 from egmctl.doctor.remedies import site
 from egmctl.doctor.restrictions import node_evidence
-from egmctl.doctor.situation import NO_NVIDIA_GPU, in_domain, need_domain, services_hidden, usable_gpus
+from egmctl.doctor.situation import (
+    NO_NVIDIA_GPU,
+    in_container,
+    in_domain,
+    need_domain,
+    numbers,
+    services_hidden,
+    usable_gpus,
+)
 from egmctl.model.finding import Guard
-from egmctl.model.host import DeviceNode, Driver, Imex, System
+from egmctl.model.host import DeviceNode, Driver, Imex, Process, System
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
 from egmctl.model.remedy import IN_CONTAINER, Need, Remedy, Site
@@ -19,6 +27,8 @@ from egmctl.topology.access import Block, node_obstacle
 
 MAJOR = "nvidia-caps-imex-channels"
 CHANNELS = f"/dev/{MAJOR}"
+FIRST_BRANCH = (550,)
+"""The first driver branch with IMEX channels (NVIDIA's IMEX guide)."""
 REFUSED = "cuMemCreate and imports with a fabric handle end with CUDA_ERROR_NOT_PERMITTED (800) without a channel"
 
 
@@ -41,11 +51,19 @@ def _module(machine: Machine, scope: Scope) -> Verdicts:
         option = remove_option("NVreg_ImexChannelCount=0 (on all nodes of the domain)")
         yield failed("the driver was loaded without IMEX channels", option)
     elif MAJOR not in known(driver.majors, "/proc/devices was not read"):
-        remedy = as_root("Use a driver of branch 550 or newer, with open kernel modules.", Need.DRIVER_RELOAD)
+        remedy = as_root("Look in the kernel log for nv-caps-imex, and reload the driver.", Need.DRIVER_RELOAD)
+        if (numbers(driver.driver_version or driver.module_version) or (0,)) < FIRST_BRANCH:
+            text = "Use a driver of branch 550 or newer, with open kernel modules."
+            remedy = as_root(text, Need.DRIVER_RELOAD)
         yield failed("the driver has no IMEX channels", remedy)
     else:
         known(driver.module_parameters, "whether the driver was loaded without channels: its parameters were not read")
         yield passed("the driver has IMEX channels")
+
+
+def _in_slurm_job(machine: Machine) -> bool:
+    """Return whether this process is in a job of Slurm, which would have made a channel for it."""
+    return "SLURM_JOB_ID" in ((machine.process or Process()).environment or {})
 
 
 @check("imex.channel", Guard.FABRIC, sections=("gpus", "driver"), wants=("system",))
@@ -71,8 +89,13 @@ def _channel(machine: Machine, scope: Scope) -> Verdicts:
         yield failed("no IMEX channel: fabric handles fail", _create(machine), cause=REFUSED)
     elif in_domain(machine) and ((machine.system or System()).imex or Imex()).compute_domains:
         skip("Kubernetes' DRA driver gives each pod with a ComputeDomain an IMEX channel; the host needs none")
-    elif in_domain(machine):
+    elif in_domain(machine) and (in_container(machine) or _in_slurm_job(machine)):
         yield warned("no IMEX channel on a node of an NVLink domain", _create(machine), cause=REFUSED)
+    elif in_domain(machine):
+        note = (
+            "right where Slurm (switch/nvidia_imex) or Kubernetes makes one for each job; --for fabric makes it a fault"
+        )
+        yield noted("no IMEX channel outside of a job", note=note, cause=REFUSED)
     else:
         skip("no IMEX channel, so fabric handles would fail; --for fabric makes that a fault")
 

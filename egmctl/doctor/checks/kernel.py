@@ -13,6 +13,9 @@ from egmctl.model.remedy import Need
 from egmctl.topology.platform import MemoryMode, memory_mode, own_node
 
 GRACE_ONLY = "matters on Grace only"
+_CHOOSE_THEMSELVES = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
+"""The values of ``scaling_driver`` in the active mode, where the processor chooses the frequency; in the passive mode
+they are ``intel_cpufreq`` and ``amd-pstate``."""
 
 
 @check("cpu.governor", Guard.PERF, sections=("host", "gpus"))
@@ -23,9 +26,9 @@ def _governor(machine: Machine, _scope: Scope) -> Verdicts:
         skip("a virtual machine without cpufreq: its host sets the frequency")
     frequencies = known(host.cpu_frequencies, "the CPU frequency governor was not read", unread)
     yield from map(_evidence, frequencies)
-    slow = [cpus for cpus in frequencies if cpus.governor not in (None, "performance") or cpus.limited]
+    slow = [cpus for cpus in frequencies if _is_slowing(cpus) or cpus.limited]
     if slow:
-        reasons = {f"governor {cpus.governor}" for cpus in slow if cpus.governor not in (None, "performance")}
+        reasons = {f"governor {cpus.governor}" for cpus in slow if _is_slowing(cpus)}
         reasons |= {"a limit below the hardware's maximum" for cpus in slow if cpus.limited}
         names = ", ".join(cpus.cpus for cpus in slow)
         yield warned(
@@ -38,9 +41,22 @@ def _governor(machine: Machine, _scope: Scope) -> Verdicts:
         yield passed("all CPUs may run at their maximum frequency")
 
 
+def _is_slowing(cpus: CpuFrequencies) -> bool:
+    """Return whether the governor keeps CPUs below the frequency that their load asks for.
+
+    In the active mode of intel_pstate and amd-pstate the hardware chooses the frequency: ``powersave`` there is the
+    default, and reaches the limit under load (Documentation/admin-guide/pm/intel_pstate.rst, "Active Mode", and
+    amd-pstate.rst).
+    """
+    if cpus.governor == "powersave" and cpus.driver in _CHOOSE_THEMSELVES:
+        return False
+    return cpus.governor not in (None, "performance")
+
+
 def _evidence(cpus: CpuFrequencies) -> Evidence:
     limit, maximum = (f"{khz} kHz" if khz is not None else "not read" for khz in (cpus.limit_khz, cpus.max_khz))
-    value = f"{cpus.governor or 'not read'}, scaling_max_freq {limit}, cpuinfo_max_freq {maximum}"
+    driver = f" ({cpus.driver})" if cpus.driver else ""
+    value = f"{cpus.governor or 'not read'}{driver}, scaling_max_freq {limit}, cpuinfo_max_freq {maximum}"
     return fact(f"/sys/devices/system/cpu/cpu*/cpufreq of CPUs {cpus.cpus}", value)
 
 

@@ -6,7 +6,15 @@ from collections.abc import Iterable
 
 from egmctl.doctor.check import Scope, Verdicts, check, end, findings_on, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, gap, noted, passed, remove_option, todo, unknown, warned
-from egmctl.doctor.situation import answering_gpus, check_gpus, driver_parameters, fabric, usable_coherent_gpus, virtual
+from egmctl.doctor.situation import (
+    answering_gpus,
+    check_gpus,
+    coherent,
+    driver_parameters,
+    fabric,
+    usable_coherent_gpus,
+    virtual,
+)
 from egmctl.model.finding import Evidence, Guard
 from egmctl.model.gpu import Gpu, NvLink, NvLinkCounters
 from egmctl.model.host import Driver
@@ -91,17 +99,28 @@ def _unread_state(link: NvLink) -> str:
 
 
 _PRODUCTS = {
-    "NVIDIA A100-SXM4-40GB": 12,
-    "NVIDIA A100-SXM4-80GB": 12,
-    "NVIDIA H100 80GB HBM3": 18,
-    "NVIDIA H200": 18,
-    "NVIDIA B200": 18,
-    "NVIDIA GB200": 18,
-    "NVIDIA GB300": 18,
+    0x20B0: ("NVIDIA A100-SXM4-40GB", 12),
+    0x20B2: ("NVIDIA A100-SXM4-80GB", 12),
+    0x2330: ("NVIDIA H100 80GB HBM3", 18),
+    0x2335: ("NVIDIA H200", 18),
+    0x2901: ("NVIDIA B200", 18),
+    0x2941: ("NVIDIA GB200", 18),
+    0x31C2: ("NVIDIA GB300", 18),
+    0x31C3: ("NVIDIA GB300", 18),
 }
-"""The number of NVLinks to switches, by product on a board with switches (A100's datasheet; the others:
-https://docs.nvidia.com/health-validation/reference/checks/nvlink). Other products, and boards with bridges or direct
-links, leave links unused by design, so their number is unknown."""
+"""The PCI device ids of products on boards with switches (https://pci-ids.ucw.cz), with NVML's name of each and its
+number of NVLinks (A100's datasheet; the others: https://docs.nvidia.com/health-validation/reference/checks/nvlink).
+Other products, and boards with bridges or direct links, leave links unused by design, so their number is unknown."""
+
+
+def _product_links(gpu: Gpu) -> int | None:
+    """Return the number of NVLinks to switches of a GPU's product, by its PCI device id; ``None`` if unknown.
+
+    NVML's names differ between vendors' parts and driver versions. The name counts if the id was not read.
+    """
+    if gpu.pci is not None and gpu.pci.device_id is not None:
+        return _PRODUCTS.get(gpu.pci.device_id, ("", None))[1]
+    return dict(_PRODUCTS.values()).get(gpu.name or "")
 
 
 def _wired(machine: Machine, gpu: Gpu) -> int | None:
@@ -117,7 +136,7 @@ def _wired(machine: Machine, gpu: Gpu) -> int | None:
         return _up(gpu)
     if not _is_switched(gpu) or (nvml and nvml.virtualization == "vgpu"):
         return None
-    return _PRODUCTS.get(gpu.name or "")
+    return _product_links(gpu)
 
 
 def _is_switched(gpu: Gpu) -> bool:
@@ -137,7 +156,7 @@ def _all_down(machine: Machine, gpu: Gpu) -> Verdicts:
     """Yield the finding on a GPU if no GPU of its product has an active link."""
     siblings = sum(other.name == gpu.name for other in machine.gpus or ())
     # A single GPU with C2C may be in a workstation without switches.
-    is_board_gpu = gpu.name in _PRODUCTS and (siblings > 1 or c2c(machine, gpu) is C2c.ABSENT)
+    is_board_gpu = _product_links(gpu) is not None and (siblings > 1 or c2c(machine, gpu) is C2c.ABSENT)
     reason, info, listed = _none_by_design(machine, gpu), fabric(gpu), bool(nvlinks_of(gpu))
     in_fabric = info is not None and info.state in ("not-started", "in-progress", "completed")
     has_switches = listed and (bool(machine.switches) or in_fabric)
@@ -150,7 +169,8 @@ def _all_down(machine: Machine, gpu: Gpu) -> Verdicts:
         remedy = todo("Undo the cause, unless it is intended.", look=_SHOW_LINKS)
         yield warned("no NVLink is active", remedy, cause=reason)
     elif is_board_gpu or (has_switches and not reason):
-        remedy = todo("See fabric.manager and fabric.state: the fabric manager brings the links up.", look=_SHOW_LINKS)
+        where = "fabric.state: the rack's" if coherent(machine) else "fabric.manager and fabric.state: the"
+        remedy = todo(f"See {where} fabric manager brings the links up.", look=_SHOW_LINKS)
         yield failed("no NVLink is active, though these GPUs belong on NVSwitches", remedy)
     else:
         skip(f"no NVLink is active: {reason}" if reason else "no NVLink is connected")

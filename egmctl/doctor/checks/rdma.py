@@ -8,7 +8,16 @@ from egmctl.doctor.check import Scope, Verdicts, check, end, known, skip
 from egmctl.doctor.checks.numa import mode_evidence
 from egmctl.doctor.findings import as_root, fact, failed, noted, passed, todo, unknown, unreported, warned
 from egmctl.doctor.restrictions import node_evidence
-from egmctl.doctor.situation import check_gpus, dotted, in_container, kernel, need_c2c, numbers, peer_memory_modules
+from egmctl.doctor.situation import (
+    check_gpus,
+    dotted,
+    in_container,
+    kernel,
+    need_c2c,
+    numbers,
+    peer_memory_modules,
+    peer_memory_registered,
+)
 from egmctl.model.finding import Evidence, Guard, on_nics
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Driver, Nic, NicPort, System
@@ -97,6 +106,15 @@ def _port_evidence(nic: Nic, port: NicPort) -> Evidence:
     return fact(f"/sys/class/infiniband/{nic.name}/ports/{port.number}", text)
 
 
+COPIED = "everything between GPUs of different nodes is then copied through host memory"
+REBUILD_PEERMEM = as_root(
+    "Install the driver after DOCA-OFED, so that nvidia_peermem is built with its functions for peer memory, or use "
+    "dma-buf (open kernel modules).",
+    Need.DRIVER_RELOAD,
+    look="dmesg | grep -i peermem",
+)
+
+
 @check("rdma.gdr-path", Guard.RDMA, sections=("nics", "driver", "system"))
 def _gdr_path(machine: Machine, scope: Scope) -> Verdicts:
     _nics(machine, scope)
@@ -105,12 +123,35 @@ def _gdr_path(machine: Machine, scope: Scope) -> Verdicts:
     answers = {gpu.cuda.attributes.get("DMA_BUF_SUPPORTED") for gpu in machine.gpus or () if gpu.cuda} - {None}
     by_versions = driver.module_flavour == "open" and release >= (5, 12) if driver.module_flavour and release else None
     dma_buf = 1 in answers if answers else by_versions
+    registered = peer_memory_registered(machine)
+    clients = (machine.system or System()).peer_memory_clients
     yield fact("/sys/module/nvidia_peermem", None if modules is None else "loaded" if peermem else "not loaded")
+    yield fact("/sys/kernel/mm/memory_peers", None if clients is None else ", ".join(clients) or "none")
     yield fact("driver modules, kernel", f"{driver.module_flavour or '?'}, {dotted(release)}")
     yield fact("CONFIG_PCI_P2PDMA", ((machine.system or System()).kernel_configuration or {}).get("PCI_P2PDMA"))
     yield fact("CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED", max(answers, default="not asked", key=str))
-    if peermem or dma_buf:
-        yield passed(f"NICs can reach GPU memory through {' and '.join([*peermem, *['dma-buf'] * bool(dma_buf)])}")
+    paths = list(peermem) if registered else []
+    if dma_buf:
+        paths.append("dma-buf")
+    if peermem and registered is False:
+        named = scope.names_purpose(Guard.RDMA)
+        if paths:
+            text = (
+                f"{peermem[0]} is loaded and not registered: programs that do not use dma-buf copy through host memory"
+            )
+            yield warned(text, REBUILD_PEERMEM) if named else noted(text, remedy=REBUILD_PEERMEM)
+        elif dma_buf is None:
+            text = f"{peermem[0]} is loaded and not registered; whether NICs reach GPU memory by dma-buf is unknown"
+            yield (warned if named else unknown)(text, remedy=REBUILD_PEERMEM)
+        else:
+            text = f"NICs cannot reach GPU memory: {peermem[0]} is loaded and not registered, and there is no dma-buf"
+            yield (failed if named else warned)(text, REBUILD_PEERMEM, cause=COPIED)
+    if paths:
+        yield passed(f"NICs can reach GPU memory through {' and '.join(paths)}")
+    elif peermem and registered is None:
+        yield unknown(f"whether {peermem[0]} is registered with the RDMA stack: the stack lists no clients")
+    elif peermem:
+        return
     elif dma_buf is None or modules is None:
         yield unknown("whether NICs reach GPU memory is unknown: some facts were not read")
     else:
@@ -119,9 +160,8 @@ def _gdr_path(machine: Machine, scope: Scope) -> Verdicts:
             "driver after it), or use open modules on Linux 5.12 or newer.",
             run="modprobe nvidia_peermem",
         )
-        cause = "everything between GPUs of different nodes is then copied through host memory"
         no_path = "NICs cannot reach GPU memory: neither nvidia_peermem nor dma-buf"
-        yield (failed if scope.names_purpose(Guard.RDMA) else warned)(no_path, remedy, cause=cause)
+        yield (failed if scope.names_purpose(Guard.RDMA) else warned)(no_path, remedy, cause=COPIED)
 
 
 def _gpus(machine: Machine, scope: Scope) -> tuple[Gpu, ...]:
