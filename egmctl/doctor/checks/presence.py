@@ -26,7 +26,7 @@ _WORDS = {
 }
 _ABSENT = as_root("Power-cycle the node; replace a GPU that stays away from PCI.", Need.REBOOT, look="lspci -d 10de:")
 _RESET = as_root(
-    "End what uses this GPU and reset it; if NVML still says so, power-cycle the node or replace the GPU.",
+    "End what uses this GPU and reset it; if NVML still says so, replace it.",
     Need.GPU_RESET,
     run=f"nvidia-smi --gpu-reset -i {GPUS}",
 )
