@@ -426,7 +426,7 @@ def _last_nvlink(handle: Any, count: int, inactive: int) -> int:
         if state is None:
             # An invalid argument: the GPU has no such link.
             break
-        if state:
+        if state == pynvml.NVML_FEATURE_ENABLED:
             last, missing = link + 1, missing - 1
     return last
 
