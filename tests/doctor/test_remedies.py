@@ -142,7 +142,7 @@ DEMANDS = {
         Need.REBOOT,
     },
     r"reload the driver|[Rr]eload the kernel module": {Need.DRIVER_RELOAD},
-    r"^Boot |[Pp]ower-cycle the node|and reboot\b": {Need.REBOOT},
+    r"^Boot |(?i:power-cycle the node)|and reboot\b": {Need.REBOOT},
     r"[Rr]estart the fabric manager|restart Fabric Manager": {Need.NO_JOBS, Need.NO_DOMAIN_JOBS},
 }
 """What a text asks for: one of these needs states what must be idle."""
