@@ -327,6 +327,25 @@ def add_nics(node: Machine) -> Machine:
     return node
 
 
+def behind_root_ports(node: Machine, acs_control: int) -> None:
+    """Put each GPU under a root port of its own on an AMD host whose IOMMU translates."""
+    node["host"].update(cpu_model="AMD EPYC 7443 24-Core Processor")
+    node["system"].update(bridges=[], iommu_domains={})
+    for gpu in node["gpus"]:
+        port = f"0000:40:0{gpu['index'] + 1}.1"
+        gpu["pci"]["path"] = ["pci0000:40", port]
+        node["system"]["iommu_domains"][gpu["bus_id"]] = "DMA-FQ"
+        node["system"]["bridges"].append(
+            {
+                "bus_id": port,
+                "vendor_id": 0x1022,
+                "device_id": 0x1483,
+                "link": dict(gpu["pci"]["link"]),
+                "acs_control": acs_control,
+            }
+        )
+
+
 # One machine for each state.
 
 
@@ -758,6 +777,38 @@ def p2p_disabled_by_a_variable() -> Machine:
     """A workaround for other cards, left in the environment of a node with NVLink."""
     node = hgx()
     node["process"]["environment"] = {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
+    return node
+
+
+@machine
+def acs_on_amd_root_ports() -> Machine:
+    """Two cards under root ports that send peer requests up to the IOMMU: ACSCtl 0x001d."""
+    node = cards("NVIDIA RTX 5880 Ada Generation", 0x26B3, [8, 9], 51527024640, 2)
+    behind_root_ports(node, acs_control=0x1D)
+    return node
+
+
+@machine
+def iommu_translates_peer_access() -> Machine:
+    """Each of four cards has a translated IOMMU group, the kernel's default."""
+    node = cards("NVIDIA RTX A6000", 0x2230, [8, 6], 51527024640, 4)
+    behind_root_ports(node, acs_control=0)
+    return node
+
+
+@machine
+def fell_off_at_probe() -> Machine:
+    """The driver's probe met a GPU that did not answer; it logged no Xid."""
+    node = shipped("hgx-b200")
+    gpu = node["gpus"][5]
+    bus_id = gpu["bus_id"]
+    gpu["pci"].update(driver="", responds=False)
+    gpu_lost(gpu, "the probe failed", "proc", "node", "nvml", "cuda")
+    node["pairs"] = [pair for pair in node["pairs"] if bus_id not in (pair["source"], pair["target"])]
+    kernel_log(node, [event("driver", 21.3, bus_id, message="fallen off the bus")])
+    node["driver"].update(module_version="580.95.05", driver_version="580.95.05", module_flavour="open")
+    node["driver"].update(cuda_driver_version=13000, modules=["nvidia", "nvidia_uvm"])
+    node["system"].update(daemons=["nv-fabricmanager", "nvidia-persistenced"], uptime_s=90000.0)
     return node
 
 
