@@ -36,7 +36,7 @@ class Color(StrEnum):
 class OutputOptions:
     """The destinations, format and detail of a result, and the amount of messages."""
 
-    HEADINGS: ClassVar = {OUTPUT: "csv format force quiet color"}
+    HEADINGS: ClassVar[dict[str, str]] = {OUTPUT: "csv format force quiet color"}
     json: bool = option("Write JSON, also on failure.", default=False)
     csv: bool = option("Write CSV, one fact per row.", default=False)
     format: str | None = option("Output format: {formats}{note}.", "FORMAT")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class JournalOptions:
     """Whether and where the journal of a run is kept."""
 
-    HEADINGS: ClassVar = {"Journal": "journal no_journal"}
+    HEADINGS: ClassVar[dict[str, str]] = {"Journal": "journal no_journal"}
     journal: Path | None = option("Where to keep the run's journal. Default: ~/.local/state/egmctl/journal.", "DIR")
     no_journal: bool = option("Keep no journal; a killed run then loses its results.", default=False)
 
