@@ -113,7 +113,7 @@ for result in results:
 
 @pytest.mark.processes
 def test_it_works_where_typer_and_rich_are_not_there() -> None:
-    command = [sys.executable, "-c", WITHOUT_THE_COMMAND_LINE, RUN]
+    command = [sys.executable, "-c", WITHOUT_THE_COMMAND_LINE, str(RUN)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "Diagnosis True True\nTopology True True\nRunReport True True\n"
