@@ -67,7 +67,8 @@ def end_journal(journal: Journal, exit_code: int, *, quiet: bool) -> None:
     """Record in a run's journal that its result is written; if the journal ended early, report the reason."""
     journal.end(exit_code)
     if journal.failure and not quiet:
-        say(f"the run's journal ends early: {journal.failure}")
+        what = "the run has no journal" if journal.path is None else "the run's journal ends early"
+        say(f"{what}: {journal.failure}")
 
 
 @takes_options(HISTORY.formats, without=NO_LEVELS)

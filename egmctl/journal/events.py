@@ -187,7 +187,8 @@ class Journal:
     Parameters
     ----------
     folders
-        Directories for the journal. The first writable one is used; without any, nothing is written.
+        Directories for the journal. The first writable one is used; without any, nothing is written. One of another
+        user but root, or behind a link of such a user, is not used: its owner could redirect what is written there.
     clean
         A function that redacts a part of the report.
     """
@@ -251,7 +252,7 @@ class Journal:
     def _make(self) -> None:
         for folder in self._folders:
             try:
-                with open_folder(folder, make=True) as opened:
+                with open_folder(folder, make=True, own=True) as opened:
                     path, file = _new_file(path_of(opened))
                     # The lock shows other commands that the journal is being written, so that they neither remove it
                     # nor report its run. Network file systems without locks cannot show this.
@@ -382,7 +383,7 @@ def prune(folder: Path) -> None:
 
 def mention(path: Path) -> None:
     """Record in a journal that a command has reported that its run did not end."""
-    with contextlib.suppress(OSError), open_folder(path.parent) as folder:
+    with contextlib.suppress(OSError), open_folder(path.parent, own=True) as folder:
         descriptor = open_regular(path_of(folder) / path.name, os.O_RDWR | os.O_NOFOLLOW)
         with open(descriptor, "r+b", buffering=0) as file:
             state = read_state(file.read(STATE_BYTES))

@@ -88,7 +88,7 @@ def test_on_a_full_disk_a_quiet_run_that_ended_well_is_one(node: FakeNode, tmp_p
         # No room for a second journal.
         second = bench(node, folder)
         assert second.code == 0
-        assert second.err == f"egmctl: the run's journal ends early: {folder}: No space left on device\n"
+        assert second.err == f"egmctl: the run has no journal: {folder}: No space left on device\n"
         assert len(earlier(folder)) == 1
 
 
