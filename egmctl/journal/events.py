@@ -2,8 +2,8 @@
 
 A journal has a line of JSON for each event, with a line number, the id of its run and a checksum. The first line is the
 run's state. It has a fixed length and is overwritten in place, so that the end of a run can be recorded on a full disk.
-All other lines are appended. The id is under the checksum of each line: without it, lines of two runs that a file system
-or a hand has put into one file would pass for one run.
+All other lines are appended. The id is under the checksum of each line: without it, lines of two runs that a file
+system or a hand has put into one file would pass for one run.
 """
 
 from __future__ import annotations
