@@ -150,8 +150,9 @@ def show(
             raise UsageError(f"file {file} cannot be shown: its parts do not fit together ({error})") from error
 
     outputs.write(draw, answers=result is not None)
-    if saved.missing and not output.quiet:
-        say(f"{file}: {saved.missing}")
+    if not output.quiet:
+        for sentence in filter(None, (saved.newer, saved.missing)):
+            say(f"{file}: {sentence}")
     return ExitCode.CRASHED if saved.damaged else ExitCode.OK
 
 
@@ -207,8 +208,9 @@ def compare(files: FilesArgument, output: OutputOptions, tolerance: ToleranceOpt
         require_clustershell("comparing more than two files")
     saved = load_all(_with_last(files))
     for loaded in saved:
-        if loaded.missing and not output.quiet:
-            say(f"{loaded.path}: {loaded.missing}")
+        for sentence in filter(None, (loaded.newer, loaded.missing)):
+            if not output.quiet:
+                say(f"{loaded.path}: {sentence}")
     spread = spread_of(saved, (lambda _: None) if output.quiet else say)
     compared = comparison.compare(saved, tolerance=tolerance / 100, spread=spread)
     outputs.show(compared)
