@@ -62,9 +62,11 @@ def documents(kind: str, folder: Path) -> Iterator[tuple[Place, dict[str, Any]]]
     base: Place = ("result",) if "result" in document else ()
     body = document["result"] if base else document
     seen: set[Place] = set()
+    # Parts that are documents of their own kind are tried as such.
+    elsewhere = {"machines", "diagnosis", "run"} if base else set()
     for place in places(type(result), body, base):
         fields = tuple(part for part in place if isinstance(part, str))
-        if fields not in seen:
+        if fields not in seen and not elsewhere & {*fields[1:]}:
             seen.add(fields)
             changed = of_newer(json.loads(text))
             parent: Any = changed
