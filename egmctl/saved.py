@@ -23,7 +23,7 @@ from egmctl.errors import ERROR_SCHEMA, UsageError
 from egmctl.facts import replay
 from egmctl.journal import read as journal
 from egmctl.model.bringup import Answer, Bringup
-from egmctl.model.codec import DecodeError, Readers, from_json, reader_of_new_words
+from egmctl.model.codec import DecodeError, Pool, Readers, from_json, reader_of_new_words
 from egmctl.model.comparison import Comparison, Outcome
 from egmctl.model.evidence import EvidenceReport, State
 from egmctl.model.explanation import Explanations
@@ -103,15 +103,20 @@ _FLEET = "fleet.json"
 """The report in the folder of ``egmctl fleet``."""
 
 
-def load(path: str | os.PathLike[str]) -> Saved:
+def load(path: str | os.PathLike[str], pool: Pool | None = None) -> Saved:
     """Load a file of ``egmctl bench``, ``doctor``, ``bringup``, ``topo`` or ``snapshot``.
+
+    Parameters
+    ----------
+    pool
+        The records that the results of several files share.
 
     Raises
     ------
     UsageError
         The file cannot be read or contains none of these results. The message names the file and the invalid part.
     """
-    saved = load_any(path)
+    saved = load_any(path, pool)
     if isinstance(saved.result, Comparison | FleetReport):
         refuse(f"file {path}", "was made of several results: give those")
     if isinstance(saved.result, Digest):
@@ -119,10 +124,15 @@ def load(path: str | os.PathLike[str]) -> Saved:
     return dataclasses.replace(saved, content=None)
 
 
-def load_any(path: str | os.PathLike[str]) -> Saved:
+def load_any(path: str | os.PathLike[str], pool: Pool | None = None) -> Saved:
     """Load a file of any command, including ``egmctl compare`` and ``fleet``.
 
     For the folder of a fleet, its report is loaded. A journal yields the report of its run; it has no JSON text.
+
+    Parameters
+    ----------
+    pool
+        As for :func:`load`.
 
     Raises
     ------
@@ -148,7 +158,7 @@ def load_any(path: str | os.PathLike[str]) -> Saved:
             damaged=kept.damage is not None,
             origin=kept.report.machines[0].origin if kept.report.machines else None,
         )
-    saved = _load(parse_object(content, source, "result of egmctl"), source, file)
+    saved = _load(parse_object(content, source, "result of egmctl"), source, file, pool)
     return dataclasses.replace(saved, content=content)
 
 
@@ -176,13 +186,15 @@ def load_journal(path: Path) -> journal.Kept:
     return journal.read(read_content(path, source), source, partial(_result, RunReport))
 
 
-def _load(document: dict[str, Any], source: str, file: Path) -> Saved:
+def _load(document: dict[str, Any], source: str, file: Path, pool: Pool | None = None) -> Saved:
     known = (*_KINDS, MACHINE_SCHEMA, ERROR_SCHEMA)
     news = _News(document, known)
+    # A record from the pool would not say which words of a newer version it has.
+    readers = {Pool: pool} if pool is not None and not news.readers else news.readers
     schema = news.read_as or check_schema(document, known, source, "result of egmctl")
     if schema == MACHINE_SCHEMA:
         try:
-            machine = replay.recorded(replay.decode(document, source, readers=news.readers), file)
+            machine = replay.recorded(replay.decode(document, source, readers=readers), file)
         except UsageError as error:
             raise news.refused(error, source) from error
         tool, command = f"egmctl {document.get('egmctl', '')}".strip(), Command.SNAPSHOT
@@ -198,9 +210,9 @@ def _load(document: dict[str, Any], source: str, file: Path) -> Saved:
     kind = _KINDS.get(schema)
     try:
         body = {name: value for name, value in document.items() if name != "result"}
-        envelope = _decode(_Envelope, body, source, readers=news.readers)
+        envelope = _decode(_Envelope, body, source, readers=readers)
         record = None if kind is None else resolve_name(kind.record)
-        result = None if record is None else _result(record, document.get("result"), source, news.readers)
+        result = None if record is None else _result(record, document.get("result"), source, readers)
     except UsageError as error:
         raise news.refused(error, source) from error
     messages = [error.message for error in envelope.errors] or [f"ended with {envelope.exit_code} without a result"]
