@@ -100,7 +100,8 @@ def decode(document: dict[str, Any], source: str, where: str = "", readers: Read
 
 
 def _with_attributes(gpu: Gpu) -> Gpu:
-    return gpu if gpu.cuda is None else dataclasses.replace(gpu, cuda=_named(gpu.cuda, "attributes", ATTRIBUTES))
+    cuda = None if gpu.cuda is None else _named(gpu.cuda, "attributes", ATTRIBUTES)
+    return gpu if cuda is gpu.cuda else dataclasses.replace(gpu, cuda=cuda)
 
 
 def _named(record: R, field: str, names: tuple[str, ...]) -> R:
