@@ -128,7 +128,7 @@ def _claim(folder: int, temporary: str, name: str) -> None:
 
 
 @contextlib.contextmanager
-def open_parent(path: Path, *, make: bool = False) -> Iterator[tuple[int, str]]:
+def open_parent(path: Path, *, make: bool = False, own: bool = False) -> Iterator[tuple[int, str]]:
     """Open the directory of a path's last component; yield its descriptor and the last name, which is not a link.
 
     Each component is looked up in the open directory before it, so that no other process can exchange one meanwhile.
@@ -140,6 +140,8 @@ def open_parent(path: Path, *, make: bool = False) -> Iterator[tuple[int, str]]:
     ----------
     make
         Whether to create missing directories, with mode 0700.
+    own
+        Whether to follow only links of this user and of root: the owner of a link chooses where the path leads.
 
     Raises
     ------
@@ -152,7 +154,7 @@ def open_parent(path: Path, *, make: bool = False) -> Iterator[tuple[int, str]]:
     try:
         while names:
             name = names.pop()
-            if _is_link(folder, name):
+            if _is_link(folder, name, own):
                 if (links := links + 1) > _LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
                 names += reversed(Path(os.readlink(name, dir_fd=folder)).parts)
@@ -169,11 +171,25 @@ def open_parent(path: Path, *, make: bool = False) -> Iterator[tuple[int, str]]:
 
 
 @contextlib.contextmanager
-def open_folder(path: Path, *, make: bool = False) -> Iterator[int]:
-    """Open a directory and yield its descriptor. Links and ``make`` are handled as in :func:`open_parent`."""
-    with open_parent(path, make=make) as (parent, name):
+def open_folder(path: Path, *, make: bool = False, own: bool = False) -> Iterator[int]:
+    """Open a directory and yield its descriptor. Links and ``make`` are handled as in :func:`open_parent`.
+
+    Parameters
+    ----------
+    own
+        Whether the directory, and each link that leads there, must belong to this user or to root.
+
+    Raises
+    ------
+    OSError
+        EACCES: the directory or a link belongs to another user. Others are those of :func:`open_parent`.
+    """
+    with open_parent(path, make=make, own=own) as (parent, name):
         folder = _open_folder(parent, name, make)
     try:
+        owner = os.fstat(folder).st_uid
+        if own and owner not in (os.geteuid(), 0):
+            raise OSError(errno.EACCES, f"it belongs to user {owner}, who could redirect what is written there")
         yield folder
     finally:
         os.close(folder)
@@ -207,7 +223,7 @@ def _open_folder(parent: int, name: str, make: bool) -> int:
     return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
 
 
-def _is_link(folder: int, name: str) -> bool:
+def _is_link(folder: int, name: str, own: bool) -> bool:
     """Return whether a name in a directory is a link; raise OSError (EACCES) if the link must not be followed."""
     link = status_in(folder, name)
     if link is None or not stat.S_ISLNK(link.st_mode):
@@ -216,6 +232,11 @@ def _is_link(folder: int, name: str) -> bool:
     shared = around.st_mode & stat.S_ISVTX and around.st_mode & stat.S_IWOTH
     if shared and link.st_uid not in (os.geteuid(), around.st_uid):
         raise OSError(errno.EACCES, f"{printable(name)} is another user's link in a folder that everybody may write to")
+    if own and link.st_uid not in (os.geteuid(), 0):
+        raise OSError(
+            errno.EACCES,
+            f"{printable(name)} is a link of user {link.st_uid}, who could redirect what is written there",
+        )
     return True
 
 

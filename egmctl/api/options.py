@@ -61,7 +61,9 @@ class TopoOptions:
 class BenchOptions:
     """The measurements of a bench, and their settings."""
 
-    HEADINGS: ClassVar = {"Measuring": "numa size samples copies duration serial no_gate allow_busy memory timeout"}
+    HEADINGS: ClassVar[dict[str, str]] = {
+        "Measuring": "numa size samples copies duration serial no_gate allow_busy memory timeout"
+    }
     gpus: str | None = option(
         "GPUs: all (the default), 0-3,5, 0-7/2, a UUID (or its start), a PCI bus id. A named GPU that cannot be "
         "measured is a failure.",
@@ -146,7 +148,7 @@ class NodeOptions:
 class DoctorOptions(NodeOptions):
     """The checks of doctor."""
 
-    HEADINGS: ClassVar = {"Checking": "skip expect since strict"}
+    HEADINGS: ClassVar[dict[str, str]] = {"Checking": "skip expect since strict"}
     purposes: str | None = option("Only checks for these purposes: egm, p2p, ipc, fabric, rdma, perf.", "LIST", "--for")
     check: Sequence[str] = option("Only this check or glob (numa.*); can be given several times.", "ID", default=())
     skip: Sequence[str] = option("Skip this check or glob; can be given several times.", "ID", default=())

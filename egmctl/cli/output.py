@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import shutil
@@ -36,7 +37,7 @@ class Color(StrEnum):
 class OutputOptions:
     """The destinations, format and detail of a result, and the amount of messages."""
 
-    HEADINGS: ClassVar = {OUTPUT: "csv format force quiet color"}
+    HEADINGS: ClassVar[dict[str, str]] = {OUTPUT: "csv format force quiet color"}
     json: bool = option("Write JSON, also on failure.", default=False)
     csv: bool = option("Write CSV, one fact per row.", default=False)
     format: str | None = option("Output format: {formats}{note}.", "FORMAT")
@@ -156,7 +157,7 @@ def emit(content: Text | str, file: Path | None = None, *, force: bool = False, 
     """Write a command's result to a file or to standard output, and return whether a reader may still be there.
 
     If the file cannot be written, the result goes to another file or to standard output. It is no error if the reader
-    of standard output exits early (``| head``).
+    of standard output exits early (``| head``), or its terminal is closed.
 
     Parameters
     ----------
@@ -203,9 +204,26 @@ def emit(content: Text | str, file: Path | None = None, *, force: bool = False, 
         discard_stdout()
         return False
     except OSError as error:
+        gone = hung_up(error)
         discard_stdout()
+        if gone:
+            return False
         raise EgmctlError(f"cannot write the result to standard output: {error.strerror}") from error
     return True
+
+
+def hung_up(error: OSError) -> bool:
+    """Return whether a write failed because the terminal of standard output or standard error was closed.
+
+    The kernel then answers EIO (tty_write in drivers/tty/tty_io.c), and no longer says that it is a terminal.
+    """
+    if error.errno != errno.EIO or error.filename is not None:
+        return False
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            if stat.S_ISCHR(os.fstat(stream.fileno()).st_mode):
+                return True
+    return False
 
 
 _IN_ASCII = str.maketrans("╭╮╰╯╔╗╚╝├┤┬┴╥╩─═│║▕╳█▉▊▋▌▍▎▏·■▲✕□", "++++++++++++++-=|H|X########.#^Xo")  # noqa: RUF001

@@ -111,7 +111,8 @@ def _machines(comparison: Comparison, names: Sequence[str], machines: Sequence[M
     """Add the differences between the machines; for snapshots and topologies these are the result itself."""
     gpus = GpuNames([_indices((machine,)) for machine in machines])
     sections = facts.sections_of(machines)
-    files = [facts.statements(machine, sections, gpus, file) for file, machine in enumerate(machines)]
+    # As they are made, so that those of a thousand equal nodes are never in memory together.
+    files = facts.shared(facts.statements(machine, sections, gpus, file) for file, machine in enumerate(machines))
     different = facts.differences(names, files, gpus, facts.outcome_of, of_nodes=comparison.of_nodes)
     notes = () if comparison.of_nodes else _swapped(*machines)
     if comparison.kind in (Command.BENCH, Command.BRINGUP, Command.DOCTOR):

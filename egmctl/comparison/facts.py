@@ -47,10 +47,16 @@ def differences(
     The reference is the first of two files, or else the most frequent values. Nodes with the same differences, and
     things of one kind, share an entry.
     """
+    files = shared(files)
     reference = _usual(files) if of_nodes else files[0]
+    # Most nodes of a fleet make the same statements.
+    of_file: dict[int, list[tuple[AttributeDifference, Subject]]] = {}
     by_nodes: dict[tuple[AttributeDifference, str, str], list[str]] = {}
     for number in range(0 if of_nodes else 1, len(files)):
-        for difference, subject in _differences(reference, files[number], judge):
+        file = files[number]
+        if id(file) not in of_file:
+            of_file[id(file)] = list(_differences(reference, file, judge))
+        for difference, subject in of_file[id(file)]:
             if of_nodes and difference.outcome is Outcome.BETTER:
                 # Most nodes are the reference, also for their faults, so a node that deviates from them is not better.
                 difference = replace(difference, outcome=Outcome.DIFFERENT)
@@ -67,11 +73,21 @@ def differences(
     return tuple(sorted(joined, key=lambda difference: (gravity.index(difference.outcome), difference.nodes)))
 
 
+def shared(files: Iterable[Statements]) -> list[Statements]:
+    """Return statements of files, those that are equal as the same object, so that each is kept and compared once."""
+    known: dict[tuple[tuple[Subject, object], ...], Statements] = {}
+    return [known.setdefault(tuple(file.items()), file) for file in files]
+
+
 def _usual(files: Sequence[Statements]) -> Statements:
     """Return the most frequent value of each subject, without subjects that are most often absent."""
+    times = Counter(map(id, files))
+    distinct = {id(file): file for file in files}
     usual: dict[Subject, object] = {}
-    for subject in sorted({subject for file in files for subject in file}):
-        counts = Counter(file.get(subject, ABSENT) for file in files)
+    for subject in sorted({subject for file in distinct.values() for subject in file}):
+        counts: Counter[object] = Counter()
+        for number, file in distinct.items():
+            counts[file.get(subject, ABSENT)] += times[number]
         value = min(counts, key=lambda candidate: (-counts[candidate], str(candidate)))
         if value != ABSENT:
             usual[subject] = value

@@ -543,7 +543,8 @@ def waived(task: Task, kind: WaiverKind, reason: str, *, last_call: str | None =
 
 def exit_code(measurements: Sequence[Measurement]) -> ExitCode:
     """Return the exit code of measurements: the most severe one. Waived measurements count only if all are waived."""
-    if any(m.status in (Status.CRASHED, Status.TIMED_OUT) for m in measurements):
+    # A status that only a newer version knows is no success.
+    if any(m.status in (Status.CRASHED, Status.TIMED_OUT) or m.status not in set(Status) for m in measurements):
         return ExitCode.CRASHED
     failed = [m for m in measurements if m.status is Status.FAILED]
     if any(not m.known_cause for m in failed):

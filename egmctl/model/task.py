@@ -114,8 +114,8 @@ class Quantity(StrEnum):
 
     @property
     def unit(self) -> str:
-        """The unit of the quantity; GB/s is 1e9 bytes per second."""
-        return {Quantity.BANDWIDTH: "GB/s", Quantity.LATENCY: "ns", Quantity.DURATION: "ms"}[self]
+        """The unit of the quantity; GB/s is 1e9 bytes per second. Empty if only a newer version knows the quantity."""
+        return {Quantity.BANDWIDTH: "GB/s", Quantity.LATENCY: "ns", Quantity.DURATION: "ms"}.get(self, "")
 
 
 class ChaseOrder(StrEnum):
