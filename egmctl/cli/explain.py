@@ -74,40 +74,85 @@ def explain(
             raise UsageError("explain -- runs a program on this node: leave out what else is to be explained")
         return _run(program, outputs)
 
-    from egmctl.doctor.explain import failures_of
-    from egmctl.model.explanation import ErrorLog
-
-    call, error, file = _asked(words)
-    log = _read(file) if file else ErrorLog(failures=failures_of(call, error))
-    # A call or an error alone is answered with a list, which no node decides.
-    result = _explained(log, machine, pid, quiet=output.quiet, checks=bool(file or (call and error)))
+    log, checks = _asked(words)
+    result = _explained(log, machine, pid, quiet=output.quiet, checks=checks)
     outputs.show(result(False), lambda: result(True))
     return result(False).exit_code
 
 
-def _asked(words: Sequence[str]) -> tuple[str | None, str | None, str | None]:
-    """Return the call, the error and the file that the arguments name, in any order."""
+def _asked(words: Sequence[str]) -> tuple[ErrorLog, bool]:
+    """Return the failures that the arguments name, and whether the node's checks are to be asked.
+
+    The arguments are a call, an error or both, in any order; a file; or words that were pasted. A call alone is answered
+    with its errors, between which no node decides.
+    """
+    from egmctl.doctor.explain import failures_of
+    from egmctl.model.explanation import ErrorLog
+
     calls = [word for word in words if _CALL.fullmatch(word)]
     errors = [word for word in words if _ERROR.fullmatch(word)]
     files = [word for word in words if word == "-" or (word not in calls + errors and os.path.exists(word))]
-    if wrong := [word for word in words if word not in calls + errors + files]:
+    others = [word for word in words if word not in calls + errors + files]
+    if others and not files and (pasted := _pasted(" ".join(words))).failures:
+        return pasted, True
+    if others:
         raise UsageError(
-            f"explain {printable(wrong[0][:100])!r}: that is no function (cuMemCreate, cudaMalloc, nvmlInit), no error "
-            "(CUDA_ERROR_NOT_PERMITTED, cudaErrorNotPermitted, 800) and no file"
+            f"explain {printable(others[0][:100])!r}: not a known function (cuMemCreate, cudaMalloc, nvmlInit), error "
+            "(CUDA_ERROR_NOT_PERMITTED, 800, Xid 79), message or file"
         )
     if not words or len(words) > 2 or max(len(calls), len(errors)) > 1 or (files and len(words) > 1):
-        raise UsageError("explain: give a function, an error or both; or one file; or, after --, a program to run")
-    return next(iter(calls), None), next(iter(errors), None), next(iter(files), None)
+        raise UsageError(
+            "explain: give a function, an error or both; or one file; or a message; or, after --, a program to run"
+        )
+    if not files:
+        call, error = next(iter(calls), None), next(iter(errors), None)
+        return ErrorLog(failures=failures_of(call, error)), error is not None
+    return _read(files[0]), True
+
+
+def _pasted(text: str) -> ErrorLog:
+    """Return the failures in words that were given as arguments."""
+    from egmctl.facts.error_log import read_failures
+
+    log = read_failures(io.BytesIO(text.encode("utf-8", "replace")))
+    return replace(log, failures=tuple(replace(each, line_number=None) for each in log.failures))
 
 
 def _read(file: str) -> ErrorLog:
+    """Return the failures in a file or standard input; of a single line, what its words name as arguments."""
+    from egmctl.doctor.explain import failures_of
     from egmctl.facts.error_log import read_failures
+    from egmctl.files import read_part
 
+    class Reader(io.RawIOBase):
+        """Reads a file, and waits for the writer of a FIFO."""
+
+        def __init__(self, descriptor: int) -> None:
+            self.descriptor = descriptor
+            self.first = b""
+
+        def read1(self, size: int) -> bytes:
+            part = read_part(self.descriptor, size, is_first=not self.first)
+            self.first = self.first or part[:1000]
+            return part
+
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     try:
-        with open(0 if file == "-" else file, "rb", closefd=file != "-") as stream:
-            return read_failures(stream)
+        descriptor = os.dup(0) if file == "-" else os.open(file, flags)
+        try:
+            reader = Reader(descriptor)
+            log = read_failures(reader)  # type: ignore[arg-type]
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise UsageError(f"explain: {printable(file)} cannot be read: {error.strerror}") from error
+    words = reader.first.decode("utf-8", "replace").split() if not log.failures and log.lines == 1 else []
+    calls = [word for word in words if _CALL.fullmatch(word)]
+    errors = [word for word in words if _ERROR.fullmatch(word)]
+    if words and len(words) == len(calls) + len(errors) <= 2 and max(len(calls), len(errors)) == 1:
+        with contextlib.suppress(UsageError):
+            return replace(log, failures=failures_of(*(calls or [None]), *(errors or [None])))
+    return log
 
 
 def _explained(
