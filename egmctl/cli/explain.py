@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,8 +35,8 @@ _PROGRAM = "egmctl.program"
 WhatArgument = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[CALL] [ERROR] | FILE | - | -- PROGRAM [ARG]..",
-        help="A function and an error, by names or numbers; a file, or - for standard input; after --, a program.",
+        metavar="[CALL] [ERROR] | MESSAGE | FILE | - | -- PROGRAM [ARG]..",
+        help="A function and an error; a message; a file, or - for standard input; after --, a program.",
     ),
 ]
 PidOption = Annotated[
@@ -62,7 +62,7 @@ def explain(
     machine: MachineOption = None,
     pid: PidOption = 0,
 ) -> int:
-    """Say what an error of CUDA or NVML means, its causes, and which of them holds on this node.
+    """Say what an error or a message means, its causes, and which of them holds on this node.
 
     Examples: egmctl explain cuMemCreate 800; egmctl explain app.log; egmctl explain -- ./app
     """
@@ -83,8 +83,8 @@ def explain(
 def _asked(words: Sequence[str]) -> tuple[ErrorLog, bool]:
     """Return the failures that the arguments name, and whether the node's checks are to be asked.
 
-    The arguments are a call, an error or both, in any order; a file; or words that were pasted. A call alone is answered
-    with its errors, between which no node decides.
+    The arguments are a call, an error or both, in any order; a file; or words that were pasted. A call alone is
+    answered with its errors, between which no node decides.
     """
     from egmctl.doctor.explain import failures_of
     from egmctl.model.explanation import ErrorLog
@@ -151,7 +151,7 @@ def _read(file: str) -> ErrorLog:
     errors = [word for word in words if _ERROR.fullmatch(word)]
     if words and len(words) == len(calls) + len(errors) <= 2 and max(len(calls), len(errors)) == 1:
         with contextlib.suppress(UsageError):
-            return replace(log, failures=failures_of(*(calls or [None]), *(errors or [None])))
+            return replace(log, failures=failures_of(next(iter(calls), None), next(iter(errors), None)))
     return log
 
 
@@ -167,34 +167,96 @@ def _explained(
 
 
 def _run(program: Sequence[str], outputs: Outputs) -> int:
-    """Run a program, then say on standard error why CUDA's calls failed; end as the program ended."""
-    import tempfile
-
+    """Run a program, then say on standard error why its calls failed; end as the program ended."""
     from egmctl.launch.program import run_through
+    from egmctl.launch.standard_error import StandardError
     from egmctl.mpi.world import launched
 
     if outputs.files or outputs.targets[0].format is not Format.TEXT:
         raise UsageError("explain -- writes text on standard error only: leave out -o and --json")
     chosen = os.environ.get(LOG_FILE)
-    with tempfile.TemporaryDirectory(prefix="egmctl-explain-") as folder:
-        file = Path(chosen or tempfile.mkstemp(dir=folder)[1])
+    with _folder() as folder:
+        file = Path(chosen) if chosen else folder / "cuda.log"
+        if not chosen:
+            file.touch(mode=0o600)
         before = file.stat().st_size if file.is_file() else 0
+        (output := folder / "output").mkdir(mode=0o700)
+        errors = StandardError(output)
         try:
-            code = run_through(program, {**os.environ, LOG_FILE: str(file)})
+            with errors.resized():
+                code = run_through(program, {**os.environ, LOG_FILE: str(file)}, errors.descriptor)
         except OSError as error:
             raise UsageError(f"explain -- {printable(program[0])} cannot be run: {error.strerror}") from error
+        finally:
+            is_open = errors.finish()
         log = _logged(file, before)
+        # A program that succeeds may print what it likes, and a child may go on for hours.
+        printed = _printed(errors.parts()) if code else None
     who = f"{printable(program[0])}{f' (rank {launch.rank})' if (launch := launched(os.environ)) else ''}"
     ended = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+    if code and is_open:
+        say(f"a process that {who} started still runs; what it prints from now on is passed on, and not explained")
     if log is not None and log.failures:
         say(f"{who} {ended}; CUDA's log says what failed")
-        result = _explained(log, quiet=outputs.options.quiet)
-        # A program that succeeds has dealt with the failure, or has only tried.
-        sys.stderr.write(f"{replace(outputs.targets[0], brief=code == 0).draw(result(False))}\n")
+        _answer(log, outputs, is_brief=code == 0)
+    elif printed is not None and printed.failures:
+        say(f"{who} {ended}; CUDA logged no failed call, its standard error says what failed")
+        _answer(printed, outputs, is_brief=False)
     elif code:
         nothing = "CUDA logged no failed call (drivers before 575, CUDA 12.9, log none)"
-        say(f"{who} {ended}; {f'{LOG_FILE}={printable(str(file))} cannot be read' if log is None else nothing}")
+        said = "and its standard error has no known error"
+        unread = f"{LOG_FILE}={printable(str(file))} cannot be read"
+        say(f"{who} {ended}; {unread if log is None else nothing}, {said}")
     return code if code >= 0 else _die(-code)
+
+
+def _answer(log: ErrorLog, outputs: Outputs, *, is_brief: bool) -> None:
+    """Write the answer to standard error; a program that succeeds has dealt with the failure, or has only tried."""
+    result = _explained(log, quiet=outputs.options.quiet)
+    sys.stderr.write(f"{replace(outputs.targets[0], brief=is_brief).draw(result(False))}\n")
+
+
+_FOLDERS = "egmctl-explain-"
+"""With what the names of folders for logs begin."""
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """Make a private folder, and remove it and those that killed commands have left.
+
+    Its owner holds a lock on it, which the kernel releases however the owner ends, in whichever container it runs.
+    """
+    import fcntl
+    import shutil
+    import tempfile
+
+    for left in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if os.fstat(descriptor).st_uid == os.geteuid():
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+    folder = Path(tempfile.mkdtemp(prefix=_FOLDERS))
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield folder
+    finally:
+        os.close(descriptor)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _printed(files: Sequence[Path]) -> ErrorLog | None:
+    """Return the failures in the kept parts of a program's standard error, ``None`` if they cannot be read."""
+    from egmctl.facts.error_log import read_failures
+
+    try:
+        return read_failures(io.BytesIO(b"".join(file.read_bytes() for file in files)))
+    except OSError:
+        return None
 
 
 def _logged(file: Path, before: int) -> ErrorLog | None:

@@ -5,14 +5,15 @@ An entry is a table ``[ID]`` with these keys:
 * ``program``: who prints it. ``source``: where the line is printed, documented or was seen. ``example``: such a line.
 * ``lines``: fixed parts of the line; ``<>`` stands for any text. ``needs``, ``without``: words that the line must, or
   must not, have.
-* ``severity``: a :class:`~egmctl.model.explanation.Severity`. ``states``: whether the line itself states its first cause.
+* ``severity``: a :class:`~egmctl.model.explanation.Severity`.
+* ``states``: whether the line itself states its first cause.
 * ``means``: what the line says, as a clause. ``causes``: names of causes, the most likely first.
 * ``doctor``: the :class:`~egmctl.model.kernel_log.DriverMessage` that doctor reads in the same line.
 
 A cause is a table ``[NAME]`` with ``cause``, a clause; what to do about it as ``text`` (one sentence), ``run`` (the
 command that does it), ``look`` (commands that show more and change nothing), ``needs`` (``root``, ``idle-gpus``,
-``reboot``) and ``works_in`` (``host``, ``container``, ``pod``, ``job``); and ``checks``, ``decides``, ``holds_in`` as in
-:class:`~egmctl.model.explanation.KnownCause`.
+``reboot``) and ``works_in`` (``host``, ``container``, ``pod``, ``job``); and ``checks``, ``decides``, ``holds_in`` as
+in :class:`~egmctl.model.explanation.KnownCause`.
 
 A text of 200 MB has millions of lines, few of which match. So each pattern has an anchor, a part that is rare in logs,
 and one pattern of all anchors decides whether a line is looked at.

@@ -31,7 +31,7 @@ _KINDS = 50
 _THREADS = 64
 """The number of threads whose last message of CUDA's log is kept."""
 _SHORT = 8192
-"""The size of a text, in bytes, that was pasted rather than logged: it may be wrapped, or lack the names of libraries."""
+"""The size of a text, in bytes, that was pasted rather than logged: it may be wrapped, or name no library."""
 _ECHO = 10
 """The number of lines between a message that says what failed and a bare error that repeats it."""
 
@@ -255,7 +255,7 @@ class _Reader:
         return ErrorLog(failures=tuple(kept), lines=self.lines, left_out=self.left_out, interrupted=interrupted)
 
     def _paste(self) -> None:
-        """Look at a short text again: as one line, as a terminal may have wrapped it, and for words that name no CUDA."""
+        """Look at a short text again: as one line, as a terminal may have wrapped it; and for words of CUDA alone."""
         text = " ".join(self.short.decode("utf-8", "replace").split())
         found = None
         if (message := messages().match(text)) is not None:
@@ -277,7 +277,7 @@ def severity_of(failure: Failure) -> Severity:
 
 
 def _hits(block: bytes) -> Iterator[tuple[int, str]]:
-    """Yield the places of the words of interest in a block, and which anchor of a message it is; empty if it is none."""
+    """Yield the places of the words of interest in a block, each with its anchor of a message, if it is one."""
     for trigger in messages().triggers:
         yield from ((match.start(), match[0].decode()) for match in trigger.finditer(block))
     yield from ((match.start(), "") for match in _CALLS.finditer(block))

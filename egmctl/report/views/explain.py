@@ -69,7 +69,7 @@ def _verdict(result: Explanations, leader: Explanation | None) -> doc.Verdict:
     if word is Word.WHICH_ERROR:
         return doc.Verdict(word, Tone.WARN, _question(result, leader), _answer_by(result, leader))
     sentence = first.cause
-    if first.state is CauseState.HOLDS and first.findings:
+    if first.state in DECIDED and first.findings:
         sentence = f"{first.cause} ({title(first.findings[0])})"
     if leader.failure.log and word is Word.POSSIBLE_CAUSE:
         # Without a cause that its words name, CUDA's own log is the better answer.
@@ -127,7 +127,7 @@ def _ruled_out(leader: Explanation) -> str:
 
 def _next_step(cause: KnownCause) -> str:
     """Return what to do about a cause: what its finding says, else the remedy of the cause."""
-    if cause.state is CauseState.HOLDS:
+    if cause.state in DECIDED:
         found = next((advice(finding) for finding in cause.findings if finding.remedy), None)
         if found is not None:
             return found
