@@ -20,7 +20,7 @@ from egmctl.facts.kernel_log import event
 from egmctl.model.explanation import ErrorLog, Failure, Library, Severity
 from egmctl.model.kernel_log import EventKind
 
-BLOCK = 1 << 20
+BLOCK = 1 << 18
 """The number of bytes that are searched at once. A longer line is searched in parts."""
 _AROUND = 2000
 """The number of bytes before and after a word of interest that are looked at; most lines are shorter."""
@@ -32,6 +32,8 @@ _THREADS = 64
 """The number of threads whose last message of CUDA's log is kept."""
 _SHORT = 8192
 """The size of a text, in bytes, that was pasted rather than logged: it may be wrapped, or name no library."""
+OUT_OF_MEMORY = 2
+"""CUDA_ERROR_OUT_OF_MEMORY, which allocators of frameworks say after any failed call."""
 _ECHO = 10
 """The number of lines between a message that says what failed and a bare error that repeats it."""
 
@@ -250,7 +252,7 @@ class _Reader:
             if call
             or message
             or library is Library.XID
-            or ((library, code) not in with_call and not _is_near(each.line_number or 0, told))
+            or ((library, code) not in with_call and not (_is_vague(each) and _is_near(each.line_number or 0, told)))
         )
         return ErrorLog(failures=tuple(kept), lines=self.lines, left_out=self.left_out, interrupted=interrupted)
 
@@ -360,7 +362,13 @@ def _kib(match: re.Match[str]) -> float:
 
 
 def _says_what_failed(failure: Failure) -> bool:
-    return failure.library is Library.MESSAGE and severity_of(failure).rank <= Severity.FAULT.rank
+    return failure.library is Library.MESSAGE and severity_of(failure) not in (Severity.CONTEXT, Severity.HARMLESS)
+
+
+def _is_vague(failure: Failure) -> bool:
+    """Return whether an error says little by itself, so that frameworks repeat it after what failed."""
+    number = failure.number or 0
+    return number == OUT_OF_MEMORY or any(each.vague for each in signatures().find(failure.library, None, number))
 
 
 def _is_near(line: int, others: list[int]) -> bool:

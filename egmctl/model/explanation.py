@@ -262,6 +262,9 @@ def leading(explanations: Sequence[Explanation]) -> Explanation | None:
 def word(result: Explanations) -> Word:
     """Return the answer of explanations: the one place that decides it."""
     leader = leading(result.explanations)
+    if leader is None and any(each.failure.log for each in result.explanations):
+        # The driver's own log states it, in words that no entry has.
+        return Word.CAUSE
     if leader is None:
         return Word.INTERRUPTED if result.interrupted else Word.NOT_KNOWN
     if leader.is_decided and not result.asks_for_error:

@@ -60,10 +60,10 @@ def _body(result: Explanations) -> Iterator[doc.Block]:
 
 def _verdict(result: Explanations, leader: Explanation | None) -> doc.Verdict:
     word = result.word
-    if leader is None or word is Word.NOT_KNOWN:
-        said = "; ".join(f"the driver says: {each.failure.log}" for each in result.explanations if each.failure.log)
-        if said:
-            return doc.Verdict(Word.CAUSE, Tone.PLAIN, printable(said))
+    if leader is None and word is Word.CAUSE:
+        said = "; ".join(each.failure.log for each in result.explanations if each.failure.log)
+        return doc.Verdict(word, Tone.PLAIN, printable(f"the driver says: {said}"))
+    if leader is None:
         return doc.Verdict(word, Tone.UNKNOWN, _nothing(result), _where_to_go(result))
     first = leader.causes[0]
     if word is Word.WHICH_ERROR:
@@ -73,7 +73,7 @@ def _verdict(result: Explanations, leader: Explanation | None) -> doc.Verdict:
         sentence = f"{first.cause} ({title(first.findings[0])})"
     if leader.failure.log and word is Word.POSSIBLE_CAUSE:
         # Without a cause that its words name, CUDA's own log is the better answer.
-        sentence = f"{first.cause}; the driver says: {leader.failure.log}"
+        sentence = f"the driver says: {leader.failure.log}; the likeliest cause: {first.cause}"
     sentence += _ruled_out(leader) if word is Word.POSSIBLE_CAUSE else ""
     return doc.Verdict(word, Tone.PLAIN, printable(sentence), _next_step(first))
 
