@@ -334,6 +334,7 @@ def test_a_healthy_host_says_nothing_about_a_container(tmp_path: Path) -> None:
     assert "NOT HERE" not in shown
 
 
+@pytest.mark.processes
 def test_a_fifo_is_read_when_it_is_written(tmp_path: Path) -> None:
     os.mkfifo(fifo := tmp_path / "fifo")
     with subprocess.Popen(["sh", "-c", f"echo 'cuMemCreate failed: 800' > {fifo}"]):
@@ -378,7 +379,8 @@ def test_a_child_that_outlives_the_program_is_said_and_still_heard(tmp_path: Pat
     assert process.wait(timeout=60) == 4
     go.unlink()
     assert process.stderr is not None
-    shown = process.stderr.read().decode()
+    with process.stderr as stream:
+        shown = stream.read().decode()
     assert "a process that sh started still runs" in shown
     assert shown.endswith("late\n")
 
