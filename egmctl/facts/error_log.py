@@ -37,8 +37,9 @@ OUT_OF_MEMORY = 2
 _ECHO = 10
 """The number of lines between a message that says what failed and a bare error that repeats it."""
 
-_WORDS = (b"cuda", b"CUDA", b"Cuda", b"nvml", b"NVML", b"NVRM", b"Xid", b"XID")
-_CALLS = re.compile(rb"cu[A-Z]")
+_WORDS = (b"uda", b"CUDA", b"nvml")
+"""Words of interest: cuda and Cuda are found by their end, in one search."""
+_CALLS = (re.compile(rb"cu[A-Z]"), re.compile(rb"X(?:id|ID)"), re.compile(rb"NV(?:ML|RM)"))
 _CANDIDATE = re.compile(rb"cuda|cu[A-Z]|CUDA|Cuda|nvml|NVML")
 _FAILS_PATTERN = rb"error|Error|ERROR|fail|Fail|Reason|ret:|hit|returned|out of memory|\]\[CUDA\]\["
 _FAILS = re.compile(_FAILS_PATTERN)
@@ -282,7 +283,8 @@ def _hits(block: bytes) -> Iterator[tuple[int, str]]:
     """Yield the places of the words of interest in a block, each with its anchor of a message, if it is one."""
     for trigger in messages().triggers:
         yield from ((match.start(), match[0].decode()) for match in trigger.finditer(block))
-    yield from ((match.start(), "") for match in _CALLS.finditer(block))
+    for pattern in _CALLS:
+        yield from ((match.start(), "") for match in pattern.finditer(block))
     for word in _WORDS:
         place = block.find(word)
         while place >= 0:
