@@ -15,6 +15,7 @@ from egmctl.doctor import checks
 from egmctl.doctor.causes import explained
 from egmctl.doctor.check import Check, Scope
 from egmctl.doctor.findings import skipped, unknown
+from egmctl.doctor.remedies import fitted
 from egmctl.errors import UsageError
 from egmctl.facts.redact import known_words
 from egmctl.model.finding import Diagnosis, Finding, Guard
@@ -134,7 +135,10 @@ def diagnose(machine: Machine, scope: Scope, checks: Sequence[Check], *, strict:
     findings = explained(
         machine,
         tuple(
-            replace(finding, check=check.id, guards=check.guards, docs=f"docs/doctor.md#{anchor(check.id)}")
+            fitted(
+                machine,
+                replace(finding, check=check.id, guards=check.guards, docs=f"docs/doctor.md#{anchor(check.id)}"),
+            )
             for check in checks
             for finding in _findings(check, machine, scope)
         ),

@@ -11,6 +11,7 @@ from egmctl.errors import ExitCode
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine
 from egmctl.model.record import BusId, Plain, Shown
+from egmctl.model.remedy import Remedy
 from egmctl.units import format_kernel_list
 
 
@@ -137,18 +138,6 @@ class Evidence:
     value: str
     errno: Plain | None = None
     """The name of the error number, e.g. ``EPERM``, if the value is an error."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remedy:
-    """An action for a person. The tool itself changes nothing."""
-
-    text: str
-    """One sentence."""
-    command: str | None = None
-    """A command to paste unchanged; ``None`` if no command is safe."""
-    needs_root: bool = False
-    needs_reboot: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from egmctl.model.bringup import Answer, Bringup, Gap, GapKind
-from egmctl.model.finding import UNEXPLAINED, Diagnosis, Finding, Remedy, RunCause, root_causes
+from egmctl.model.finding import UNEXPLAINED, Diagnosis, Finding, RunCause, root_causes
 from egmctl.model.finding import Status as Found
 from egmctl.model.measurement import RunReport, Status
+from egmctl.model.remedy import Remedy
 from egmctl.model.verdict import Grade, Yardstick
 from egmctl.units import several
 from egmctl.verdict.explain import Shortfalls, cause_of, explained_by, shortfalls

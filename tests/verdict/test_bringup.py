@@ -15,10 +15,11 @@ from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.findings import failed
 from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.model.bringup import Answer, Bringup, GapKind
-from egmctl.model.finding import UNEXPLAINED, Diagnosis, Finding, Remedy, RunCause, on_gpus
+from egmctl.model.finding import UNEXPLAINED, Diagnosis, Finding, RunCause, on_gpus
 from egmctl.model.finding import Status as Found
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport, Status
+from egmctl.model.remedy import Remedy
 from egmctl.model.task import Flow, Task
 from egmctl.report.kinds import BRINGUP, Format, render
 from egmctl.verdict.bringup import bringup
@@ -37,7 +38,7 @@ H200 = shipped("hgx-h200x4")
 GPUS = H200.gpus or ()
 LINKS = failed(
     "2 of 18 NVLinks down (links 4, 11)",
-    Remedy(text="Reseat the GPU or replace it.", command="nvidia-smi nvlink -s -i 2"),
+    Remedy(text="Reseat the GPU or replace it.", look="nvidia-smi nvlink -s -i 2"),
     place=on_gpus(GPUS[2:3]),
 )
 PCIE = failed("PCIe runs x8 of x16", Remedy(text="Reseat the board."), place=on_gpus(GPUS[:1]))
@@ -224,7 +225,7 @@ def test_no_machine_takes_more_than_25_lines_and_a_fault_is_named_first(name: st
     found = bringup(healthy(scenes()[name].machine()), None, not_measured="it is recorded")
     lines = shown(found).splitlines()
     assert len(lines) <= 25, "\n".join(lines)
-    assert max(map(len, lines)) <= 80 or any(line.lstrip().startswith("$ ") for line in lines)
+    assert max(map(len, lines)) <= 80 or any(" $ " in line for line in lines)
     first = next(line for line in lines if not line.startswith(("MODEL", "  ")))
     assert first.startswith(("NO-GO: ", "INCOMPLETE: "))
     assert found.answer is (Answer.NO_GO if found.diagnosis.failed else Answer.INCOMPLETE)

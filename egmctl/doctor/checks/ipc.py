@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 from egmctl.doctor.check import Scope, Verdicts, check, known
-from egmctl.doctor.findings import as_root, fact, failed, passed, todo, unknown, warned
-from egmctl.model.finding import Guard, Remedy
+from egmctl.doctor.findings import fact, failed, passed, todo, unknown, warned
+from egmctl.model.finding import Guard
 from egmctl.model.host import INITIAL_NAMESPACES, Confinement, System
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
+from egmctl.model.remedy import Remedy
 from egmctl.units import GIB, MIB, format_size
 
 SHM_FAIL, SHM_WARN = 64 * MIB, GIB
@@ -108,7 +109,7 @@ def _limits(machine: Machine, scope: Scope) -> Verdicts:
             faults.append(warned(notes[-1], _raise("nofile", "n", "LimitNOFILE", str(2 * NOFILE))))
     if stack == UNLIMITED:
         cause = "glibc then gives each thread 2 MiB, and NCCL's threads overflow it (NCCL user guide, troubleshooting)"
-        remedy = todo("Set a limit of 8 MiB.", "ulimit -s 8192")
+        remedy = todo("Set a limit of 8 MiB.", run="ulimit -s 8192")
         faults.append(warned("the stack is unlimited, which makes thread stacks small", remedy, cause=cause))
     yield from faults
     if not faults and None in (memlock, nofile, stack):
@@ -123,5 +124,8 @@ def _bytes(value: int | None) -> str | None:
 
 
 def _raise(name: str, letter: str, unit: str, limit: str) -> Remedy:
-    text = f"Raise {name}: docker run --ulimit, {unit}= of the systemd unit that starts the jobs, or limits.conf."
-    return as_root(text, f"ulimit -{letter} {limit}")
+    text = (
+        f"Raise {name}: beyond the hard limit by docker run --ulimit, {unit}= of the systemd unit that starts jobs, "
+        "or limits.conf."
+    )
+    return todo(text, run=f"ulimit -{letter} {limit}")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from egmctl.model.bringup import Bringup
-from egmctl.model.finding import TOLD, Diagnosis, Finding, Remedy, Status, root_causes
+from egmctl.model.finding import TOLD, Diagnosis, Finding, Status, root_causes
+from egmctl.model.remedy import Remedy
+from egmctl.report.views.causes import commands_of, remedy_words
 from egmctl.units import printable
 
 _WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
@@ -44,11 +46,11 @@ def bringup_nagios(bringup: Bringup) -> str:
 
 
 def with_remedy(sentence: str, remedy: Remedy | None) -> str:
-    """Return a sentence, followed by the text and the command of a remedy."""
+    """Return a sentence, followed by a remedy: its text, what it needs, and its commands with what each is for."""
     if remedy is None:
         return sentence
-    command = f" $ {remedy.command}" if remedy.command else ""
-    return f"{f'{sentence}. ' if sentence else ''}{remedy.text}{command}"
+    commands = [f" {command.name} $ {command.text}" for command in commands_of(remedy)]
+    return f"{f'{sentence}. ' if sentence else ''}{remedy_words(remedy)}{''.join(commands)}"
 
 
 def _output(state: int, sentence: str, performance: str, problems: Iterable[_Problem]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from egmctl.doctor.kernel_faults import Blame, KernelFault, kernel_faults
+from egmctl.doctor.remedies import fitted_remedy
 from egmctl.model.finding import RunCause, Status, WaiverKind
 from egmctl.model.measurement import BROKEN, LinkEvidence, LinkProof, Measurement, RunReport, Verification
 from egmctl.model.measurement import Status as MeasurementStatus
@@ -15,7 +16,15 @@ from egmctl.model.task import Quantity
 from egmctl.model.verdict import BAD_GRADES, Culprit, Grade, RunVerdict
 from egmctl.report import document as doc
 from egmctl.report.document import Tone
-from egmctl.report.views.causes import NO_EXPLANATION, PATHS, advice, cause_title, cause_words, crosses_unknown_links
+from egmctl.report.views.causes import (
+    NO_EXPLANATION,
+    PATHS,
+    advice,
+    cause_title,
+    cause_words,
+    crosses_unknown_links,
+    remedy_words,
+)
 from egmctl.units import format_size, grouped, listed, printable, several, shortened
 from egmctl.verdict.explain import HIDDEN, OTHERS, THROTTLED, gpu_sentence, shortfalls
 from egmctl.verdict.yardsticks import is_degraded, is_lost
@@ -27,7 +36,12 @@ def faults(report: RunReport) -> list[KernelFault]:
     if log is None or not log.events or not report.machines:
         return []
     # Under MPI this is the log of rank 0's node, which is the first machine.
-    return sorted(kernel_faults(report.machines[0], log.events), key=lambda fault: list(Status).index(fault.status))
+    machine = report.machines[0]
+    logged_faults = (
+        replace(fault, remedy=fitted_remedy(machine, fault.place, fault.remedy))
+        for fault in kernel_faults(machine, log.events)
+    )
+    return sorted(logged_faults, key=lambda fault: list(Status).index(fault.status))
 
 
 def grave(report: RunReport) -> list[KernelFault]:
@@ -121,7 +135,9 @@ _SHOWN = 4
 
 def warnings(report: RunReport) -> Iterator[str]:
     """Yield a sentence for each fault in the kernel log with its remedy, and for each warning with its paths."""
-    yield from (f"logged by the kernel meanwhile: {logged(fault)}. {fault.remedy.text}" for fault in grave(report))
+    yield from (
+        f"logged by the kernel meanwhile: {logged(fault)}. {remedy_words(fault.remedy)}" for fault in grave(report)
+    )
     yield from (f"{sentence}: {shortened(paths, _SHOWN)}" for sentence, paths in seen(report).items())
 
 

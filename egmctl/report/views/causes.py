@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from egmctl.model.finding import Confidence, Finding, Remedy, RunCause, Status
+from egmctl.model.finding import Confidence, Finding, RunCause, Status
 from egmctl.model.measurement import Measurement, RunReport
+from egmctl.model.remedy import Need, Remedy
 from egmctl.model.route import LinkKind
 from egmctl.report.document import Block, Command, Entry, Hint, KeyValues, Level, Tone, Words, limited
 from egmctl.units import several, shortened
@@ -30,10 +31,27 @@ def title(finding: Finding) -> str:
     return f"{finding.place.label}: {finding.summary}" if finding.place.label else finding.summary
 
 
+_NEEDS = {
+    Need.ROOT: "as root",
+    Need.IDLE_GPUS: "{idle} idle first",
+    Need.GPU_RESET: "resets {idle}, idle first",
+    Need.NO_JOBS: "no job on {idle}",
+    Need.NO_DOMAIN_JOBS: "no job that shares memory across the domain",
+    Need.DRIVER_RELOAD: "reloads the driver, {idle} idle first",
+    Need.REBOOT: "needs a reboot",
+}
+
+
 def remedy_words(remedy: Remedy) -> str:
-    """Return a remedy's text, and whether it requires root or a reboot."""
-    needs = [word for word, true in (("as root", remedy.needs_root), ("needs a reboot", remedy.needs_reboot)) if true]
+    """Return a remedy's text and what it needs."""
+    needs = [_NEEDS[need].format(idle=remedy.idle or "every GPU") for need in remedy.needs]
     return f"{remedy.text.removesuffix('.')} ({', '.join(needs)})." if needs else remedy.text
+
+
+def commands_of(remedy: Remedy) -> tuple[Command, ...]:
+    """Return the commands of a remedy: what shows more, then what mends."""
+    commands = (("look", remedy.look), ("run", remedy.run))
+    return tuple(Command(text, name) for name, text in commands if text is not None)
 
 
 def advice(finding: Finding) -> str:
@@ -55,7 +73,7 @@ def finding_entry(
     further: tuple[Block, ...] = (),
     level: Level = Level.SUMMARY,
 ) -> Entry:
-    """Return the entry of a finding, with its cause, remedy and command.
+    """Return the entry of a finding, with its cause, remedy and commands.
 
     Parameters
     ----------
@@ -68,16 +86,16 @@ def finding_entry(
     """
     sure = "" if finding.confidence is Confidence.HIGH else f" ({finding.confidence} confidence)"
     reasons: list[tuple[str, Words]] = [("cause", finding.cause + sure)] if finding.cause and cause else []
-    command: tuple[Command, ...] = ()
+    commands: tuple[Command, ...] = ()
     if (remedy := finding.remedy) is not None:
         reasons += [("fix", remedy_words(remedy))] * fix
-        command = () if remedy.command is None else (Command(remedy.command),)
+        commands = commands_of(remedy)
     return Entry(
         word or finding.status.upper(),
         TONES[finding.status] if tone is None else tone,
         words or title(finding),
         id=finding.check,
-        body=(KeyValues(tuple(reasons)), *command, KeyValues(tuple(rows)), *further),
+        body=(KeyValues(tuple(reasons)), *commands, KeyValues(tuple(rows)), *further),
         level=level,
     )
 
