@@ -271,32 +271,46 @@ def read_bounded(path: Path, limit: int) -> bytes:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
-        is_fifo = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
-        # poll(2) reports POLLHUP if a writer has opened and closed the FIFO since it was opened here.
-        had_writer = select.poll()
-        had_writer.register(descriptor, select.POLLIN)
-        until = time.monotonic() + FIFO_WAIT_S
         parts: list[bytes] = []
         room = limit + 1
-        while room > 0:
-            try:
-                part = os.read(descriptor, min(room, 1 << 20))
-            except BlockingIOError:
-                # A writer has it open but has not written yet: a running command, perhaps for hours.
-                select.select([descriptor], [], [])
-                continue
-            if part:
-                parts.append(part)
-                room -= len(part)
-            elif is_fifo and not parts and not had_writer.poll(0):
-                if time.monotonic() > until:
-                    raise OSError(errno.EPIPE, f"it is a FIFO, and nobody opened it to write within {FIFO_WAIT_S:g} s")
-                time.sleep(0.05)
-            else:
-                break
+        while room > 0 and (part := read_part(descriptor, min(room, 1 << 20), is_first=not parts)):
+            parts.append(part)
+            room -= len(part)
         return b"".join(parts)
     finally:
         os.close(descriptor)
+
+
+def read_part(descriptor: int, size: int, *, is_first: bool) -> bytes:
+    """Return the next bytes of a file that was opened with ``O_NONBLOCK``; none at its end.
+
+    Parameters
+    ----------
+    is_first
+        Whether nothing was read yet: then a FIFO may still be without a writer.
+
+    Raises
+    ------
+    OSError
+        As for :func:`read_bounded`.
+    """
+    is_fifo = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+    # poll(2) reports POLLHUP if a writer has opened and closed the FIFO since it was opened here.
+    had_writer = select.poll()
+    had_writer.register(descriptor, select.POLLIN)
+    until = time.monotonic() + FIFO_WAIT_S
+    while True:
+        try:
+            part = os.read(descriptor, size)
+        except BlockingIOError:
+            # A writer has it open but has not written yet: a running command, perhaps for hours.
+            select.select([descriptor], [], [])
+            continue
+        if part or not is_fifo or not is_first or had_writer.poll(0):
+            return part
+        if time.monotonic() > until:
+            raise OSError(errno.EPIPE, f"it is a FIFO, and nobody opened it to write within {FIFO_WAIT_S:g} s")
+        time.sleep(0.05)
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
