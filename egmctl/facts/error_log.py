@@ -52,7 +52,7 @@ _NUMBER = re.compile(
     r"|\breturned )([0-9]{1,3})\b(?! ?[%.])",
     re.ASCII,
 )
-_XID = re.compile(r"\b(?:Xid|XID)(?: [Ee]rror)?(?: \([^)]{0,60}\))?[ :=#]{1,3}(\d{1,3})\b", re.ASCII)
+_XID = re.compile(r"\b(?:Xid|XID)(?: (?i:error))?(?: \([^)]{0,60}\))?[ :=#]{1,3}(\d{1,3})\b", re.ASCII)
 _SXID = re.compile(r"\bSX(?:id|ID)(?: \([^)]{0,60}\))?[ :]{1,3}(\d{1,6})\b", re.ASCII)
 _NON_FATAL = re.compile(r"\bnon-?fatal\b", re.IGNORECASE)
 _NVRM = re.compile(r"NVRM: ?(.*)", re.DOTALL)
