@@ -43,6 +43,19 @@ SHARED = (
 """Kinds of handles, and the NUMA node of host memory."""
 
 
+def stages_of(handle: HandleKind) -> list[str]:
+    """Return the stages of a life of memory with such a handle, in order: what the driver has no call for is left out.
+
+    Opening a legacy handle maps it. Access is set to memory from cuMemCreate alone.
+    """
+    absent = {
+        HandleKind.LEGACY: {"map", "set-access"},
+        HandleKind.POOL: {"set-access"},
+        HandleKind.POOL_FABRIC: {"set-access"},
+    }.get(handle, set[str]())
+    return [stage for stage in life_cycle.STAGES if stage not in absent]
+
+
 def run(parent: Channel, arguments: dict[str, Any]) -> None:
     """Measure the ``tasks`` of each request, of one engine, among the ``ranks``; answer with what came of it."""
     start_driver()

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from egmctl.bench.engines import life_cycle
-from egmctl.bench.engines.life_cycle import STAGES
 from egmctl.bench.processes.context import Stopwatch
 from egmctl.bench.processes.group import Group, GroupFailed
 from egmctl.model.measurement import Status, Verification
@@ -21,7 +20,7 @@ from tests.conftest import ROOT
 from tests.fake.machines import nvl4, with_access, with_imex_channel
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
-from tests.handles.ranks import MIB, SETTINGS, SHARED, ask, finish, life_cycle_task, ranks_on, start
+from tests.handles.ranks import MIB, SETTINGS, SHARED, ask, finish, life_cycle_task, ranks_on, stages_of, start
 
 RANKS = ranks_on(["0008:01:00.0", "0009:01:00.0"])
 FABRIC, LEGACY, POOL, POSIX_FD = HandleKind.FABRIC, HandleKind.LEGACY, HandleKind.POOL, HandleKind.POSIX_FD
@@ -72,8 +71,7 @@ def test_a_hundred_lives_arrive_stage_by_stage_and_leave_no_file_no_mapping_and_
     (found,) = last.measurements
     assert (found.status, found.reason) == (Status.OK, None)
     assert found.verification is Verification.GPU_EVERY_SAMPLE
-    without = {LEGACY: {"map", "set-access"}, POOL: {"set-access"}, POOL_FABRIC: {"set-access"}}.get(handle, set[str]())
-    assert [stage.name for stage in found.stages] == [stage for stage in STAGES if stage not in without]
+    assert [stage.name for stage in found.stages] == stages_of(handle)
     assert all(0 < stage.ms.min <= stage.ms.median <= stage.ms.max for stage in found.stages)
     assert last.after == first.after == first.before
 
