@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import shutil
@@ -156,7 +157,7 @@ def emit(content: Text | str, file: Path | None = None, *, force: bool = False, 
     """Write a command's result to a file or to standard output, and return whether a reader may still be there.
 
     If the file cannot be written, the result goes to another file or to standard output. It is no error if the reader
-    of standard output exits early (``| head``).
+    of standard output exits early (``| head``), or if the terminal is closed and SIGHUP is ignored (``nohup``).
 
     Parameters
     ----------
@@ -203,7 +204,10 @@ def emit(content: Text | str, file: Path | None = None, *, force: bool = False, 
         discard_stdout()
         return False
     except OSError as error:
+        closed = terminal_is_closed(sys.stdout)
         discard_stdout()
+        if closed:
+            return False
         raise EgmctlError(f"cannot write the result to standard output: {error.strerror}") from error
     return True
 
@@ -259,6 +263,21 @@ def colored(stream: TextIO, color: Color) -> bool:
 def is_terminal(stream: TextIO) -> bool:
     """Return whether ``stream`` is the user's terminal."""
     return not relayed and stream.isatty()
+
+
+def terminal_is_closed(stream: TextIO | None) -> bool:
+    """Return whether ``stream`` is a terminal whose window or connection is gone.
+
+    The kernel then answers EIO to each write and to each question about the terminal, so that it no longer is one.
+    """
+    if stream is None:
+        return False
+    try:
+        os.get_terminal_size(stream.fileno())
+    except OSError as error:
+        # ENOTTY of anything else than a terminal.
+        return error.errno == errno.EIO
+    return False
 
 
 def settle_stdout() -> None:

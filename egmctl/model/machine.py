@@ -125,6 +125,10 @@ class LinkTraffic:
     received_gb_s: float
     rate_gb_s: float | None = None
     """The rate of the links in one direction; ``None`` if unknown."""
+    sent_data_gb_s: float | None = None
+    """An estimate of the data in ``sent_gb_s``, if that is with protocol, as of PCIe; else ``None``."""
+    received_data_gb_s: float | None = None
+    """As ``sent_data_gb_s``, of ``received_gb_s``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
