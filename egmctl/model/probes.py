@@ -15,6 +15,11 @@ class ProbeKind(StrEnum):
     HOST_NUMA = "host-numa"
     """A GPU writes HOST_NUMA memory and the CPU compares it, then the reverse. All chosen GPUs have the memory
     mapped."""
+    DEVICE_POOL = "device-pool"
+    """A pool of a NUMA node becomes a GPU's current pool (``cuDeviceSetMemPool``), and memory comes from it without
+    naming it, as the chapter on EGM of the CUDA Programming Guide has it."""
+    LOCATION_POOL = "location-pool"
+    """A pool is set for a NUMA node and asked for (``cuMemSetMemPool``, ``cuMemGetMemPool``: CUDA 13.0)."""
     P2P = "p2p"
     """A GPU writes a peer's memory, then reads it."""
     LEGACY_IPC = "legacy-ipc"
