@@ -141,7 +141,7 @@ class SharedPart(Memory):
 
 
 class ImportedMemory(Memory):
-    """Memory of another process, mapped for one GPU of this process.
+    """Memory of another process, mapped for GPUs of this process.
 
     Parameters
     ----------
@@ -149,12 +149,16 @@ class ImportedMemory(Memory):
         The GPU of this process that gets access.
     description, fds
         The owner's :meth:`SharedMemory.offer`. The caller may close the descriptors after the constructor returns.
+    others
+        CUDA's ordinals of further GPUs that get access, with the same cuMemSetAccess, as the chapter on EGM of the CUDA
+        Programming Guide does for all local GPUs. They need no context (H200, driver 580). Only memory from
+        cuMemCreate: legacy handles and pools give access to the importing GPU alone.
 
     Attributes
     ----------
     stages_ms
-        The times of ``open``, ``map`` (for a legacy handle part of ``open``) and, at the end, ``close``: milliseconds
-        by the host's clock.
+        The times of ``open``, ``map`` (for a legacy handle part of ``open``), ``import-access`` (cuMemSetAccess for all
+        GPUs, of memory from cuMemCreate) and, at the end, ``close``: milliseconds by the host's clock.
 
     Raises
     ------
@@ -164,10 +168,13 @@ class ImportedMemory(Memory):
         The handle has the wrong size.
     """
 
-    def __init__(self, context: Context, description: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    def __init__(
+        self, context: Context, description: dict[str, Any], fds: Sequence[int] = (), others: Sequence[int] = ()
+    ) -> None:
         self.stages_ms: dict[str, float] = {}
         _, _, open_ = _BY_KIND[HandleKind(description["kind"])]
-        offer = _Offer(bytes.fromhex(description["handle"]), fds, description["mapped_bytes"], self.stages_ms)
+        handle = bytes.fromhex(description["handle"])
+        offer = _Offer(handle, fds, description["mapped_bytes"], tuple(others), self.stages_ms)
         with self._making(int(description["size_bytes"]), context) as undo:
             self.address = open_(undo, context, offer) + description.get("offset_bytes", 0)
 
@@ -195,6 +202,8 @@ class _Offer:
     handle: bytes
     fds: Sequence[int]
     mapped_bytes: int
+    others: Sequence[int]
+    """The ordinals of further GPUs that get access."""
     stages_ms: dict[str, float]
 
     def opened(self, function: str, handle: bytes, *more: int) -> Any:
@@ -245,8 +254,13 @@ def _export_physical(kind: str, undo: ReleaseStack, allocation: Any) -> _Exporte
 def _open_physical(undo: ReleaseStack, context: Context, offer: _Offer) -> int:
     allocation = offer.opened("cuMemImportFromShareableHandle", offer.handle)
     undo.callback(call, "cuMemRelease", allocation)
+    places = [on_gpu(context), *(location("DEVICE", ordinal) for ordinal in offer.others)]
+    access_ms: dict[str, float] = {}
     with timed(offer.stages_ms, "map"):
-        return map_allocation(undo, allocation, offer.mapped_bytes, [on_gpu(context)])
+        address = map_allocation(undo, allocation, offer.mapped_bytes, places, access_ms)
+    offer.stages_ms["import-access"] = access_ms["set-access"]
+    offer.stages_ms["map"] -= access_ms["set-access"]
+    return address
 
 
 def _allocate_pool(kind: str, undo: ReleaseStack, wanted: _Wanted) -> _Made:
