@@ -15,6 +15,7 @@ from egmctl.doctor import checks
 from egmctl.doctor.causes import explained
 from egmctl.doctor.check import Check, Scope
 from egmctl.doctor.findings import skipped, unknown
+from egmctl.doctor.isolation_findings import CHECKS as ISOLATION
 from egmctl.errors import UsageError
 from egmctl.facts.redact import known_words
 from egmctl.model.finding import Diagnosis, Finding, Guard
@@ -40,6 +41,8 @@ def _all_checks() -> Iterator[Check]:
 
 
 CHECKS: tuple[Check, ...] = tuple(_all_checks())
+DOCUMENTED: tuple[Check, ...] = (*CHECKS, *ISOLATION)
+"""All checks, and those that only ``--isolation`` runs."""
 
 
 def select(
@@ -80,7 +83,7 @@ def find(check_id: str) -> Check:
     UsageError
         There is none; the message suggests similar ids.
     """
-    for check in CHECKS:
+    for check in DOCUMENTED:
         if check.id == check_id:
             return check
     raise _no_check("--explain", check_id)

@@ -208,7 +208,7 @@ class _Offer:
 
     def opened(self, function: str, handle: bytes, *more: int) -> Any:
         """Import a shareable handle: the offer's file descriptor or, without one, a fabric handle of these bytes."""
-        fabric = None if self.fds else _filled(bindings().CUmemFabricHandle(), handle)
+        fabric = None if self.fds else filled(bindings().CUmemFabricHandle(), handle)
         shareable, kind = (self.fds[0], _FD) if fabric is None else (fabric.getPtr(), _FABRIC)
         with timed(self.stages_ms, "open"):
             return call(function, shareable, handle_type(kind), *more)
@@ -229,11 +229,11 @@ def _allocate_legacy(undo: ReleaseStack, wanted: _Wanted) -> _Made:
 
 
 def _export_legacy(_undo: ReleaseStack, pointer: Any) -> _Exported:
-    return _bytes_of(call("cuIpcGetMemHandle", pointer)), []
+    return bytes_of(call("cuIpcGetMemHandle", pointer)), []
 
 
 def _open_legacy(undo: ReleaseStack, _context: Context, offer: _Offer) -> int:
-    handle = _filled(bindings().CUipcMemHandle(), offer.handle)
+    handle = filled(bindings().CUipcMemHandle(), offer.handle)
     with timed(offer.stages_ms, "open"):
         lazily = bindings().CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
         pointer = call("cuIpcOpenMemHandle", handle, lazily)
@@ -282,12 +282,12 @@ def _allocate_pool(kind: str, undo: ReleaseStack, wanted: _Wanted) -> _Made:
 def _export_pool(kind: str, undo: ReleaseStack, made: tuple[Any, Any]) -> _Exported:
     pool, pointer = made
     handle, fds = _shareable(undo, call("cuMemPoolExportToShareableHandle", pool, handle_type(kind), 0))
-    return handle + _bytes_of(call("cuMemPoolExportPointer", pointer)), fds
+    return handle + bytes_of(call("cuMemPoolExportPointer", pointer)), fds
 
 
 def _open_pool(undo: ReleaseStack, context: Context, offer: _Offer) -> int:
     """Import a pool and an allocation from it, whose exported pointer is the last 64 bytes of the offer's handle."""
-    exported = _filled(bindings().CUmemPoolPtrExportData(), offer.handle[-HANDLE_BYTES:])
+    exported = filled(bindings().CUmemPoolPtrExportData(), offer.handle[-HANDLE_BYTES:])
     pool = offer.opened("cuMemPoolImportFromShareableHandle", offer.handle[:-HANDLE_BYTES], 0)
     undo.callback(call, "cuMemPoolDestroy", pool)
     with timed(offer.stages_ms, "map"):
@@ -321,12 +321,13 @@ def _free_async(pointer: Any) -> None:
     call("cuCtxSynchronize")
 
 
-def _bytes_of(structure: Any) -> bytes:
+def bytes_of(structure: Any) -> bytes:
+    """Return the bytes of a handle."""
     # The bindings expose no fields of these structures, so their raw bytes are copied.
     return ctypes.string_at(structure.getPtr(), HANDLE_BYTES)
 
 
-def _filled(structure: Any, handle: bytes) -> Any:
+def filled(structure: Any, handle: bytes) -> Any:
     """Copy the bytes of a handle into a structure of the bindings and return it."""
     if len(handle) != HANDLE_BYTES:
         raise ValueError(f"a handle of {len(handle)} bytes, not {HANDLE_BYTES}")
@@ -349,7 +350,7 @@ class SharedEvent(Resource):
         with self._made_on(context) as undo:
             self._event = call("cuEventCreate", flags.CU_EVENT_INTERPROCESS | flags.CU_EVENT_DISABLE_TIMING)
             undo.callback(call, "cuEventDestroy", self._event)
-            self.handle = _bytes_of(call("cuIpcGetEventHandle", self._event))
+            self.handle = bytes_of(call("cuIpcGetEventHandle", self._event))
 
     def record(self, stream: Stream) -> None:
         """Record the event on a stream of its GPU."""
@@ -369,7 +370,7 @@ class ImportedEvent(Resource):
     """
 
     def __init__(self, context: Context, handle: bytes) -> None:
-        structure = _filled(bindings().CUipcEventHandle(), handle)
+        structure = filled(bindings().CUipcEventHandle(), handle)
         with self._made_on(context) as undo:
             self._event = call("cuIpcOpenEventHandle", structure)
             undo.callback(call, "cuEventDestroy", self._event)
