@@ -219,6 +219,11 @@ class WorkerContext:
         else:
             issuer.enable_access_to(self.stream(end.bus_id).context)
 
+    def begin_step(self) -> None:
+        """Let access to peers that earlier steps needed make place for that of the next."""
+        for context in self._contexts.values():
+            context.begin_step()
+
     def disconnect_unused(self) -> None:
         """Revoke access to default pools from which no memory was allocated."""
         with ReleaseStack() as undo:
