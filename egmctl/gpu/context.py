@@ -107,8 +107,8 @@ class ImpossibleTime(EgmctlError):
 
 
 PEERS_LIMIT = 8
-"""The number of peers that a context keeps: on systems without NVSwitch "each device can support a system-wide maximum of
-eight peer connections" (CUDA C++ Programming Guide, "Peer-to-Peer Memory Access"); other processes count too."""
+"""The number of peers that a context keeps: on systems without NVSwitch "each device can support a system-wide maximum
+of eight peer connections" (CUDA C++ Programming Guide, "Peer-to-Peer Memory Access"); other processes count too."""
 
 
 class Context:

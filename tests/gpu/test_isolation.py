@@ -1,4 +1,4 @@
-"""``doctor --isolation`` on real GPUs: what kernels may read, the Xids that it leaves, and that it refuses busy GPUs."""
+"""``doctor --isolation`` on real GPUs: what kernels may read, the Xids that it leaves, and no trial on busy GPUs."""
 
 from __future__ import annotations
 
