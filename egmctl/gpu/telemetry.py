@@ -67,12 +67,13 @@ _PCIE_WRAPS = 1 << 32
 _PCIE_WINDOW_S = 0.02
 """The time between the two readings of the PCIe counters in a sample of :func:`watch`: that of
 nvmlDeviceGetPcieThroughput (nvml.h)."""
-_PCIE_PER_DATA = 59.8 / 55.2
-"""What the PCIe counters count for each byte of data: packets have headers. Measured on H200 with copies to the GPU of
-55.2 GB/s, of which the counters say 59.8 at every interval (docs/hardware-notes.md)."""
-_PCIE_REQUESTS = 5.2 / 59.8
-"""What the other direction carries meanwhile for each byte counted, in requests and acknowledgements (the same copies):
-no data."""
+_PCIE_RECEIVED_PER_DATA = 59.9 / 55.3
+_PCIE_SENT_PER_DATA = 60.5 / 55.2
+"""What the PCIe counters count for each byte of data that a GPU reads from host memory, and that it writes there:
+packets have headers, of writes the longer ones. Measured on H200, PCIe 5.0 x16, with copies (docs/hardware-notes.md)."""
+_PCIE_REQUESTS = 5.2 / 55.3
+"""What a GPU sends for each byte of data that it reads from host memory: requests, without data (the same copies). For
+what it writes it receives nothing that is counted."""
 _LATE = "its 32-bit counters were read too late and may have wrapped"
 _NO_RISE = "a counter is smaller than in the last sample, as after a reset, or NVML's two kinds contradict each other"
 _MEMORY_V2 = 0x2000028
@@ -304,7 +305,7 @@ class TrafficWatch(Telemetry):
         sent, received = (rate * (MIB if kind == LinkKind.C2C else 1) / GB for rate in rates)
         traffic = {"sent_gb_s": sent, "received_gb_s": received, "rate_gb_s": self._rates[bus_id][kind]}
         if kind == LinkKind.PCIE:
-            traffic |= {"sent_data_gb_s": data_of(sent, received), "received_data_gb_s": data_of(received, sent)}
+            traffic |= dict(zip(("sent_data_gb_s", "received_data_gb_s"), data_of(sent, received), strict=True))
         return traffic
 
     def _counted(self, bus_id: str, kind: str) -> list[float] | Unreadable:
@@ -341,12 +342,14 @@ class _Reading:
         return (self.begun_s + self.ended_s) / 2
 
 
-def data_of(counted_gb_s: float, other_way_gb_s: float) -> float:
-    """Return an estimate of the data that PCIe carries one way, from what its counters say of both ways, in GB/s.
+def data_of(sent_gb_s: float, received_gb_s: float) -> tuple[float, float]:
+    """Return an estimate of the data that a GPU sends and receives over PCIe, from what its counters say, in GB/s.
 
-    The counters count protocol too: headers, and in the direction of a request no data at all.
+    The counters count protocol too: headers, and the requests for what is received. What the host's CPUs or other
+    devices read and write has other packets.
     """
-    return max(0.0, counted_gb_s - _PCIE_REQUESTS * other_way_gb_s) / _PCIE_PER_DATA
+    received_data = received_gb_s / _PCIE_RECEIVED_PER_DATA
+    return max(0.0, sent_gb_s - _PCIE_REQUESTS * received_data) / _PCIE_SENT_PER_DATA, received_data
 
 
 def watch(parent: Channel, arguments: dict[str, Any]) -> None:

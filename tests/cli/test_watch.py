@@ -28,7 +28,7 @@ import pytest
 
 from egmctl.driver.reading import Unreadable
 from egmctl.gpu import telemetry
-from egmctl.gpu.telemetry import TrafficWatch
+from egmctl.gpu.telemetry import TrafficWatch, data_of
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import GpuTraffic, LinkTraffic, Origin, OriginKind, TrafficSample
 from egmctl.model.record import Reason, Unread
@@ -153,6 +153,21 @@ def test_the_time_that_the_readings_take_is_no_error_of_the_rate(count: int, mon
             # 55.2 GB/s of data went in, and requests alone went out.
             assert links["pcie"]["received_data_gb_s"] == pytest.approx(55.2, rel=0.01)
             assert links["pcie"]["sent_data_gb_s"] == pytest.approx(0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("counted", "copied"),
+    [
+        ((60.55, 0.0), (55.21, 0.0)),
+        ((5.2, 59.9), (0.0, 55.34)),
+        ((60.57, 55.4), (51.15, 51.09)),
+    ],
+    ids=["to-host", "from-host", "both"],
+)
+def test_the_data_of_pcie_are_those_that_copies_on_an_h200_moved(
+    counted: tuple[float, float], copied: tuple[float, float]
+) -> None:
+    assert data_of(*counted) == pytest.approx(copied, rel=0.01, abs=0.05)
 
 
 @pytest.mark.parametrize(
