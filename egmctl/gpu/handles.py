@@ -79,6 +79,8 @@ class SharedMemory(Memory):
         if kind is HandleKind.LEGACY and node is not None:
             raise ValueError("legacy handles share the memory of GPUs only")
         self.kind = kind
+        # Pools of host memory give the CPUs no access by themselves.
+        self.cpu_reads = node is not None and kind in (HandleKind.POSIX_FD, HandleKind.FABRIC)
         self.parts = 0
         self.stages_ms: dict[str, float] = {}
         allocate, export, _ = _BY_KIND[kind]
@@ -125,6 +127,7 @@ class SharedPart(Memory):
     def __init__(self, whole: SharedMemory, index: int, size_bytes: int) -> None:
         self.whole, self.size_bytes, self._offset_bytes = whole, size_bytes, index * size_bytes
         self.address = whole.address + self._offset_bytes
+        self.cpu_reads = whole.cpu_reads
         self.allocate_ms = whole.allocate_ms * size_bytes / whole.size_bytes
         whole.parts += 1
 

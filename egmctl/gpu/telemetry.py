@@ -70,7 +70,7 @@ nvmlDeviceGetPcieThroughput (nvml.h)."""
 _PCIE_RECEIVED_PER_DATA = 59.9 / 55.3
 _PCIE_SENT_PER_DATA = 60.5 / 55.2
 """What the PCIe counters count for each byte of data that a GPU reads from host memory, and that it writes there:
-packets have headers, of writes the longer ones. Measured on H200, PCIe 5.0 x16, with copies (docs/hardware-notes.md)."""
+packets have headers, of writes the longer ones. Measured with copies on H200, PCIe 5.0 x16 (docs/hardware-notes.md)."""
 _PCIE_REQUESTS = 5.2 / 55.3
 """What a GPU sends for each byte of data that it reads from host memory: requests, without data (the same copies). For
 what it writes it receives nothing that is counted."""

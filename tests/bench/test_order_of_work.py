@@ -19,7 +19,7 @@ from egmctl.gpu import memory
 from egmctl.gpu.chase import Chain, Reader
 from egmctl.gpu.context import ReleaseStack
 from egmctl.gpu.cpu_threads import Node, _mask
-from egmctl.gpu.pattern import pattern_words
+from egmctl.gpu.pattern import Region, difference_by_cpu, pattern_words
 from egmctl.gpu.timing import GatedWork, Mark, Timing
 from egmctl.model.measurement import Status
 from tests.bench.test_results import measured
@@ -231,6 +231,34 @@ class TestBuffers:
             for number in range(3):
                 undo.callback(log.append, number)
         assert log == [2, 1, 0]
+
+    @pytest.mark.parametrize(("cpu_reads", "looks"), [(True, 1), (False, 0)])
+    def test_the_cpu_compares_one_sample_of_host_memory_too(
+        self, cpu_reads: bool, looks: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen: list[int] = []
+        monkeypatch.setattr(transfer, "difference_by_cpu", lambda region: seen.append(region.size_bytes))
+        pattern = SimpleNamespace(check=lambda _stream, _region: lambda: None)
+        held_memory: Any = SimpleNamespace(address=0, size_bytes=64, pageable=False, cpu_reads=cpu_reads)
+        stream: Any = FakeStream([], "near")
+        worker: Any = SimpleNamespace(pattern=pattern)
+        buffer = OwnBuffer(worker, AllocatedBuffer(held_memory, 1), stream, 1)
+        for _ in range(3):
+            assert buffer.check(Window(0, 1, 64))() is None
+        assert seen == [64] * looks
+
+    @pytest.mark.parametrize("size_bytes", [64, 4096, 10000 // 8 * 8, 4 << 20])
+    @pytest.mark.parametrize("end", ["first", "last"])
+    def test_the_cpu_finds_a_wrong_word_at_either_end(self, size_bytes: int, end: str) -> None:
+        words = pattern_words(7, 0, size_bytes // 8).copy()
+        region = Region(words.ctypes.data, size_bytes, 7)
+        assert difference_by_cpu(region) is None
+        at = 0 if end == "first" else len(words) - 1
+        words[at] ^= 1
+        difference = difference_by_cpu(region)
+        assert difference is not None
+        assert (difference.words, difference.first_offset_bytes) == (1, 8 * at)
+        assert difference.expected == difference.found ^ 1
 
     def test_a_source_is_complete_before_any_flow_reads_it(self) -> None:
         log: LOG = []

@@ -132,3 +132,8 @@ def test_without_the_event_old_data_are_seen_and_with_it_never(start: Start) -> 
     assert 1 in found[False]
     importer.close()
     owner.close()
+
+
+def test_managed_and_pinned_memory_refuse_a_legacy_handle(start: Start) -> None:
+    answer, _ = start(0).ask("legacy_handles")
+    assert answer == {"plain": 0, "managed": 1, "pinned": 1}

@@ -13,6 +13,7 @@ from typing import Any
 from egmctl.driver.cuda import call, initialise
 from egmctl.gpu.context import Context
 from egmctl.gpu.handles import ImportedEvent, ImportedMemory, SharedEvent, SharedMemory
+from egmctl.gpu.isolation_trials import result_of
 from egmctl.gpu.memory import DeviceMemory, Memory
 from egmctl.gpu.timing import Stream
 from egmctl.launch import Channel, Child, close_all
@@ -170,6 +171,17 @@ class _Orders:
             to.close()
             stream.close()
         return answer, []
+
+    def legacy_handles(self, fds: Sequence[int]) -> _Answer:  # noqa: ARG002
+        """Return the CUresult of cuIpcGetMemHandle for memory of several kinds."""
+        self._context.make_current()
+        asked = {"plain": ("cuMemAlloc",), "managed": ("cuMemAllocManaged", 1), "pinned": ("cuMemHostAlloc", 3)}
+        results = {}
+        for name, (allocate, *flags) in asked.items():
+            pointer = call(allocate, 2 << 20, *flags)
+            results[name] = result_of("cuIpcGetMemHandle", pointer)
+            call("cuMemFreeHost" if name == "pinned" else "cuMemFree", pointer)
+        return results, []
 
     def close(self, fds: Sequence[int]) -> None:  # noqa: ARG002
         for held in (self._memory, self._event):

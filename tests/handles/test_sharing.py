@@ -89,3 +89,8 @@ def test_what_an_importer_reads_after_the_event_is_what_was_written_before_it(st
     importer.close()
     owner.close()
     assert node.calls("cuStreamWaitEvent")
+
+
+def test_managed_and_pinned_memory_refuse_a_legacy_handle(start: Start) -> None:
+    answer, _ = start(0).ask("legacy_handles")
+    assert answer == {"plain": 0, "managed": 1, "pinned": 1}

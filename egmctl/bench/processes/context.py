@@ -52,6 +52,8 @@ class AllocatedBuffer:
     """The seed of its pattern. Every buffer has a different seed, so that data from the wrong buffer is detected."""
     filled_bytes: int = 0
     """The number of bytes from the start of a source that contain the pattern. Nothing overwrites them."""
+    is_compared_by_cpu: bool = False
+    """Whether the CPU has compared one sample of it."""
     first_touch_ms: float | None = None
     """The milliseconds of the first write if it covered the whole buffer; else ``None``."""
 
