@@ -83,7 +83,7 @@ def find(check_id: str) -> Check:
     UsageError
         There is none; the message suggests similar ids.
     """
-    for check in DOCUMENTED:
+    for check in (*CHECKS, *ISOLATION):
         if check.id == check_id:
             return check
     raise _no_check("--explain", check_id)
@@ -117,9 +117,10 @@ def check_list(checks: Iterable[Check]) -> CheckList:
 @cache
 def texts() -> dict[str, dict[str, str]]:
     """Return the texts of each check (title, why, read, fix) by id, from the TOML files next to the checks."""
+    folder = Path(checks.__path__[0])
     return {
         f"{area}.{name}": {key: " ".join(text.split()) for key, text in entry.items()}
-        for file in sorted(Path(checks.__path__[0]).glob("*.toml"))
+        for file in (*sorted(folder.glob("*.toml")), folder.parent / "isolation_findings.toml")
         for area, entries in read_toml(file.read_text(encoding="utf-8")).items()
         for name, entry in entries.items()
     }

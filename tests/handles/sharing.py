@@ -175,9 +175,13 @@ class _Orders:
     def legacy_handles(self, fds: Sequence[int]) -> _Answer:  # noqa: ARG002
         """Return the CUresult of cuIpcGetMemHandle for memory of several kinds."""
         self._context.make_current()
-        asked = {"plain": ("cuMemAlloc",), "managed": ("cuMemAllocManaged", 1), "pinned": ("cuMemHostAlloc", 3)}
+        asked: dict[str, tuple[str, tuple[int, ...]]] = {
+            "plain": ("cuMemAlloc", ()),
+            "managed": ("cuMemAllocManaged", (1,)),
+            "pinned": ("cuMemHostAlloc", (3,)),
+        }
         results = {}
-        for name, (allocate, *flags) in asked.items():
+        for name, (allocate, flags) in asked.items():
             pointer = call(allocate, 2 << 20, *flags)
             results[name] = result_of("cuIpcGetMemHandle", pointer)
             call("cuMemFreeHost" if name == "pinned" else "cuMemFree", pointer)
