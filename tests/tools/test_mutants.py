@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tools.mutants import ROOT, mutants, selection
+from mutants import ROOT, mutants, selection
 
 
 def test_each_change_is_of_a_text_that_occurs_once_and_changes_it() -> None:
