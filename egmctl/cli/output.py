@@ -279,6 +279,21 @@ def is_terminal(stream: TextIO) -> bool:
     return not relayed and stream.isatty()
 
 
+def terminal_is_closed(stream: TextIO | None) -> bool:
+    """Return whether ``stream`` is a terminal whose window or connection is gone.
+
+    The kernel then answers EIO to each write and to each question about the terminal, so that it no longer is one.
+    """
+    if stream is None:
+        return False
+    try:
+        os.get_terminal_size(stream.fileno())
+    except OSError as error:
+        # ENOTTY of anything else than a terminal.
+        return error.errno == errno.EIO
+    return False
+
+
 def settle_stdout() -> None:
     """Flush standard output, and discard what it does not accept; Python would fail again at exit, with code 120."""
     try:

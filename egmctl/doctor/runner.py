@@ -15,6 +15,7 @@ from egmctl.doctor import checks
 from egmctl.doctor.causes import explained
 from egmctl.doctor.check import Check, Scope
 from egmctl.doctor.findings import skipped, unknown
+from egmctl.doctor.isolation_findings import CHECKS as ISOLATION
 from egmctl.doctor.remedies import fitted
 from egmctl.errors import UsageError
 from egmctl.facts.redact import known_words
@@ -41,6 +42,8 @@ def _all_checks() -> Iterator[Check]:
 
 
 CHECKS: tuple[Check, ...] = tuple(_all_checks())
+DOCUMENTED: tuple[Check, ...] = (*CHECKS, *ISOLATION)
+"""All checks, and those that only ``--isolation`` runs."""
 
 
 def select(
@@ -81,7 +84,7 @@ def find(check_id: str) -> Check:
     UsageError
         There is none; the message suggests similar ids.
     """
-    for check in CHECKS:
+    for check in (*CHECKS, *ISOLATION):
         if check.id == check_id:
             return check
     raise _no_check("--explain", check_id)
@@ -115,9 +118,10 @@ def check_list(checks: Iterable[Check]) -> CheckList:
 @cache
 def texts() -> dict[str, dict[str, str]]:
     """Return the texts of each check (title, why, read, fix) by id, from the TOML files next to the checks."""
+    folder = Path(checks.__path__[0])
     return {
         f"{area}.{name}": {key: " ".join(text.split()) for key, text in entry.items()}
-        for file in sorted(Path(checks.__path__[0]).glob("*.toml"))
+        for file in (*sorted(folder.glob("*.toml")), folder.parent / "isolation_findings.toml")
         for area, entries in read_toml(file.read_text(encoding="utf-8")).items()
         for name, entry in entries.items()
     }

@@ -9,7 +9,7 @@ from functools import partial
 
 from egmctl.doctor.check import Check, Scope
 from egmctl.doctor.findings import failed, noted, passed, skipped, unknown, warned
-from egmctl.doctor.situation import NO_VERBS, coherent_gpus, group_by, in_domain, numbers, peer_memory_modules
+from egmctl.doctor.situation import NO_VERBS, coherent, coherent_gpus, group_by, in_domain, numbers, peer_memory_modules
 from egmctl.driver.signatures import cause_of, cause_of_crash
 from egmctl.model.explanation import KnownCause
 from egmctl.model.finding import NODE, Confidence, Evidence, Finding, Guard, Place, on_gpus, on_nics, on_numa, on_pairs
@@ -28,6 +28,11 @@ _SAFE_HOST_NUMA_DRIVER = (595,)
 (https://github.com/NVIDIA/nccl/issues/2106)."""
 _NOT_EXPORTED = [("cuMemGetHandleForAddressRange", number) for number in (1, NOT_SUPPORTED)]
 """The errors that cuda.h names for it: CUDA_ERROR_INVALID_VALUE and _NOT_SUPPORTED."""
+_OF_NODE = (ProbeKind.HOST_NUMA, ProbeKind.DEVICE_POOL, ProbeKind.LOCATION_POOL)
+"""The kinds of probes of one GPU with host memory of one NUMA node."""
+_INVALID_VALUE = 1
+_NEW_CALLS = ("cuMemGetMemPool", "cuMemSetMemPool")
+_BY_NAME = "an allocation that names the pool works (cuMemAllocFromPoolAsync)"
 _MAKING = ("cuMemCreate", "cuMemPoolCreate", "cuMemGetAllocationGranularity", "cuIpcGetMemHandle")
 
 SILENT = Remedy(
@@ -43,6 +48,8 @@ FAILING = Remedy(text="Look for a failed check that explains it, and for driver 
 
 _TRIALS: Mapping[str, tuple[ProbeKind, str, tuple[Guard, ...]]] = {
     "egm.alloc-active": (ProbeKind.HOST_NUMA, "{memory}, by {gpus}", (Guard.EGM,)),
+    "egm.device-pool": (ProbeKind.DEVICE_POOL, "{memory} from the current pool of {gpus}", (Guard.EGM,)),
+    "egm.location-pool": (ProbeKind.LOCATION_POOL, "{memory} from the pool set for its node", (Guard.EGM,)),
     "p2p.verify": (ProbeKind.P2P, "copies between peers", (Guard.P2P,)),
     "fabric.alloc-active": (ProbeKind.FABRIC, "{memory} by fabric handle", (Guard.FABRIC,)),
     "ipc.legacy-active": (ProbeKind.LEGACY_IPC, "{memory} by legacy IPC handle", (Guard.IPC,)),
@@ -79,14 +86,14 @@ def _judge(kind: ProbeKind, subject: str, machine: Machine, scope: Scope) -> Ite
 
 def _is_whole(probe: Probe) -> bool:
     """Return whether a probe names its ends, which a recorded document may lack."""
-    ends = 1 if probe.kind in (ProbeKind.HOST_NUMA, ProbeKind.DMA_BUF) else 2
-    return len(probe.gpus) == ends and (probe.kind is not ProbeKind.HOST_NUMA or probe.numa_node is not None)
+    ends = 1 if probe.kind in (*_OF_NODE, ProbeKind.DMA_BUF) else 2
+    return len(probe.gpus) == ends and (probe.kind not in _OF_NODE or probe.numa_node is not None)
 
 
 def _group_key(probe: Probe) -> tuple[object, ...]:
     """Return the key by which probes are grouped into findings."""
     detail = probe.detail if probe.outcome is Outcome.NOT_RUN else ""
-    host = probe.numa_node if probe.kind is ProbeKind.HOST_NUMA else probe.numa_node is not None
+    host = probe.numa_node if probe.kind in _OF_NODE else probe.numa_node is not None
     return probe.kind, host, probe.outcome, probe.call, probe.error_number, detail
 
 
@@ -104,12 +111,17 @@ def _verdict(machine: Machine, scope: Scope, subject: str, probes: Sequence[Prob
             return skipped(first.detail)
         case Outcome.CORRUPT:
             return failed(f"{subject}: bytes are wrong, though every call succeeded", SILENT, evidence=evidence)
+        case Outcome.ERROR if first.error_number is None and first.call in _NEW_CALLS:
+            return skipped(f"{subject}: {first.call} comes with CUDA 13.0 (driver 580)", evidence=evidence)
         case Outcome.ERROR if first.error_number is None:
             # No call returned an error: the library or its function is missing.
             return unknown(f"{subject}: {first.detail}")
         case Outcome.ERROR:
             if reason := _missing_feature(machine, scope, first):
                 return skipped(f"{subject}: {reason}", evidence=evidence)
+            if _takes_no_host_pool(first):
+                words = f"{subject}: {first.call} takes no pool of host memory here"
+                return noted(words, evidence=evidence, note=f"the chapter on EGM of NVIDIA's guide does so; {_BY_NAME}")
             cause = _cause_of_error(machine, first)
             confidence = Confidence.MEDIUM if cause else Confidence.LOW
             failure, remedy = f"{first.call} failed: {first.error_name} ({first.error_number})", FAILING
@@ -132,6 +144,8 @@ def _verdict(machine: Machine, scope: Scope, subject: str, probes: Sequence[Prob
 def _missing_feature(machine: Machine, scope: Scope, probe: Probe) -> str:
     """Return the missing feature if the error means that this machine lacks it by design; else ``""``."""
     number = probe.error_number
+    if _takes_no_host_pool(probe) and not coherent(machine):
+        return f"the driver takes only a pool of the GPU's own memory, without EGM; {_BY_NAME}"
     if number == PEER_UNSUPPORTED:
         return "the driver allows these GPUs no peer access; see p2p.status"
     if (number == NOT_SUPPORTED and probe.call in _MAKING) or (probe.call, number) in _NOT_EXPORTED:
@@ -142,6 +156,11 @@ def _missing_feature(machine: Machine, scope: Scope, probe: Probe) -> str:
     if no_channel and not in_domain(machine) and not scope.names_purpose(Guard.FABRIC):
         return "no IMEX channel, and the GPUs are in no multi-node NVLink domain; --for fabric tries it anyway"
     return ""
+
+
+def _takes_no_host_pool(probe: Probe) -> bool:
+    """Return whether the driver refuses to make a pool of host memory a GPU's current one, as on H200, driver 580."""
+    return (probe.call, probe.error_number) == ("cuDeviceSetMemPool", _INVALID_VALUE)
 
 
 def _other_registration(machine: Machine, probe: Probe) -> str:
@@ -239,7 +258,7 @@ def _place(machine: Machine, probes: Sequence[Probe], all_probes: Sequence[Probe
     kind = probes[0].kind
     if probes[0].nic is not None:
         return on_nics(dict.fromkeys(probe.nic for probe in probes if probe.nic))
-    if kind in (ProbeKind.HOST_NUMA, ProbeKind.DMA_BUF):
+    if kind in (*_OF_NODE, ProbeKind.DMA_BUF):
         nodes = [probe.numa_node for probe in probes if probe.numa_node is not None]
         return on_numa(nodes) if nodes else on_gpus(_known(machine, [probe.gpus[0] for probe in probes]))
     pairs = {probe.gpus for probe in probes}
@@ -252,7 +271,7 @@ def _place(machine: Machine, probes: Sequence[Probe], all_probes: Sequence[Probe
     return on_pairs(ordered) if ordered else NODE
 
 
-_SECTIONS = {ProbeKind.HOST_NUMA: ("gpus", "host"), ProbeKind.DMA_BUF: ("gpus", "host", "nics", "system")}
+_SECTIONS = {**dict.fromkeys(_OF_NODE, ("gpus", "host")), ProbeKind.DMA_BUF: ("gpus", "host", "nics", "system")}
 CHECKS = tuple(
     Check(check_id, partial(_judge, kind, subject), guards=guards, sections=_SECTIONS.get(kind, ("gpus",)))
     for check_id, (kind, subject, guards) in _TRIALS.items()
