@@ -136,9 +136,9 @@ class NodeOptions:
     )
     numa: str | None = option("CPU NUMA nodes whose memory must work: all, local, 1, 0-1.", "LIST")
     expect: str | None = option(
-        "What must be here: counts (gpus=8,nics=4,numa=2), an NVLink domain (domain, domain=UUID/CLIQUE, "
+        "What must be here: counts (gpus=8,nics=4,numa=2), egm, an NVLink domain (domain, domain=UUID/CLIQUE, "
         "domain-gpus=72), or a recorded or shipped machine.",
-        "gpus=N|domain|FILE",
+        "gpus=N|egm|domain|FILE",
     )
 
 

@@ -164,6 +164,9 @@ class Finding:
     confidence: Confidence = Confidence.HIGH
     note: str = ""
     """Useful information that is no fault."""
+    blocks: tuple[Guard, ...] = ()
+    """The purposes that do not work because of this. With ``--for`` one of them the finding is a ``fail``, whatever its
+    status is without it."""
     check: Plain = ""
     """The check id. The runner sets it, and the two fields below."""
     guards: tuple[Guard, ...] = ()

@@ -17,6 +17,7 @@ from egmctl.doctor.findings import (
     unknown,
     warned,
 )
+from egmctl.doctor.job import own_job
 from egmctl.doctor.restrictions import accesses
 from egmctl.facts.redact import replace_uuids
 from egmctl.model.finding import Guard, Remedy, on_gpus
@@ -194,18 +195,21 @@ def _manager(machine: Machine, _scope: Scope) -> Verdicts:
 
 
 @check("fabric.same-node-isolation", Guard.FABRIC, Guard.IPC)
-def _isolation(machine: Machine, scope: Scope) -> Verdicts:
+def _isolation(machine: Machine, _scope: Scope) -> Verdicts:
     away = situation.lost(machine, *DENIED)
-    text = f"memory of {on_gpus(away).label} cannot be imported from another process, not even by fabric handle"
+    of_job = own_job(machine, away)
+    others = [gpu for gpu in away if gpu not in of_job.gpus]
     yield from accesses(away)
     if not away:
         yield passed("this process can import memory of every GPU")
-    elif scope.names_purpose(Guard.FABRIC) or scope.names_purpose(Guard.IPC):
+    if of_job.gpus:
         remedy = todo("Give every rank all GPUs and choose with CUDA_VISIBLE_DEVICES: see dev.cgroup-restricted.")
         cause = "an import fails with 801, 101 or 1 where the device cgroup denies the owner (measured on H200)"
-        yield warned(text, remedy, away, cause=cause)
-    else:
-        yield passed("this process cannot open some GPUs", note=text)
+        text = "this process cannot import memory of these GPUs of its job, not even by fabric handle"
+        yield noted(text, of_job.gpus, remedy=remedy, cause=cause, blocks=(Guard.IPC, Guard.FABRIC))
+    if others:
+        note = f"memory of {on_gpus(others).label} cannot be imported from another process, not even by fabric handle"
+        yield passed("this process cannot open some GPUs", note=note)
 
 
 MODULES = ("mlx5_core", "mlx5_ib", "ib_umad")

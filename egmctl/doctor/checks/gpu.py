@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from egmctl.doctor.check import Check, Scope, Verdicts, check
-from egmctl.doctor.findings import as_root, fact, failed, gap, passed, skipped, todo, unknown, unreported, warned
+from egmctl.doctor.findings import (
+    as_root,
+    fact,
+    failed,
+    gap,
+    noted,
+    passed,
+    skipped,
+    todo,
+    unknown,
+    unreported,
+    warned,
+)
 from egmctl.doctor.situation import check_gpus
 from egmctl.model.finding import Finding, Guard
 from egmctl.model.gpu import Gpu, GpuNvml
@@ -110,7 +122,7 @@ SHARING = (Guard.P2P, Guard.IPC, Guard.EGM)
 
 
 @_check_of_gpus("gpu.mig", *SHARING)
-def _mig(nvml: GpuNvml, scope: Scope) -> Verdicts:
+def _mig(nvml: GpuNvml, _scope: Scope) -> Verdicts:
     mode, pending = nvml.mig_mode, nvml.mig_mode_pending
     yield fact("nvmlDeviceGetMigMode", f"current {_on(mode)}, pending {_on(pending)}")
     disable = as_root("Turn MIG off if GPUs work together, then reset them.", "nvidia-smi -mig 0")
@@ -118,7 +130,7 @@ def _mig(nvml: GpuNvml, scope: Scope) -> Verdicts:
         yield unreported(nvml, "mig_mode", "MIG", "these GPUs do not support MIG")
     elif mode:
         no_peers = "MIG is on: no P2P, no CUDA IPC and no remote EGM between GPUs"
-        yield (failed if any(map(scope.names_purpose, SHARING)) else warned)(no_peers, disable)
+        yield noted(no_peers, remedy=disable, blocks=SHARING)
     elif pending is None:
         yield unreported(nvml, "mig_mode_pending", "the MIG mode after the next reset", "MIG is off")
     elif pending:
@@ -132,7 +144,7 @@ def _on(value: bool | None) -> str:
 
 
 @check("gpu.cc-mode", Guard.P2P, Guard.RDMA, sections=("driver",))
-def _confidential(machine: Machine, scope: Scope) -> Verdicts:
+def _confidential(machine: Machine, _scope: Scope) -> Verdicts:
     driver = machine.driver or Driver()
     mode = driver.confidential_compute
     yield fact("nvmlSystemGetConfComputeSettings", mode)
@@ -143,10 +155,10 @@ def _confidential(machine: Machine, scope: Scope) -> Verdicts:
     elif mode == "off":
         yield passed("confidential computing is off")
     elif mode == "on":
-        named = scope.names_purpose(Guard.P2P) or scope.names_purpose(Guard.RDMA)
-        yield (failed if named else warned)(
+        yield warned(
             "confidential computing is on for single GPUs: no P2P, no GPUDirect RDMA",
             as_root("Set its multi-GPU mode, or turn confidential computing off.", reboot=True),
+            blocks=(Guard.P2P, Guard.RDMA),
         )
     else:
         note = "transfers are encrypted and slower"
