@@ -21,6 +21,7 @@ from egmctl.model.finding import Guard
 from egmctl.model.machine import Machine
 from egmctl.selectors import select_gpus, select_numa
 from egmctl.units import printable
+from egmctl.verdict.answers import answered
 
 ALWAYS = ("host", "gpus", "driver", "process", "confinement")
 """The sections that selectors, the platform and the causes of findings need, independent of the checks."""
@@ -86,7 +87,8 @@ class Doctor(DoctorOptions):
             If the machine lacks a selected GPU or NUMA node.
         """
         scope = self.scope(machine)
-        return diagnose(redact(machine) if redacted else machine, scope, self.checks, strict=self.strict)
+        node = redact(machine) if redacted else machine
+        return answered(diagnose(node, scope, self.checks, strict=self.strict))
 
     def scope(self, machine: Machine) -> Scope:
         """Return the scope of the findings: GPUs, NUMA nodes, purposes, expected hardware and age of messages."""
@@ -155,7 +157,7 @@ def judged(log: ErrorLog, machine: Machine | None, *, redacted: bool = False) ->
     diagnosis = None if asked is None or machine is None else asked.diagnose(machine, redacted=redacted)
     if redacted:
         log = replace(log, failures=tuple(replace(failure, line="") for failure in log.failures))
-    return explained(log, diagnosis)
+    return answered(explained(log, diagnosis))
 
 
 def doctor_of(failures: Sequence[Failure]) -> Doctor | None:

@@ -16,6 +16,7 @@ from egmctl.selectors import select_gpus, select_numa
 from egmctl.topology.links import links_at
 from egmctl.topology.notes import missing
 from egmctl.topology.topology import Topology, topology
+from egmctl.verdict.answers import answered
 
 __all__ = ["machine_names", "read_machine", "topology_of", "traffic"]
 
@@ -69,7 +70,7 @@ def topology_of(machine: Machine, *, gpus: str = "all", numa: str = "all", redac
     if redacted:
         machine = redact(machine)
         chosen = tuple(machine.gpu(gpu.bus_id) for gpu in chosen)
-    return topology(machine, chosen, nodes)
+    return answered(topology(machine, chosen, nodes))
 
 
 def traffic(gpus: str = "all", interval_s: float = 1.0) -> Generator[TrafficSample, None, None]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from egmctl.facts import redact
 from egmctl.facts import replay as record
-from egmctl.facts.redact import redact_run
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.explanation import Explanations
 from egmctl.model.machine import Machine
@@ -11,8 +11,20 @@ from egmctl.model.measurement import RunReport
 from egmctl.report.kinds import Format, render
 from egmctl.saved import load as load_result
 from egmctl.topology.topology import Topology
+from egmctl.verdict.answers import answered
 
 __all__ = ["load_result", "redact_run", "to_json"]
+
+
+def redact_run(report: RunReport, machine: Machine | None) -> RunReport:
+    """Return a run with pseudonyms for private data, and its answer with the same.
+
+    Parameters
+    ----------
+    machine
+        The live machine, whose private names the run's sentences may contain; ``None`` if it is not available.
+    """
+    return answered(redact.redact_run(report, machine))
 
 
 def to_json(result: Machine | Topology | Diagnosis | Explanations | RunReport) -> str:

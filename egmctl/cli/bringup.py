@@ -60,7 +60,7 @@ def bringup(
     outputs.check()
     answer, redacted = _bring_up_node(options, outputs, machine, no_fabric)
     outputs.show(answer, redacted)
-    return answer.nagios_state if exit_style is ExitStyle.NAGIOS else answer.exit_code
+    return answer.answer.nagios if exit_style is ExitStyle.NAGIOS else answer.exit_code
 
 
 def _bring_up_job(launch: Launched, options: NodeOptions, outputs: Outputs) -> str:

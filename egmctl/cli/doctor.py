@@ -90,11 +90,12 @@ def doctor(
             node, launch, outputs = _read_with_others(joined, asked, way, outputs, launch)
         diagnosis = asked.diagnose(node)
         outputs.show(diagnosis, lambda: asked.diagnose(node, redacted=True))
-    if diagnosis.nothing is not None and not outputs.explains_itself:
-        say(diagnosis.nothing)
+    nothing = diagnosis.answer.nothing
+    if nothing is not None and not outputs.explains_itself:
+        say(nothing)
     if launch is not None and launch.rank:
         return ExitCode.OK
-    return diagnosis.nagios_state if exit_style is ExitStyle.NAGIOS else diagnosis.exit_code
+    return diagnosis.answer.nagios if exit_style is ExitStyle.NAGIOS else diagnosis.exit_code
 
 
 def _read(asked: Doctor, way: WayOptions, machine: str | None, outputs: Outputs, launch: Launched | None) -> Machine:

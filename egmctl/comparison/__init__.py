@@ -13,10 +13,11 @@ from typing import NamedTuple
 from egmctl.comparison import facts, paths
 from egmctl.comparison.paths import TOLERANCE, GpuNames, SpreadOf, affected, default_spread, points, touched
 from egmctl.errors import UsageError
+from egmctl.model.answer import Cause
 from egmctl.model.bringup import Bringup
 from egmctl.model.comparison import ComparedNode, Comparison, ComparisonCause, Outcome, PathDifference
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import Finding, PlaceKind, RunCause, Status
+from egmctl.model.finding import Finding, PlaceKind, Status
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport, Settings
 from egmctl.model.record import Command
@@ -260,7 +261,7 @@ def _causes_of_worse(
     if not worse:
         return ()
     labels = {path.path for path in worse.values()}
-    by_run: list[tuple[RunCause, ...]] = []
+    by_run: list[tuple[Cause, ...]] = []
     for run in runs:
         numbers = frozenset(number for number, m in enumerate(run.measurements) if m.path in labels)
         by_run.append(with_causes(run, short=Shortfalls(failing=numbers)).causes)
@@ -269,12 +270,12 @@ def _causes_of_worse(
     result: list[ComparisonCause] = []
     for name, run, causes in zip(names, runs, by_run, strict=True):
         for cause in causes:
-            short = {(run.measurements[number].case, run.measurements[number].path) for number in cause.explains}
+            short = {(run.measurements[number].case, run.measurements[number].path) for number in cause.measurements}
             explains = tuple(i for i, path in worse.items() if path.node == name and (path.case, path.path) in short)
             if explains and common[_identity(cause)] <= most_runs:
                 result.append(ComparisonCause(node=name, finding=cause.finding, explains=explains))
     return tuple(result)
 
 
-def _identity(cause: RunCause) -> tuple[str, tuple[str, ...], str]:
+def _identity(cause: Cause) -> tuple[str, tuple[str, ...], str]:
     return cause.finding.check, cause.finding.place.ids, cause.node

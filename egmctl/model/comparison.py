@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from egmctl.compat import StrEnum
-from egmctl.errors import ExitCode
+from egmctl.model.answer import UNANSWERED, Answer
 from egmctl.model.finding import Finding
 from egmctl.model.record import Command, Plain, Shown
 from egmctl.model.task import USUAL, Point, named
@@ -168,6 +168,8 @@ class Comparison(Shown):
     """The nodes without deviations, if there are more than two nodes."""
     same_folded: str = ""
     notes: tuple[Plain, ...] = ()
+    answer: Answer = UNANSWERED
+    """What the command answers (:mod:`egmctl.verdict.answers`)."""
 
     @property
     def of_nodes(self) -> bool:
@@ -178,10 +180,3 @@ class Comparison(Shown):
     def outcomes(self) -> tuple[Outcome, ...]:
         """The outcomes of paths and of findings or facts, not of machines."""
         return (*(path.outcome for path in self.paths), *(difference.outcome for difference in self.words))
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """The exit code: 1 if something is worse, 3 if nothing could be compared (``docs/exit-codes.md``)."""
-        if Outcome.WORSE in self.outcomes:
-            return ExitCode.FAILED
-        return ExitCode.OK if self.compared else ExitCode.NOTHING

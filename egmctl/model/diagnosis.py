@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from egmctl.errors import ExitCode
+from egmctl.model.answer import UNANSWERED, Answer
 from egmctl.model.finding import Finding, Guard, Status
 from egmctl.model.machine import Machine
 from egmctl.model.record import BusId, Shown
@@ -35,6 +35,8 @@ class Diagnosis(Shown):
     """Whether warnings and notes are failures."""
     machines: tuple[Machine, ...] = ()
     """The node that was checked, with pseudonyms for private data."""
+    answer: Answer = UNANSWERED
+    """What the command answers (:mod:`egmctl.verdict.answers`)."""
 
     def __post_init__(self) -> None:
         statuses = list(self.verdicts.values())
@@ -69,54 +71,6 @@ class Diagnosis(Shown):
         """The ids of the checks that failed."""
         faults = (Status.FAIL, Status.WARN, Status.NOTE) if self.strict else (Status.FAIL,)
         return tuple(check for check, status in self.verdicts.items() if status in faults)
-
-    @property
-    def failed(self) -> bool:
-        """Whether a check failed."""
-        return bool(self.failures)
-
-    @property
-    def nothing(self) -> str | None:
-        """Why nothing could be determined, as a sentence; ``None`` if something was."""
-        if self.failed:
-            return None
-        if not self.machine.gpus:
-            return "There is no NVIDIA GPU on this machine."
-        if not any(self.counts.get(status) for status in (Status.PASS, Status.NOTE, Status.WARN)):
-            return "No check could determine anything here."
-        return None
-
-    @property
-    def undetermined(self) -> bool:
-        """Whether too little is known to call the node healthy: nothing, or at least as much is unknown as passed.
-
-        A warning does not outweigh what is unknown. If a check failed, this is false.
-        """
-        if self.failed:
-            return False
-        return self.nothing is not None or self.mostly_unknown
-
-    @property
-    def mostly_unknown(self) -> bool:
-        """Whether checks are unknown, and at least as many as passed."""
-        unknown = self.counts.get(Status.UNKNOWN, 0)
-        return unknown > 0 and unknown >= self.counts.get(Status.PASS, 0)
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """The command's exit code (``docs/exit-codes.md``)."""
-        if self.failed:
-            return ExitCode.FAILED
-        return ExitCode.NOTHING if self.undetermined else ExitCode.OK
-
-    @property
-    def nagios_state(self) -> int:
-        """The Nagios state: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN (nagios-plugins.org/doc/guidelines.html#AEN78)."""
-        if self.failed:
-            return 2
-        if self.undetermined:
-            return 3
-        return 1 if self.counts[Status.WARN] else 0
 
 
 class AboutDiagnosed(Shown):

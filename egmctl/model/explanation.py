@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from egmctl.compat import StrEnum
-from egmctl.errors import ExitCode
+from egmctl.model.answer import UNANSWERED, Answer
 from egmctl.model.finding import Finding
 from egmctl.model.machine import Origin
-from egmctl.model.record import Plain
-from egmctl.units import several
+from egmctl.model.record import Plain, Shown
 
 
 class Library(StrEnum):
@@ -107,7 +106,7 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanations:
+class Explanations(Shown):
     """The result of ``egmctl explain``."""
 
     SCHEMA: ClassVar[str] = "egmctl.explain/1"
@@ -119,17 +118,5 @@ class Explanations:
     """The number of lines of the text that was read; ``None`` without a text."""
     left_out: int = 0
     """The number of lines with further kinds of failures than are kept."""
-
-    @property
-    def nothing(self) -> str | None:
-        """Why nothing is explained, in one sentence; ``None`` if at least one cause is known."""
-        if any(each.causes for each in self.explanations):
-            return None
-        if self.lines is not None and not self.explanations:
-            return f"no error of CUDA or NVML and no Xid is in what was read ({several(self.lines, 'line')})"
-        return "no cause of this error is known"
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """The command's exit code (``docs/exit-codes.md``)."""
-        return ExitCode.OK if self.nothing is None else ExitCode.NOTHING
+    answer: Answer = UNANSWERED
+    """What the command answers (:mod:`egmctl.verdict.answers`)."""

@@ -147,6 +147,12 @@ class Remedy:
     needs_root: bool = False
     needs_reboot: bool = False
 
+    @property
+    def words(self) -> str:
+        """The sentence, and whether it requires root or a reboot."""
+        needs = [word for word, true in (("as root", self.needs_root), ("needs a reboot", self.needs_reboot)) if true]
+        return f"{self.text.removesuffix('.')} ({', '.join(needs)})." if needs else self.text
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
@@ -177,9 +183,14 @@ class Finding:
     explained_by: tuple[Plain, ...] = ()
     """The ids of the checks that found the cause of this fault. It is reported and counted only there."""
 
+    @property
+    def title(self) -> str:
+        """The summary, after the place if there is one."""
+        return f"{self.place.label}: {self.summary}" if self.place.label else self.summary
+
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class RootCause:
     """A finding that no other finding explains, and the findings that it explains."""
 
     finding: Finding
@@ -191,7 +202,7 @@ class Cause:
         return min((finding.status for finding in (self.finding, *self.explains)), key=list(Status).index)
 
 
-def root_causes(findings: Iterable[Finding]) -> tuple[Cause, ...]:
+def root_causes(findings: Iterable[Finding]) -> tuple[RootCause, ...]:
     """Return the root causes of all failures, warnings and notes, the most severe first.
 
     Each explained finding, including unknown ones, is listed under one root cause.
@@ -205,40 +216,12 @@ def root_causes(findings: Iterable[Finding]) -> tuple[Cause, ...]:
             # A check may have several findings. One about the same GPUs is preferred as the explanation.
             nearest = next((root for root in explaining if root.place.meets(finding.place)), explaining[0])
             effects[id(nearest)].append(finding)
-    result = (Cause(root, tuple(effects[id(root)])) for root in roots)
+    result = (RootCause(root, tuple(effects[id(root)])) for root in roots)
     return tuple(sorted(result, key=lambda cause: list(Status).index(cause.status)))
 
 
 UNEXPLAINED = "bench.unexplained"
 """The check id of the bring-up's finding on paths that are slow or broken for an unknown reason."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunCause:
-    """A cause in a run or a bring-up, and the measurements that it explains.
-
-    Measurements without a known cause get none.
-    """
-
-    status: Status
-    """The most severe status of what the cause explains."""
-    finding: Finding
-    """The finding of a doctor check, with the checks that it explains in ``finding.explains``, or of the run itself,
-    with one of the ids in :mod:`egmctl.verdict.explain`."""
-    explains: tuple[int, ...]
-    """Indices into ``RunReport.measurements``: those that are slow, broken or waived because of the cause."""
-    asked: Plain = ""
-    """The GPUs that the user named, ``GPU2-3``, and that have no measurement because of the cause. This is a
-    failure."""
-    node: Plain = ""
-    """The node with the finding, in a run over several nodes: the prefix of its GPUs' labels, ``node1``."""
-    under_load: bool = False
-    """Whether the cause was absent before the bench of a bring-up and appeared during it."""
-
-    @property
-    def by_run(self) -> bool:
-        """Whether the run itself found the cause, not a doctor check."""
-        return self.finding.check.startswith("bench.")
 
 
 class WaiverKind(StrEnum):

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import combinations, product
 from typing import ClassVar
 
-from egmctl.errors import ExitCode
+from egmctl.model.answer import UNANSWERED, Answer
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Nic
 from egmctl.model.machine import Machine
@@ -57,21 +57,13 @@ class Topology(Shown):
     """The reason why no matrix could be drawn; null if one could."""
     machines: tuple[Machine, ...]
     """The whole node, from which the other fields are derived; in a document with pseudonyms for private data."""
+    answer: Answer = UNANSWERED
+    """What the command answers (:mod:`egmctl.verdict.answers`)."""
 
     @property
     def machine(self) -> Machine:
         """The whole node."""
         return self.machines[0]
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """The exit code: 3 if no matrix could be drawn, else 0 (``docs/exit-codes.md``)."""
-        return ExitCode.OK if self.missing is None else ExitCode.NOTHING
-
-    @property
-    def nothing(self) -> str | None:
-        """The sentence of :attr:`missing`."""
-        return None if self.missing is None else self.missing.sentence
 
     @cached_property
     def gpus(self) -> Mapping[str, Gpu]:

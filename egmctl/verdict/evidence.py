@@ -14,7 +14,7 @@ from statistics import median
 from egmctl.data import read_toml
 from egmctl.doctor.situation import coherent
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.evidence import Answer, EvidenceReport, Observation, State
+from egmctl.model.evidence import EvidenceReport, Observation, Reply, State
 from egmctl.model.finding import Status, WaiverKind
 from egmctl.model.measurement import NVLINK_COUNT, LinkProof, Measurement, RunReport, counted
 from egmctl.model.route import HOST_NAMES, LinkKind, MemoryKind
@@ -68,7 +68,7 @@ _Observed = Iterator[tuple[bool | None, str, str]]
 _STATES = {False: State.CONTRADICTED, True: State.SETTLED, None: State.NOT_SETTLED}
 
 
-def _answer(name: str, question: Question, diagnosis: Diagnosis, run: RunReport | None, not_measured: str) -> Answer:
+def _answer(name: str, question: Question, diagnosis: Diagnosis, run: RunReport | None, not_measured: str) -> Reply:
     if not (question.anywhere or coherent(diagnosis.machine)):
         observed: _Observed = iter([(None, "no coherent GPU here", "")])
     elif question.of_nics and not diagnosis.machine.nics:
@@ -92,7 +92,7 @@ def _answer(name: str, question: Question, diagnosis: Diagnosis, run: RunReport 
     if state is State.NOT_SETTLED and True in answers and not question.checks:
         part = f"{answers.count(True)} of {len(answers)} observations agree: only all of them settle it"
         observations.insert(0, Observation(agrees=None, value=part))
-    return Answer(question=name, claim=question.claim, state=state, observations=tuple(observations))
+    return Reply(question=name, claim=question.claim, state=state, observations=tuple(observations))
 
 
 def _by_checks(question: Question, diagnosis: Diagnosis) -> _Observed:

@@ -127,7 +127,7 @@ def test_it_is_a_warning_that_its_cause_explains_and_no_reference_judges() -> No
     assert "without EGM, whose route is blocked (degraded): NUMA1 -> GPU0, NUMA1 -> GPU1" in judged.verdict.warnings[0]
     degraded = [n for n, one in enumerate(judged.measurements) if one.flows[0].route.degraded]
     assert len(degraded) == 2
-    explains = {number: cause.finding.check for cause in judged.causes for number in cause.explains}
+    explains = {number: cause.finding.check for cause in judged.causes for number in cause.measurements}
     assert {explains[number] for number in degraded} == {"dev.cgroup-restricted"}
     first = answer(judged)
     assert first.word == "NO REFERENCE", "nothing says how fast it should be"

@@ -13,8 +13,9 @@ import pytest
 
 from egmctl.api.doctor import Doctor
 from egmctl.facts.collect import collect, rereading
+from egmctl.model.answer import Cause
 from egmctl.model.bringup import Answer, Bringup
-from egmctl.model.finding import RunCause, Status
+from egmctl.model.finding import Status
 from egmctl.model.gpu import GpuProcess
 from egmctl.model.machine import Machine
 from egmctl.report.render.text import text
@@ -52,7 +53,7 @@ def brought_up(change: Callable[[], None], monkeypatch: pytest.MonkeyPatch, plan
     return bringup(doctor.diagnose(after), None, before=first, not_measured="it is not tried here"), after
 
 
-def failed(outcome: Bringup) -> RunCause:
+def failed(outcome: Bringup) -> Cause:
     """Return the one cause that failed."""
     (cause,) = [cause for cause in outcome.causes if cause.status is Status.FAIL]
     return cause

@@ -19,7 +19,7 @@ from egmctl.errors import UsageError
 from egmctl.fleet.folder import Folder, groups, new_folder, old_folder
 from egmctl.fleet.judge import Ended, judge, read_output, remote_words
 from egmctl.fleet.run import ERRORS_KEPT, Launch, Progress, _Fleet
-from egmctl.model.fleet import Asked, GroupLine, Launcher, NodeAnswer, Reach, worst_exit_code
+from egmctl.model.fleet import Asked, GroupLine, Launcher, NodeResult, Reach, worst_exit_code
 from egmctl.model.record import Command
 
 ASKED = Asked(command=Command.DOCTOR, nodes=("node01",), remote_command="egmctl", version="egmctl 0.1.0")
@@ -43,7 +43,7 @@ def sent(version: str = "egmctl 0.1.0", document: str = DOCUMENT, end: int | Non
     return output if end is None else f"{output}\negmctl-fleet end {end}\n"
 
 
-def judged(folder: Folder, output: str, errors: str = "", **ended: object) -> NodeAnswer:
+def judged(folder: Folder, output: str, errors: str = "", **ended: object) -> NodeResult:
     folder.part("node01").write_text(output)
     usual = {"node": "node01", "code": 0, "duration_s": 1.0, "errors": errors}
     return judge(ASKED, folder, Ended(**(usual | ended)), timeout_s=60)  # type: ignore[arg-type]
@@ -145,10 +145,10 @@ def test_the_line_for_the_node_is_its_words_for_any_posix_shell() -> None:
 def test_alike_nodes_are_together_and_those_without_an_answer_last() -> None:
     """Why there is no answer is told without the node's own address, unless it is alone with it."""
     down, refused = "ssh: connect to host {} port 22: timed out", "ssh: connect to host 10.0.0.11 port 22: refused"
-    answers = [NodeAnswer(node=f"node{n:02}", reach=Reach.ANSWERED, exit_code=0) for n in range(1, 6)]
+    answers = [NodeResult(node=f"node{n:02}", reach=Reach.ANSWERED, exit_code=0) for n in range(1, 6)]
     reasons = {n: down.format(f"10.0.0.{n}") for n in range(6, 11)} | {11: refused}
     answers += [
-        NodeAnswer(node=f"node{n:02}", reach=Reach.UNREACHABLE, exit_code=4, reason=reason)
+        NodeResult(node=f"node{n:02}", reach=Reach.UNREACHABLE, exit_code=4, reason=reason)
         for n, reason in reasons.items()
     ]
     usual, other = (GroupLine(key="checks", value="40 pass"),), (GroupLine(key="egm.cgroup-route", value="no"),)

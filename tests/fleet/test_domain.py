@@ -17,7 +17,7 @@ from egmctl.fleet.folder import new_folder
 from egmctl.model.bringup import Answer, Bringup
 from egmctl.model.comparison import Outcome
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.fleet import Asked, FleetReport, Launcher, NodeAnswer, NodeState, Reach, counts
+from egmctl.model.fleet import Asked, FleetReport, Launcher, NodeResult, NodeState, Reach, counts
 from egmctl.model.machine import Machine
 from egmctl.model.record import Command
 from egmctl.report.exports.json import result_json
@@ -77,12 +77,12 @@ def rack(tmp_path: Path) -> Ask:
         for node in nodes:
             machine = faults.get(node, WELL)
             if isinstance(machine, Reach):
-                answers.append(NodeAnswer(node=node, reach=machine, exit_code=4, reason="ssh: timed out"))
+                answers.append(NodeResult(node=node, reach=machine, exit_code=4, reason="ssh: timed out"))
                 continue
             code, text = document(machine, arguments, command)
             file = f"nodes/{node}.json"
             (folder.path / file).write_text(text)
-            answers.append(NodeAnswer(node=node, reach=Reach.ANSWERED, exit_code=code, file=file))
+            answers.append(NodeResult(node=node, reach=Reach.ANSWERED, exit_code=code, file=file))
         asked = Asked(
             command=command,
             arguments=arguments,

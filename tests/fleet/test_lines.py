@@ -13,7 +13,7 @@ import pytest
 from egmctl.errors import UsageError
 from egmctl.fleet.folder import groups, lines_of
 from egmctl.model.bringup import Bringup
-from egmctl.model.fleet import Asked, FleetReport, GroupLine, Launcher, NodeAnswer, Reach, counts
+from egmctl.model.fleet import Asked, FleetReport, GroupLine, Launcher, NodeResult, Reach, counts
 from egmctl.model.machine import Machine
 from egmctl.model.record import Command
 from egmctl.report.kinds import BRINGUP, FLEET, Format, render
@@ -55,9 +55,9 @@ def rack() -> FleetReport:
         lines = {name: lines_of(load(saved(Path(folder), name, result))) for name, result in kinds.items()}
     odd = {"node05": "no-go", "node23": "no-go", "node40": "incomplete"}
     answers = tuple(
-        NodeAnswer(node=node, reach=Reach.UNREACHABLE, exit_code=4, reason="ssh: no route to host")
+        NodeResult(node=node, reach=Reach.UNREACHABLE, exit_code=4, reason="ssh: no route to host")
         if node == "node71"
-        else NodeAnswer(node=node, reach=Reach.ANSWERED, exit_code=kinds[odd.get(node, "go")].exit_code, file=node)
+        else NodeResult(node=node, reach=Reach.ANSWERED, exit_code=kinds[odd.get(node, "go")].exit_code, file=node)
         for node in nodes
     )
     return FleetReport(

@@ -16,7 +16,7 @@ from egmctl.fleet.folder import groups, lines_of
 from egmctl.fleet.judge import judged_gpus
 from egmctl.model.bringup import Bringup
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.fleet import FleetReport, NodeAnswer, Reach
+from egmctl.model.fleet import FleetReport, NodeResult, Reach
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport, Status
 from egmctl.model.record import Command
@@ -46,9 +46,9 @@ def doctor(machine: Machine) -> Diagnosis:
 def fleet(results: Mapping[str, Result | Reach], command: Command) -> FleetReport:
     """Return the report of a fleet whose nodes gave these results, or did not answer."""
     answers = [
-        NodeAnswer(node=node, reach=result, exit_code=4, reason="ssh: down")
+        NodeResult(node=node, reach=result, exit_code=4, reason="ssh: down")
         if isinstance(result, Reach)
-        else NodeAnswer(node=node, reach=Reach.ANSWERED, exit_code=int(result.exit_code))
+        else NodeResult(node=node, reach=Reach.ANSWERED, exit_code=int(result.exit_code))
         for node, result in results.items()
     ]
     loaded = {

@@ -15,7 +15,7 @@ from egmctl.fleet import session
 from egmctl.fleet.folder import new_folder
 from egmctl.model.codec import from_json
 from egmctl.model.comparison import ComparedNode, Comparison, Outcome, PathDifference
-from egmctl.model.fleet import Asked, FleetReport, GroupLine, Launcher, NodeAnswer, NodeGroup, Reach, counts
+from egmctl.model.fleet import Asked, FleetReport, GroupLine, Launcher, NodeGroup, NodeResult, Reach, counts
 from egmctl.model.record import Command
 from egmctl.report.exports.json import result_json
 from egmctl.report.kinds import Format, render
@@ -27,9 +27,9 @@ from tests.report.texts import text_of
 from tests.saved.documents import bench_document, measured_report
 
 ANSWERS = (
-    *(NodeAnswer(node=f"node{n:02}", reach=Reach.ANSWERED, exit_code=0, file=f"nodes/node{n:02}.json") for n in (1, 2)),
-    NodeAnswer(node="node03", reach=Reach.ANSWERED, exit_code=1, file="nodes/node03.json"),
-    NodeAnswer(node="node04", reach=Reach.UNREACHABLE, exit_code=4, reason="ssh: \x1b[2Jdown"),
+    *(NodeResult(node=f"node{n:02}", reach=Reach.ANSWERED, exit_code=0, file=f"nodes/node{n:02}.json") for n in (1, 2)),
+    NodeResult(node="node03", reach=Reach.ANSWERED, exit_code=1, file="nodes/node03.json"),
+    NodeResult(node="node04", reach=Reach.UNREACHABLE, exit_code=4, reason="ssh: \x1b[2Jdown"),
 )
 REPORT = FleetReport(
     asked=Asked(

@@ -20,10 +20,11 @@ from egmctl.errors import UsageError
 from egmctl.facts import replay as record
 from egmctl.facts.kernel_log import event
 from egmctl.journal.events import Begin, Journal, Logged, Note, Outcome, StepBegun
+from egmctl.model.answer import Cause
 from egmctl.model.bringup import Bringup
 from egmctl.model.codec import to_json
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import Finding, RunCause, Status
+from egmctl.model.finding import Finding, Status
 from egmctl.model.kernel_log import KernelMessages
 from egmctl.model.measurement import RunReport
 from egmctl.model.task import NumberedTask
@@ -50,7 +51,7 @@ def judged_run(value: float = 100.0) -> RunReport:
     report = replace(report, kernel_messages=messages)
     report = replace(report, verdict=judge(report, load("hgx-h200"), profile_reason="it fits"))
     lost = Finding(check="gpu.lost", status=Status.FAIL, summary="one GPU is lost")
-    return replace(report, causes=(RunCause(status=Status.FAIL, finding=lost, explains=(0, 3)),))
+    return replace(report, causes=(Cause(status=Status.FAIL, finding=lost, measurements=(0, 3)),))
 
 
 @functools.cache

@@ -14,9 +14,10 @@ import pytest
 from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.findings import failed
 from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.model.answer import Cause
 from egmctl.model.bringup import Answer, Bringup, GapKind
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import UNEXPLAINED, Finding, Remedy, RunCause, on_gpus
+from egmctl.model.finding import UNEXPLAINED, Finding, Remedy, on_gpus
 from egmctl.model.finding import Status as Found
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport, Status
@@ -67,9 +68,9 @@ def measured(
     return judged(made, known=known)
 
 
-def paths(found: Bringup, cause: RunCause) -> set[str]:
+def paths(found: Bringup, cause: Cause) -> set[str]:
     assert found.run is not None
-    return {found.run.measurements[number].path for number in cause.explains}
+    return {found.run.measurements[number].path for number in cause.measurements}
 
 
 def judged(made: RunReport, *, known: bool = True) -> RunReport:
@@ -87,7 +88,7 @@ def test_a_healthy_node_that_is_fast_goes() -> None:
 
 def test_a_failed_check_alone_is_no_go() -> None:
     found = bringup(sick(("pcie.link", PCIE)), measured())
-    assert (found.answer, found.exit_code, found.causes[0].explains) == (Answer.NO_GO, 1, ())
+    assert (found.answer, found.exit_code, found.causes[0].measurements) == (Answer.NO_GO, 1, ())
 
 
 def test_slow_paths_alone_are_no_go_and_one_cause() -> None:
@@ -114,7 +115,7 @@ def test_a_warning_that_explains_failing_paths_is_a_failure() -> None:
 
 def test_two_independent_faults_stay_two() -> None:
     found = bringup(sick(("pcie.link", PCIE)), measured(WRITE, value=slow_at("GPU2")))
-    assert [(cause.finding.check, bool(cause.explains)) for cause in found.causes] == [
+    assert [(cause.finding.check, bool(cause.measurements)) for cause in found.causes] == [
         (UNEXPLAINED, True),
         ("pcie.link", False),
     ]

@@ -54,7 +54,7 @@ def explained(machine: Machine, *slow: str, change: Change = as_measured) -> Run
 def told(report: RunReport) -> dict[str, set[str]]:
     """By the check that found it, the paths that each cause explains."""
     paths = [measurement.path for measurement in report.measurements]
-    return {cause.finding.check: {paths[number] for number in cause.explains} for cause in report.causes}
+    return {cause.finding.check: {paths[number] for number in cause.measurements} for cause in report.causes}
 
 
 def links_down(machine: Machine = H200, gpu: int = 2) -> Machine:
@@ -259,7 +259,7 @@ class TestMemoryOfGrace:
         (triad,) = made.measurements
         made = replace(made, measurements=(triad, replace(triad, size_bytes=4 * triad.size_bytes)))
         (cause,) = with_causes(replace(made, verdict=judge(made, load("gh200-480gb")))).causes
-        assert len(cause.explains) == 2
+        assert len(cause.measurements) == 2
 
     def test_a_path_far_slower_than_its_memory_has_another_cause(self) -> None:
         assert told(self.explained(299, 50)) == {"bench.weak-memory": {"NUMA0 -> CPU0"}}

@@ -52,7 +52,7 @@ def run(of: RankLayout, *, failed: tuple[str, ...] = (), case: str = DEVICE) -> 
 def paths(made: RunReport, check: str) -> dict[str, set[str]]:
     """By the node that a check's fault is on, the paths that it explains."""
     return {
-        cause.node: {made.measurements[number].path for number in cause.explains}
+        cause.node: {made.measurements[number].path for number in cause.measurements}
         for cause in made.causes
         if cause.finding.check == check
     }
@@ -63,7 +63,7 @@ def test_links_that_are_down_on_one_node_explain_no_path_of_the_other_nodes_gpu_
     failed = {one.path for one in made.measurements if one.status is Status.FAILED}
     touching = {path for path in failed if "node2:GPU0" in path}
     assert paths(made, "nvlink.links") == {"node2": touching}
-    explained = {made.measurements[number].path for cause in made.causes for number in cause.explains}
+    explained = {made.measurements[number].path for cause in made.causes for number in cause.measurements}
     assert failed - explained == failed - touching != set()
 
 

@@ -196,7 +196,7 @@ def test_all_that_stops_a_measurement_is_recorded_and_has_its_cause() -> None:
     machine = used(with_gpu_denied(H200, 3), 1)
     made = explained(measured(machine, WRITE), asked=True)
     between = next(number for number, one in enumerate(made.measurements) if one.path == "GPU1 -> GPU3")
-    assert {cause.finding.check: cause.asked for cause in made.causes if between in cause.explains} == {
+    assert {cause.finding.check: cause.asked for cause in made.causes if between in cause.measurements} == {
         "dev.cgroup-restricted": "GPU3",
         "bench.gpu-in-use": "GPU1",
     }
@@ -212,7 +212,7 @@ def test_a_dead_nvml_does_not_hide_a_gpu() -> None:
     """Each has its own cause, and that CUDA_VISIBLE_DEVICES hides a GPU that nobody named is no failure."""
     made = measured(hidden(blind(H200), "0,1,2"), WRITE)
     found = explained(made)
-    told = {cause.finding.check: {found.measurements[n].status for n in cause.explains} for cause in found.causes}
+    told = {cause.finding.check: {found.measurements[n].status for n in cause.measurements} for cause in found.causes}
     assert told == {"drv.libraries": {Status.OK}, "bench.gpu-hidden": {Status.WAIVED}}
     assert found.exit_code == 0
     asked = explained(made, asked=True)
@@ -228,7 +228,7 @@ def test_a_crash_of_nvml_on_one_gpu_takes_all_of_them() -> None:
     found = explained(measured(patched(gone, "driver", nvml_failure=failed), WRITE))
     (cause,) = found.causes
     assert cause.finding.check == "drv.libraries"
-    assert len(cause.explains) == len(found.measurements)
+    assert len(cause.measurements) == len(found.measurements)
     assert found.exit_code == 3, "nothing was measured"
 
 
@@ -251,7 +251,9 @@ def test_only_numa_memory_depends_on_the_egm_route() -> None:
         replace(one, status=Status.FAILED, known_cause=True) if one.measured else one for one in made.measurements
     )
     found = with_causes(replace(made, measurements=slow, verdict=None))
-    cases = {found.measurements[n].case for c in found.causes for n in c.explains if slow[n].status is Status.FAILED}
+    cases = {
+        found.measurements[n].case for c in found.causes for n in c.measurements if slow[n].status is Status.FAILED
+    }
     assert cases == {H2D}
 
 
@@ -285,7 +287,7 @@ def test_a_copy_that_is_staged_misses_the_path_that_was_asked_for() -> None:
     staged = [n for n, one in enumerate(found.measurements) if one.measured and one.missed_path and not one.waivers]
     assert [found.measurements[n].path for n in staged] == ["GPU0 -> GPU2"]
     (cause,) = found.causes
-    assert (cause.finding.check, cause.explains, cause.asked) == ("p2p.status", tuple(staged), "")
+    assert (cause.finding.check, cause.measurements, cause.asked) == ("p2p.status", tuple(staged), "")
     assert found.exit_code == 1
 
 
@@ -330,7 +332,7 @@ def test_memory_that_a_gpu_does_not_share_with_the_cpu_has_its_cause(machine: Ma
     found = explained(made)
     (cause,) = found.causes
     waived = {n for n, one in enumerate(found.measurements) if one.status is Status.WAIVED}
-    assert (cause.finding.check, set(cause.explains), cause.status) == (check, waived, Found.FAIL)
+    assert (cause.finding.check, set(cause.measurements), cause.status) == (check, waived, Found.FAIL)
     assert found.exit_code
 
 

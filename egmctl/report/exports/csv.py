@@ -21,7 +21,7 @@ from typing import Any
 from egmctl.errors import UsageError
 from egmctl.model.codec import field_types
 from egmctl.model.comparison import AttributeDifference, Comparison, PathDifference
-from egmctl.model.fleet import FleetReport, NodeAnswer
+from egmctl.model.fleet import FleetReport, NodeResult
 from egmctl.model.gpu import Pair
 from egmctl.model.measurement import Measurement, RunReport, Sample, Stage, Summary
 from egmctl.model.record import Command
@@ -168,7 +168,7 @@ def fleet_csv(report: FleetReport) -> str:
         _cells(answer) | {"state": answer.state.value, "causes": causes.get(answer.node, "")}
         for answer in report.answers
     )
-    return csv_text((*_columns(NodeAnswer), "state", "causes"), rows)
+    return csv_text((*_columns(NodeResult), "state", "causes"), rows)
 
 
 def csv_text(columns: Iterable[str], rows: Iterable[Mapping[str, object]]) -> str:

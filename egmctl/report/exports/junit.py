@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
+from egmctl.model.answer import Answer, JUnit
 from egmctl.model.bringup import Bringup
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import TOLD, Finding, Status
@@ -22,7 +23,7 @@ def doctor_junit(diagnosis: Diagnosis) -> str:
     ``fail`` is a failure, and so are ``warn`` and ``note`` if the diagnosis is strict. ``skip``, ``unknown`` and
     findings that another one explains are skipped.
     """
-    return _document(_doctor_suite(diagnosis))
+    return _document(_doctor_suite(diagnosis, _answer("doctor", diagnosis.answer)))
 
 
 def bench_junit(report: RunReport) -> str:
@@ -30,12 +31,22 @@ def bench_junit(report: RunReport) -> str:
 
     Classes without a reference and measurements that were waived or not judged are skipped test cases.
     """
-    return _document(_bench_suite(report))
+    return _document(_bench_suite(report, _answer("bench", report.answer)))
 
 
 def bringup_junit(bringup: Bringup) -> str:
-    """Return JUnit XML with a suite for the findings of doctor and, after a run, a suite for the bench."""
-    return _document(_doctor_suite(bringup.diagnosis), *([] if bringup.run is None else [_bench_suite(bringup.run)]))
+    """Return JUnit XML with a suite for the answer, one for doctor's findings and, after a run, one for the bench."""
+    whole = _suite("egmctl bringup", [_answer("bringup", bringup.answer)])
+    parts = [_doctor_suite(bringup.diagnosis), *([] if bringup.run is None else [_bench_suite(bringup.run)])]
+    return _document(whole, *parts)
+
+
+def _answer(command: str, answer: Answer) -> Element:
+    """Return the first test case: it fails, or ends in an error, as the command does. What others say is beside it."""
+    message = f"{answer.word}: {answer.sentence}"
+    text = with_remedy("", answer.next_step)
+    tag = {JUnit.PASSES: "system-out"}.get(answer.junit, answer.junit.value)
+    return _case(command, "answer", tag, answer.state, message, text if tag != "system-out" else message)
 
 
 def _document(*suites: Element) -> str:
@@ -52,21 +63,22 @@ def _suite(name: str, cases: Sequence[Element]) -> Element:
 
 
 def _counts(cases: Sequence[Element]) -> dict[str, str]:
-    failures, skips = (sum(case.find(tag) is not None for case in cases) for tag in ("failure", "skipped"))
-    return {"tests": str(len(cases)), "failures": str(failures), "errors": "0", "skipped": str(skips)}
+    tags = {"failures": "failure", "errors": "error", "skipped": "skipped"}
+    numbers = {name: str(sum(case.find(tag) is not None for case in cases)) for name, tag in tags.items()}
+    return {"tests": str(len(cases))} | numbers
 
 
 def _case(classname: str, name: str, tag: str, kind: str, message: str, text: str = "") -> Element:
-    """Return a test case with ``text`` in a ``failure`` or ``skipped`` (with kind and message) or ``system-out``."""
+    """Return a test case with ``text`` in ``system-out``, or in an element that has kind and message too."""
     case = Element("testcase", {"classname": printable(classname), "name": printable(name)})
     attributes = {} if tag == "system-out" else {"type": kind, "message": printable(message)}
     SubElement(case, tag, attributes).text = printable(text) or None
     return case
 
 
-def _doctor_suite(diagnosis: Diagnosis) -> Element:
+def _doctor_suite(diagnosis: Diagnosis, *first: Element) -> Element:
     failing = TOLD if diagnosis.strict else (Status.FAIL,)
-    return _suite("egmctl doctor", [_finding(finding, failing) for finding in diagnosis.findings])
+    return _suite("egmctl doctor", [*first, *(_finding(finding, failing) for finding in diagnosis.findings)])
 
 
 def _finding(finding: Finding, failing: tuple[Status, ...]) -> Element:
@@ -82,10 +94,10 @@ def _finding(finding: Finding, failing: tuple[Status, ...]) -> Element:
     return _case(*names, "system-out", "", "", with_remedy(f"{finding.status}: {finding.summary}", finding.remedy))
 
 
-def _bench_suite(report: RunReport) -> Element:
+def _bench_suite(report: RunReport, *first: Element) -> Element:
     verdict = report.verdict
     failing = (Grade.FAIL, Grade.WARN) if verdict is not None and verdict.strict else (Grade.FAIL,)
-    cases = []
+    cases = [*first]
     for path_class in () if verdict is None else verdict.classes:
         names = f"bench.{path_class.case}", path_class.path_class
         if path_class.grade in failing:
@@ -104,6 +116,5 @@ def _bench_suite(report: RunReport) -> Element:
             cases.append(_case(*names, "skipped", "waived", m.reason or ""))
         elif m.measured and verdict is None:
             cases.append(_case(*names, "skipped", "not-judged", "measured, not judged"))
-    problems = [*report.problems, *(["the run was interrupted"] if report.interrupted else [])]
-    cases += [_case("bench", "run", "failure", "incomplete", problem) for problem in problems]
+    cases += [_case("bench", "run", "error", "broke", problem) for problem in report.problems]
     return _suite("egmctl bench", cases)

@@ -19,7 +19,7 @@ from egmctl.report.views import bench_answer
 from egmctl.report.views.bench_classes import class_tables, judged_sections, main_measurements, main_rates
 from egmctl.report.views.bench_details import LOOKS, all_series, families, overlay, swept
 from egmctl.report.views.bench_matrix import GRADE_TONES, STATUS_TONES, Frame
-from egmctl.report.views.causes import PATHS, TONES, cause_entries
+from egmctl.report.views.causes import PATHS, TONES, cause_entries, verdict
 from egmctl.report.views.machine import banners, confidential_banner, machine_section
 from egmctl.report.views.topo import node_diagram
 from egmctl.topology.topology import topology
@@ -146,7 +146,7 @@ def bench_banners(report: RunReport) -> tuple[str, ...]:
 
 
 def _body(report: RunReport) -> Iterator[doc.Block]:
-    yield bench_answer.answer(report)
+    yield verdict(report.answer)
     yield from cause_entries(report)
     yield from _kernel(report)
     if not any(bench_answer.was_run(m) for m in report.measurements):
@@ -303,7 +303,7 @@ def _reason(status: Status, reason: str, paths: Sequence[str], unstable: Mapping
 
 
 def _skipped(report: RunReport) -> Iterator[str]:
-    explained = {number for cause in report.causes for number in cause.explains}
+    explained = {number for cause in report.causes for number in cause.measurements}
     waived = [m for n, m in enumerate(report.measurements) if m.status is Status.WAIVED and n not in explained]
     if waived:
         reasons = list(dict.fromkeys(m.reason or "" for m in waived))

@@ -5,18 +5,19 @@ It contains no host names or times: nodes in the same state print identical outp
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+from egmctl.model.answer import State
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.explanation import CauseState, Explanation, Explanations, KnownCause, Library
-from egmctl.model.finding import TOLD, Cause, Finding, Guard, Status, root_causes
+from egmctl.model.finding import TOLD, Finding, Guard, RootCause, Status, root_causes
 from egmctl.model.listing import CheckEntry, CheckList
 from egmctl.model.machine import OriginKind
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words
-from egmctl.report.views.causes import TONES, advice, finding_entry, title
+from egmctl.report.views.causes import TONES, finding_entry, verdict
 from egmctl.report.views.machine import banners, machine_section, subject
 from egmctl.report.views.topo import node_diagram
 from egmctl.topology.topology import topology
@@ -39,57 +40,9 @@ def doctor_document(diagnosis: Diagnosis) -> doc.Document:
     )
 
 
-def verdict(diagnosis: Diagnosis) -> doc.Verdict:
-    """Return the answer: ``OK`` (exit code 0), ``PROBLEMS`` (1) or ``NOT DETERMINED`` (3).
-
-    ``NOT DETERMINED`` means that nothing failed, but there is no GPU, or at least as many checks had no data as passed:
-    a machine that is mostly unknown is not reported as healthy.
-    """
-    roots = [cause for cause in root_causes(diagnosis.findings) if cause.status is not Status.NOTE]
-    number = diagnosis.counts
-    statuses = [finding.status for finding in diagnosis.findings]
-    counts = {"failure": statuses.count(Status.FAIL), "warning": statuses.count(Status.WARN)}
-    problems = " and ".join(several(count, what) for what, count in counts.items() if count)
-    if problems and len(roots) < sum(counts.values()):
-        problems += f", {several(len(roots), 'root cause')}"
-    rest = _counted(number, Status.NOTE, Status.PASS, Status.UNKNOWN, Status.SKIP)
-    known = list(filter(None, (problems, rest)))
-    if diagnosis.failed:
-        return doc.Verdict("PROBLEMS", Tone.BAD, "; ".join(known))
-    if not diagnosis.undetermined:
-        return doc.Verdict("OK", Tone.WARN if problems else Tone.GOOD, ", ".join(known))
-    if diagnosis.nothing is not None:
-        reason = diagnosis.nothing.removesuffix(".")
-        sentence = "; ".join((f"{reason[:1].lower()}{reason[1:]}", *known))
-    else:
-        applied = number[Status.UNKNOWN] + number[Status.PASS] + number[Status.WARN]
-        lacking = f"{number[Status.UNKNOWN]} of {several(applied, 'check')} had no data"
-        sentence = "; ".join(filter(None, (lacking, problems, _counted(number, Status.PASS, Status.SKIP))))
-    return doc.Verdict("NOT DETERMINED", Tone.UNKNOWN, sentence, _how_to_know(diagnosis))
-
-
-def _how_to_know(diagnosis: Diagnosis) -> str:
-    """Return the next step for a machine about which too little is known."""
-    if diagnosis.machine.origin.kind is not OriginKind.LIVE:
-        return "take a new 'egmctl snapshot' of the node; -v says what this one does not state"
-    if not diagnosis.machine.gpus:
-        return "run it where the GPUs are; 'lspci -d 10de:' lists those on this node's bus"
-    return "run it as root on the host, outside of containers; -v says what could not be read"
-
-
-def _counted(number: Mapping[str, int], *statuses: Status) -> str:
-    words = {
-        Status.NOTE: ("note", "notes"),
-        Status.PASS: ("check passed", "checks passed"),
-        Status.UNKNOWN: ("not determined", "not determined"),
-        Status.SKIP: ("does not apply", "do not apply"),
-    }
-    counts = ((number.get(status, 0), words[status]) for status in statuses)
-    return ", ".join(f"{count} {singular if count == 1 else plural}" for count, (singular, plural) in counts if count)
-
-
 def _body(diagnosis: Diagnosis) -> Iterator[doc.Block]:
-    yield verdict(diagnosis)
+    # The entries below contain the remedies of what was found.
+    yield verdict(diagnosis.answer, advice=diagnosis.answer.state is State.INCOMPLETE)
     process = diagnosis.machine.process
     if process is not None and process.pid:
         yield doc.Paragraph(f"Process {process.pid}; NVML and CUDA were queried from outside of it.", tone=Tone.DIM)
@@ -105,7 +58,7 @@ def _body(diagnosis: Diagnosis) -> Iterator[doc.Block]:
     yield machine_section(diagnosis.machine)
 
 
-def _problem(cause: Cause) -> doc.Entry:
+def _problem(cause: RootCause) -> doc.Entry:
     finding = cause.finding
     rows: list[tuple[str, Words]] = [("explains", _explained(other)) for other in cause.explains]
     rows += [("note", finding.note)] if finding.note else []
@@ -115,7 +68,7 @@ def _problem(cause: Cause) -> doc.Entry:
 
 def _explained(finding: Finding) -> Words:
     word = doc.Span(finding.status.upper(), TONES[finding.status])
-    return word, f" {title(finding)} ", doc.Span(f"[{finding.check}]", Tone.DIM)
+    return word, f" {finding.title} ", doc.Span(f"[{finding.check}]", Tone.DIM)
 
 
 def _seen(finding: Finding) -> Iterator[Words]:
@@ -125,11 +78,11 @@ def _seen(finding: Finding) -> Iterator[Words]:
         yield doc.Span(evidence.source, code=True), f": {evidence.value}{errno}"
 
 
-def _notes(diagnosis: Diagnosis, roots: Sequence[Cause]) -> Iterator[doc.Block]:
+def _notes(diagnosis: Diagnosis, roots: Sequence[RootCause]) -> Iterator[doc.Block]:
     """Yield the remedies of undetermined checks, then a hint that names the other undetermined checks."""
     explained = {id(finding) for cause in roots for finding in cause.explains}
     unknown = [f for f in diagnosis.findings if f.status is Status.UNKNOWN and id(f) not in explained]
-    alike = grouped(((title(finding), finding.remedy), finding) for finding in unknown if finding.remedy is not None)
+    alike = grouped(((finding.title, finding.remedy), finding) for finding in unknown if finding.remedy is not None)
     for findings in alike.values():
         checks = ", ".join(dict.fromkeys(finding.check for finding in findings))
         yield replace(finding_entry(findings[0], level=Level.NORMAL), id=checks)
@@ -200,7 +153,6 @@ def _guards(check: CheckEntry) -> str:
 
 _MANY = 3
 """The number of failures up to which each cause is shown with how to see and fix it without ``-v``."""
-_RUN = "run the program with 'egmctl explain -- PROGRAM'"
 _STATES = {
     CauseState.HOLDS: ("HERE", Tone.BAD),
     CauseState.LIKELY: ("LIKELY", Tone.WARN),
@@ -247,26 +199,8 @@ def _causes(result: Explanations, *states: CauseState) -> list[KnownCause]:
 
 
 def _explain_verdict(result: Explanations) -> doc.Verdict:
-    here = _causes(result, CauseState.HOLDS) or _causes(result, CauseState.LIKELY)
-    possible = _causes(result, CauseState.UNKNOWN)
-    said = [each.failure.log for each in result.explanations if each.failure.log]
-    if said and not here:
-        step = possible[0].remedy.removesuffix(".") if possible else ""
-        return doc.Verdict("THE DRIVER SAYS", Tone.BAD, printable("; ".join(said)), step)
-    if result.nothing is not None:
-        return doc.Verdict("NOT KNOWN", Tone.UNKNOWN, result.nothing, _RUN)
-    if here:
-        step = next((advice(each) for each in here[0].findings if each.remedy), here[0].remedy.removesuffix("."))
-        return doc.Verdict("LIKELY CAUSE", Tone.BAD, "; ".join(cause.cause for cause in here), step)
-    known = len(_causes(result, *CauseState))
-    if known == len(possible) == 1 and result.lines is not None:
-        return doc.Verdict("POSSIBLE CAUSE", Tone.WARN, possible[0].cause, possible[0].remedy.removesuffix("."))
-    if result.checked is None:
-        counts = f"{several(len(result.explanations), 'error')}, {several(known, 'cause')}"
-        return doc.Verdict("KNOWN", Tone.PLAIN, counts)
-    words = f"no known cause shows here; checks exclude {known - len(possible)} of {known}"
-    step = f"look for the first cause: {possible[0].see}" if possible else _RUN
-    return doc.Verdict("NOT DETERMINED", Tone.UNKNOWN, words, step)
+    """Return the answer. Naming a cause is neither good nor bad, so the tone is neutral."""
+    return replace(verdict(result.answer), tone=Tone.PLAIN)
 
 
 def _failure_words(each: Explanation) -> Words:
@@ -281,7 +215,7 @@ def _cause_entry(cause: KnownCause, *, brief: bool, fix: bool) -> doc.Entry:
     word, tone = _STATES[cause.state]
     rows: list[tuple[str, Words]] = [("see", cause.see), ("fix", cause.remedy)]
     if cause.state is CauseState.HOLDS and cause.findings and not brief:
-        rows = [("found", title(cause.findings[0])), *rows[:1]]
+        rows = [("found", cause.findings[0].title), *rows[:1]]
         return finding_entry(
             cause.findings[0], cause.cause, word=word, tone=tone, rows=rows, fix=fix, level=Level.NORMAL
         )
