@@ -164,6 +164,7 @@ def diagnose(machine: Machine, scope: Scope, checks: Sequence[Check], *, strict:
         gpus_asked=scope.gpus,
         numa_asked=scope.numa,
         purposes=scope.purposes or tuple(Guard),
+        purposes_asked=scope.purposes,
         findings=findings,
         strict=strict,
         machines=(machine,),

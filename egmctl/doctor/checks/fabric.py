@@ -25,7 +25,7 @@ from egmctl.model.gpu import Fabric, Gpu
 from egmctl.model.host import Driver, System
 from egmctl.model.machine import Machine
 from egmctl.topology.access import DENIED
-from egmctl.topology.platform import in_rack
+from egmctl.topology.platform import in_chassis, in_rack
 
 INFO = "nvmlDeviceGetGpuFabricInfoV"
 NO_FABRIC = "the GPUs are in no fabric"
@@ -133,9 +133,14 @@ def _domain(machine: Machine, scope: Scope) -> Verdicts:
     for gpu in outside:
         problem = failed if wanted or inside else warned
         reason = "clique 0" if infos[gpu.bus_id].clique_id == 0 else "no cluster UUID"
-        yield problem(f"outside the NVLink domain ({reason})", REJOIN, gpu, cause=ALONE)
-    if wanted and (homeless := [gpu for gpu in gpus if gpu not in (*registered, *unread)]):
-        yield failed("in no NVLink domain: not registered in a fabric", _manager_of(machine), homeless)
+        yield problem(f"outside the NVLink domain ({reason})", REJOIN, gpu, cause=ALONE, blocks=(Guard.FABRIC,))
+    unregistered = [gpu for gpu in gpus if gpu not in (*registered, *unread)]
+    for gpu in unregistered:
+        if wanted:
+            yield failed("in no NVLink domain: not registered in a fabric", _manager_of(machine), gpu)
+        elif in_chassis(gpu):
+            text = "outside the NVLink domain: in a slot of a rack, and not registered in its fabric"
+            yield warned(text, REJOIN, gpu, cause=ALONE, blocks=(Guard.FABRIC,))
     # A document has the pseudonym of the cluster.
     cluster, clique = expected.clique or ("", 0)
     identities = {infos[gpu.bus_id].identity for gpu in inside}
@@ -153,7 +158,7 @@ def _domain(machine: Machine, scope: Scope) -> Verdicts:
         yield passed("the fabric is this node's own", inside, note="there is no multi-node NVLink here")
     if expected.domain_gpus is not None:
         yield unknown(f"whether the domain has {expected.domain_gpus} GPUs: 'egmctl fleet' counts them on all nodes")
-    elif not (registered or unread or wanted):
+    elif not (registered or unread or wanted or any(map(in_chassis, unregistered))):
         skip("no GPU is registered in a fabric")
 
 

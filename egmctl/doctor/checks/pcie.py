@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from egmctl.doctor.check import Scope, Verdicts, check, findings_on, known, skip
+from egmctl.doctor.check import Scope, Verdicts, check, end, findings_on, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, noted, passed, remove_option, todo, unknown, warned
 from egmctl.doctor.situation import coherent, fabric, mode_without_peers, usable, virtual
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Remedy, Status, on_gpus, on_nics, on_pairs
@@ -40,6 +40,7 @@ _EGM_ADDRESS = as_root(
     "reset the GPUs.",
     "dmesg | grep 'EGM fabric address'",
 )
+_ONE_GPU = todo("Use a node with several GPUs.")
 _WITHOUT_P2P = todo("Use GPUs below one PCIe switch or with NVLink, or let the library copy through host memory.")
 _Wrong = tuple[tuple[str, str], ...]
 """The kinds of P2P that are not OK, each with its status."""
@@ -52,6 +53,8 @@ _SILENT_CUDA: _Wrong = (("cuda", "?"),)
 @check("p2p.status", Guard.P2P, Guard.IPC, Guard.EGM, sections=("gpus", "pairs"))
 def _status(machine: Machine, scope: Scope) -> Verdicts:
     gpus = usable(machine, scope.gpus_of(machine))
+    if len(machine.gpus or ()) == 1:
+        end(skipped("this node has one GPU, and no peer for it", remedy=_ONE_GPU, blocks=(Guard.P2P,)))
     if len(gpus) < 2:
         skip("fewer than two GPUs can be used from here")
     answers: dict[tuple[_Wrong, _Refusal | None, bool], list[tuple[Gpu, Gpu, Pair]]] = {}
