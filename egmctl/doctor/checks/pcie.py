@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from egmctl.doctor.check import Scope, Verdicts, check, end, findings_on, known, skip
-from egmctl.doctor.findings import as_root, fact, failed, noted, passed, remove_option, todo, unknown, warned
+from egmctl.doctor.findings import as_root, fact, failed, noted, passed, remove_option, skipped, todo, unknown, warned
 from egmctl.doctor.situation import coherent, fabric, mode_without_peers, usable, virtual
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Remedy, Status, on_gpus, on_nics, on_pairs
 from egmctl.model.gpu import Gpu, Pair
