@@ -55,6 +55,7 @@ class TopoOptions:
 
     gpus: str = option("GPUs: all, 0-3,5, 0-7/2, a UUID (or its start), a PCI bus id.", "LIST", default="all")
     numa: str = option("CPU NUMA nodes: all, local (to the chosen GPUs), 1, 0-1.", "LIST", default="all")
+    strict: bool = option("Exit with 1 if doctor finds something wrong with the connections.", default=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
