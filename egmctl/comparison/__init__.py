@@ -23,6 +23,7 @@ from egmctl.model.measurement import RunReport, Settings
 from egmctl.model.record import Command
 from egmctl.saved import Saved
 from egmctl.units import fold, grouped, listed, natural
+from egmctl.verdict.answers import answered
 from egmctl.verdict.explain import Shortfalls, with_causes
 
 HARDLY = 0.25
@@ -51,6 +52,10 @@ def compare(saved: Sequence[Saved], *, tolerance: float = TOLERANCE, spread: Spr
     UsageError
         There are fewer than two results, or they are of several kinds.
     """
+    return answered(_compared(saved, tolerance, spread))
+
+
+def _compared(saved: Sequence[Saved], tolerance: float, spread: SpreadOf) -> Comparison:
     kind = _kind(saved)
     of_nodes = len(saved) > 2
     ordered = sorted(saved, key=lambda file: natural(file.name)) if of_nodes else saved

@@ -22,7 +22,9 @@ class Shown:
     """
 
     __slots__ = ()
-    answer: Answer
+    if TYPE_CHECKING:
+        # Each kind of result has the field, at the end of its own.
+        answer: Answer
 
     @property
     def exit_code(self) -> ExitCode:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
-from egmctl.model.answer import Answer, JUnit
+from egmctl.model.answer import Answer, GapKind, JUnit, State
 from egmctl.model.bringup import Bringup
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import TOLD, Finding, Status
 from egmctl.model.measurement import BROKEN, RunReport
 from egmctl.model.measurement import Status as Ended
-from egmctl.model.verdict import Grade
+from egmctl.model.verdict import BAD_GRADES, Grade
 from egmctl.report.exports.nagios import with_remedy
 from egmctl.units import printable
 
@@ -96,21 +96,25 @@ def _finding(finding: Finding, failing: tuple[Status, ...]) -> Element:
 
 def _bench_suite(report: RunReport, *first: Element) -> Element:
     verdict = report.verdict
-    failing = (Grade.FAIL, Grade.WARN) if verdict is not None and verdict.strict else (Grade.FAIL,)
+    proven = {n for cause in report.answer.causes if cause.state is State.BAD for n in cause.measurements}
+    excused = {n for gap in report.answer.gaps if gap.kind is GapKind.EXCUSED for n in gap.measurements}
     cases = [*first]
     for path_class in () if verdict is None else verdict.classes:
         names = f"bench.{path_class.case}", path_class.path_class
-        if path_class.grade in failing:
+        if path_class.by_speed in BAD_GRADES and proven.intersection(path_class.measurements):
             cases.append(_case(*names, "failure", path_class.grade, path_class.reason))
+        elif excused.intersection(path_class.measurements):
+            cases.append(_case(*names, "error", "excused", path_class.reason))
         elif path_class.grade is Grade.NO_REFERENCE:
             cases.append(_case(*names, "skipped", "no-reference", path_class.reason))
         else:
             cases.append(_case(*names, "system-out", "", "", path_class.reason))
     waived = set()
-    for m in report.measurements:
+    for number, m in enumerate(report.measurements):
         names = f"bench.{m.case}", f"{m.name} {m.path}"
         if m.status in BROKEN:
-            cases.append(_case(*names, "failure", m.status, m.reason or ""))
+            tag = "failure" if number in proven else "error"
+            cases.append(_case(*names, tag, m.status, m.reason or ""))
         elif m.status is Ended.WAIVED and (m.case, m.reason) not in waived:
             waived.add((m.case, m.reason))
             cases.append(_case(*names, "skipped", "waived", m.reason or ""))

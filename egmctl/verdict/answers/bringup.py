@@ -113,10 +113,12 @@ def _gaps(bringup: Bringup, causes: Sequence[Cause]) -> Iterator[Gap]:
 
 def _sentence(bringup: Bringup, state: State, causes: Sequence[Cause], gaps: Sequence[Gap]) -> str:
     no_fabric = "; fabric not measured" if bringup.no_fabric else ""
-    if state is State.BAD:
-        first, *others = (cause for cause in causes if cause.state is State.BAD)
-        also = f"; and {several(len(others), 'more cause')}" if others else ""
-        return f"{_words(bringup, first)}{also}{no_fabric}"
+    bad = [cause for cause in causes if cause.state is State.BAD]
+    if bad:
+        also = f"; and {several(len(bad) - 1, 'more cause')}" if len(bad) > 1 else ""
+        return f"{_words(bringup, bad[0])}{also}{no_fabric}"
+    if state is State.BAD and bringup.run is not None:
+        return f"{bringup.run.answer.sentence}{no_fabric}"
     if gap := next((gap for gap in gaps if gap.kind.state is state), None):
         return gap.reason if gap.kind is GapKind.FABRIC else f"{gap.reason}{no_fabric}"
     warnings = sum(cause.state is State.WARN and not cause.by_run for cause in causes)
