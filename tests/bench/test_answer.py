@@ -13,13 +13,14 @@ from egmctl.model.measurement import Evidence, GpuEvidence, Measurement, RunRepo
 from egmctl.model.task import Flow, Task
 from egmctl.model.verdict import Grade
 from egmctl.report.document import Tone
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.report.views.bench import bench_document
-from egmctl.report.views.bench_answer import answer
 from egmctl.report.views.bench_matrix import Frame
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import load
+from tests.answers import render
+from tests.answers import shown as answer
 from tests.doctor.machines import patched
 from tests.report.runs import run as every_case
 from tests.report.texts import matrices_text

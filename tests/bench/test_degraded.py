@@ -18,10 +18,10 @@ from egmctl.gpu.telemetry import Traffic
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import LinkProof, Settings, Status
 from egmctl.model.route import Egm, LinkKind
-from egmctl.report.views.bench_answer import answer
 from egmctl.report.views.machine import route_words
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
+from tests.answers import shown as answer
 from tests.bench.conftest import FEW
 from tests.bench.reports import report
 from tests.doctor.cgroups import denying_v2

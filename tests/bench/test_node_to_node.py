@@ -8,9 +8,10 @@ from egmctl.model.codec import from_json
 from egmctl.model.measurement import RunReport, Settings
 from egmctl.model.route import Egm, MemoryKind
 from egmctl.model.task import Task
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.units import MIB
 from egmctl.verdict.yardsticks import against_link, class_of
+from tests.answers import render
 from tests.bench.conftest import FEW, Bench, cases
 from tests.doctor.machines import shipped
 from tests.fake.machines import nvl4, with_imex_channel

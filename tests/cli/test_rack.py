@@ -17,7 +17,8 @@ from egmctl.api.options import NodeOptions
 from egmctl.cli import rack
 from egmctl.cli.output import OutputOptions
 from egmctl.errors import ExitCode, NothingToDo
-from egmctl.model.bringup import Answer, Bringup
+from egmctl.model.answer import Answer, State
+from egmctl.model.bringup import Bringup
 from egmctl.model.codec import to_json
 from egmctl.model.fleet import Fabric
 from egmctl.model.gpu import FAKE
@@ -37,16 +38,19 @@ HOSTS = ("tray01", "tray01", "tray02", "tray02", "tray03", "tray03")
 SLOW = patched(WELL, "gpus[2].nvml.nvlinks[4]", active=False)
 OUT = patched(WELL, "gpus[*].nvml", fabric=OUTSIDE)
 BOARD = shipped("hgx-h200x4")
-RUN = replace(measured_report("gb200-tray"), machines=())
-MEASURED = Fabric(answer=Answer.GO, run=RUN)
-GONE = Fabric(answer=Answer.INCOMPLETE)
+RUN = replace(measured_report("gb200-tray"), machines=(), answer=Answer(state=State.GOOD, word="PASS"))
+MEASURED = Fabric(run=RUN)
+BAD = Fabric(run=replace(RUN, answer=Answer(state=State.BAD, word="FAIL")))
+UNKNOWN = Fabric(run=replace(RUN, answer=Answer(state=State.INCOMPLETE, word="INCOMPLETE")))
+GONE = Fabric()
 """Stands for a fabric during which a rank dies."""
 Message = tuple[Any, str] | None
 
 
 def go(machine: Machine) -> Bringup:
     """Return the answer for a node on which nothing was left out."""
-    return Bringup(answer=Answer.GO, causes=(), gaps=(), diagnosis=Doctor().diagnose(machine, redacted=True), run=None)
+    diagnosis = Doctor().diagnose(machine, redacted=True)
+    return Bringup(answer=Answer(state=State.GOOD, word="GO"), diagnosis=diagnosis, run=None)
 
 
 def sent(rank: int, machine: Machine | Callable[[], Bringup]) -> Message:
@@ -54,7 +58,7 @@ def sent(rank: int, machine: Machine | Callable[[], Bringup]) -> Message:
 
     def node() -> Bringup:
         answer = bringup(Doctor().diagnose(cast(Machine, machine), redacted=True), None, not_measured="busy")
-        return answer if answer.answer is Answer.NO_GO else go(cast(Machine, machine))
+        return answer if answer.answer.state is State.BAD else go(cast(Machine, machine))
 
     message = rack._answer_of(HOSTS[rank], node if isinstance(machine, Machine) else machine)
     return cast(Message, json.loads(json.dumps(to_json(message))))
@@ -147,11 +151,19 @@ def test_who_is_not_ready_is_named_in_the_first_sentence(
 @pytest.mark.parametrize(
     ("fabric", "code", "words"),
     [
-        (Fabric(answer=Answer.NO_GO, run=RUN), 1, "NO-GO: 3 of 3 nodes are ready; fabric "),
-        (GONE, 3, "3 of 3 nodes are ready; fabric not measured: no answer from rank 3 on tray02"),
-        (Fabric(answer=Answer.INCOMPLETE, run=RUN), 3, "INCOMPLETE: 3 of 3 nodes are ready; fabric "),
         (
-            Fabric(answer=Answer.INCOMPLETE, reason="no channel"),
+            Fabric(run=replace(RUN, answer=Answer(state=State.BAD, word="FAIL"))),
+            1,
+            "NO-GO: 3 of 3 nodes are ready; fabric ",
+        ),
+        (GONE, 3, "3 of 3 nodes are ready; fabric not measured: no answer from rank 3 on tray02"),
+        (
+            Fabric(run=replace(RUN, answer=Answer(state=State.INCOMPLETE, word="INCOMPLETE"))),
+            3,
+            "INCOMPLETE: 3 of 3 nodes are ready; fabric ",
+        ),
+        (
+            Fabric(reason="no channel"),
             3,
             "3 of 3 nodes are ready; fabric not measured: no c",
         ),

@@ -19,8 +19,9 @@ from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import NODE, Finding, Guard, Place, Status, on_gpus, on_pairs
 from egmctl.model.machine import Machine
 from egmctl.model.record import Command, Reason, Unread
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.saved import Saved
+from tests.answers import render
 from tests.doctor.machines import patched, shipped
 from tests.report.texts import text_of
 

@@ -13,9 +13,9 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from egmctl.facts import replay
-from egmctl.model.bringup import Answer, Bringup
 from egmctl.report.exports.prom import bringup_prom
 from egmctl.units import MIB
+from egmctl.verdict.bringup import bringup
 from tests.conftest import ROOT, RunEgmctl, ended
 from tests.doctor.machines import patched, shipped
 from tests.fake.plugin import MakeFakeNode
@@ -37,7 +37,7 @@ def exported() -> dict[str, set[str]]:
     from egmctl.api.doctor import Doctor
 
     diagnosis = Doctor().diagnose(shipped("hgx-h200x4"), redacted=True)
-    text = bringup_prom(Bringup(answer=Answer.GO, causes=(), gaps=(), diagnosis=diagnosis, run=run_report))
+    text = bringup_prom(bringup(diagnosis, run_report))
     families = text_string_to_metric_families(text)
     return {family.name: {name for sample in family.samples for name in sample.labels} for family in families}
 

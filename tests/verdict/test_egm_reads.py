@@ -9,9 +9,10 @@ import pytest
 from egmctl.model.route import LinkKind, MemoryKind
 from egmctl.model.task import Flow, Task
 from egmctl.model.verdict import EgmReads
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.verdict.judge import judge
 from egmctl.verdict.yardsticks import ceiling
+from tests.answers import render
 from tests.doctor.machines import shipped
 from tests.verdict.runs import D2H, H2D, run
 

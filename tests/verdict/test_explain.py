@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from egmctl.doctor.check import EVERYTHING
-from egmctl.doctor.runner import CHECKS, diagnose
-from egmctl.model.bringup import Answer
+from egmctl.doctor.runner import CHECKS
+from egmctl.model.answer import State
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import (
     Evidence,
@@ -24,13 +24,14 @@ from egmctl.model.measurement import (
 )
 from egmctl.model.route import LinkKind
 from egmctl.model.task import Flow, Task
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.report.views.bench_answer import seen
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import load
 from egmctl.verdict.yardsticks import ceiling
+from tests.answers import diagnose, render
 from tests.doctor.faults import weak_switch
 from tests.doctor.machines import patched, shipped
 from tests.mutation import mutated
@@ -167,7 +168,7 @@ def test_where_only_host_memory_is_slow_a_busy_host_is_the_cause_and_links_are_n
     made = replace(run(WRITE, H2D, value=value), host_load=BUSY)
     report = with_causes(replace(made, verdict=judge(made, PROFILE)))
     node = bringup(diagnose(H200, EVERYTHING, CHECKS), report)
-    assert (node.answer, node.causes) == (Answer.NO_GO, report.causes)
+    assert (node.answer.state, node.answer.causes) == (State.INCOMPLETE, report.causes)
     for result in (report, node):
         words = " ".join(str(render(result, Format.TEXT)).split())
         assert "the host was busy: other processes used 15 of 16 CPUs" in words

@@ -13,7 +13,7 @@ from egmctl.facts.redact import redact
 from egmctl.model.listing import PlannedTask
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Evidence, GpuEvidence, Measurement, RunReport, Settings, Status, finish
-from egmctl.report.views.causes import cause_words
+from egmctl.verdict.answers.words import cause_words
 from egmctl.verdict.explain import during, with_causes
 from tests.bench.reports import report
 from tests.doctor.faults import healthy

@@ -17,11 +17,11 @@ from egmctl.model.gpu import GpuProcess
 from egmctl.model.host import LibraryFailure, NumaKind
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport, Settings, Status, waived
-from egmctl.report.views.bench_answer import answer
 from egmctl.units import MIB
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import load
+from tests.answers import shown as answer
 from tests.doctor.faults import healthy
 from tests.doctor.machines import patched, shipped, with_gpu_denied
 from tests.verdict.runs import H2D, USUAL, WRITE, run

@@ -113,7 +113,7 @@ def topo_csv(topology: Topology) -> str:
     Each row contains the machine's origin, so that rows of a modelled machine are recognisable in any extract.
     """
     machine = topology.machine
-    origin = {
+    origin: dict[str, object] = {
         "origin": machine.origin.kind,
         "machine": machine.origin.name,
         "driver_version": machine.driver.module_version if machine.driver else None,
