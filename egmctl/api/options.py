@@ -144,11 +144,20 @@ class NodeOptions:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class BringupOptions(NodeOptions):
+    """What a node has to have, and the purposes that have to work on it."""
+
+    purposes: str | None = option("What must work here: egm, p2p, ipc, fabric, rdma, perf.", "LIST", "--for")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class DoctorOptions(NodeOptions):
     """The checks of doctor."""
 
     HEADINGS: ClassVar = {"Checking": "skip expect since strict"}
-    purposes: str | None = option("Only checks for these purposes: egm, p2p, ipc, fabric, rdma, perf.", "LIST", "--for")
+    purposes: str | None = option(
+        "Answer for these purposes: egm, p2p, ipc, fabric, rdma, perf. What blocks one is a fault.", "LIST", "--for"
+    )
     check: Sequence[str] = option("Only this check or glob (numa.*); can be given several times.", "ID", default=())
     skip: Sequence[str] = option("Skip this check or glob; can be given several times.", "ID", default=())
     since: str | None = option(

@@ -82,7 +82,7 @@ _ERRORS = re.compile(r".*errors|replays.*|(failed_)?recoveries")
 _COUNTED = ("GPU", "NIC", "NVSwitch")
 """The kinds of things that a node must not lose."""
 _PASSED_OVER = ("device node", "mount", "bridge", "NUMA")
-"""The kinds of things of which nothing is known to be worse: what this process was given, and the layout of the node."""
+"""The kinds of things of which nothing is known to be worse: what this process was given, the layout of the node."""
 
 
 def outcome_of(subject: Subject, before: Any, after: Any) -> Outcome:

@@ -51,6 +51,8 @@ class Scope:
     """The ids of CPU NUMA nodes of ``--numa``; ``None``: all."""
     purposes: tuple[Guard, ...] | None = None
     """The purposes of ``--for``; ``None``: none was named. No check reads them (:mod:`egmctl.doctor.purposes`)."""
+    whole_node: bool = False
+    """Whether all purposes are asked about, and those that are named have to work."""
     expectation: Expectation | None = None
     since_s: float | None = None
     """The maximum age of kernel log events, in seconds; ``None``: all since boot."""

@@ -12,7 +12,9 @@ from dataclasses import replace
 from egmctl.model.finding import Finding, Guard, Status
 
 
-def for_purposes(finding: Finding, blocks: tuple[Guard, ...], purposes: Collection[Guard] | None) -> Finding:
+def for_purposes(
+    finding: Finding, blocks: tuple[Guard, ...], purposes: Collection[Guard] | None, *, whole_node: bool = False
+) -> Finding:
     """Return a finding with what it blocks, as it counts for some purposes.
 
     Parameters
@@ -23,6 +25,8 @@ def for_purposes(finding: Finding, blocks: tuple[Guard, ...], purposes: Collecti
     purposes
         The purposes that the user named. A finding that blocks one of them fails. One that fails and blocks none of
         them is a warning: something is broken, and it is not what was asked about. ``None``: no purpose was named.
+    whole_node
+        Whether the node is asked about as well, so that every fault counts.
     """
     if finding.status is Status.FAIL and not finding.blocks:
         finding = replace(finding, blocks=blocks)
@@ -30,4 +34,4 @@ def for_purposes(finding: Finding, blocks: tuple[Guard, ...], purposes: Collecti
         return finding
     if not set(finding.blocks).isdisjoint(purposes):
         return replace(finding, status=Status.FAIL)
-    return replace(finding, status=Status.WARN) if finding.status is Status.FAIL else finding
+    return replace(finding, status=Status.WARN) if finding.status is Status.FAIL and not whole_node else finding

@@ -159,12 +159,13 @@ def diagnose(machine: Machine, scope: Scope, checks: Sequence[Check], *, strict:
             for finding in findings_of(check, machine, scope)
         ),
     )
+    named = None if scope.whole_node else scope.purposes
     return Diagnosis(
         platform=platform(machine).line,
         gpus_asked=scope.gpus,
         numa_asked=scope.numa,
-        purposes=scope.purposes or tuple(Guard),
-        purposes_asked=scope.purposes,
+        purposes=named or tuple(Guard),
+        purposes_asked=named,
         findings=findings,
         strict=strict,
         machines=(machine,),
@@ -179,7 +180,10 @@ def anchor(check_id: str) -> str:
 def findings_of(check: Check, machine: Machine, scope: Scope) -> tuple[Finding, ...]:
     """Return the findings of a check as they count for the purposes that the user named."""
     blocks = blocked_by(check)
-    return tuple(for_purposes(finding, blocks, scope.purposes) for finding in _findings(check, machine, scope))
+    return tuple(
+        for_purposes(finding, blocks, scope.purposes, whole_node=scope.whole_node)
+        for finding in _findings(check, machine, scope)
+    )
 
 
 def _findings(check: Check, machine: Machine, scope: Scope) -> Iterable[Finding]:
