@@ -36,7 +36,7 @@ SICK = {
 
 def doctors() -> dict[str, list[str]]:
     """Return the words after egmctl with which each example calls doctor."""
-    commands = {name: _words(name, r'"\$egmctl" (doctor [^>]*) >') for name in HOOKS}
+    commands = {name: _words(name, r'"\$egmctl" (doctor [^>\n]*)') for name in HOOKS}
     for name in ("node.sbatch", "fabric.sbatch", "kubernetes.yaml", "egmctl-textfile.service"):
         commands[name] = _words(name, r"egmctl (doctor --[^|;&\n]*)")
     (play,) = yaml.safe_load((EXAMPLES / "ansible.yml").read_text())

@@ -85,9 +85,9 @@ def on_pcie() -> Machine:
 
 
 UNUSUAL: dict[str, tuple[Callable[[], Machine], dict[str, Status]]] = {
-    "MIG on every GPU": (mig, {"gpu.mig": Status.WARN}),
-    "MIG, which takes the links down": (mig_of_ampere, {"gpu.mig": Status.WARN}),
-    "MIG on a Grace node": (lambda: mig(healthy()), {"gpu.mig": Status.WARN}),
+    "MIG on every GPU": (mig, {"gpu.mig": Status.NOTE}),
+    "MIG, which takes the links down": (mig_of_ampere, {"gpu.mig": Status.NOTE}),
+    "MIG on a Grace node": (lambda: mig(healthy()), {"gpu.mig": Status.NOTE}),
     "confidential computing": (confidential, {"gpu.cc-mode": Status.WARN}),
     "vGPUs": (vgpu, {"gpu.vgpu": Status.WARN}),
     "a virtual machine with one GPU": (partition_of_one, {"nvlink.links": Status.WARN}),

@@ -158,7 +158,8 @@ def _partial(
         The GPUs and what says that they are this job's; none if they are others'.
     """
     text = ", ".join(filter(None, (_named(sentence, gpus), of_job.words)))
-    imports = f"{on_gpus(left).label} cannot import memory of {on_gpus(gpus).label} by any kind of handle"
+    handles = "by legacy, descriptor, pool or fabric handle"
+    imports = f"{on_gpus(left).label} cannot import memory of {on_gpus(gpus).label} {handles}"
     note = f"normal for a partial allocation (--gpus or --expect make it a fault). {imports}"
     blocks: tuple[Guard, ...] = ()
     if of_job.gpus:

@@ -125,11 +125,19 @@ def _verdict(machine: Machine, subject: str, probes: Sequence[Probe]) -> Finding
         case Outcome.ERROR:
             if reason := _missing_feature(first):
                 return skipped(f"{subject}: {reason}", evidence=evidence)
-            if reason := _not_needed(machine, first):
-                return skipped(f"{subject}: {reason}", evidence=evidence, remedy=FAILING, blocks=_BLOCKS[first.kind])
             cause = _cause_of_error(machine, first)
             confidence = Confidence.MEDIUM if cause else Confidence.LOW
             failure, remedy = f"{first.call} failed: {first.error_name} ({first.error_number})", FAILING
+            if note := _not_needed(machine, first):
+                return skipped(
+                    f"{subject}: {failure}",
+                    evidence=evidence,
+                    cause=cause.cause if cause else "",
+                    remedy=Remedy(text=cause.remedy) if cause else remedy,
+                    confidence=confidence,
+                    note=note,
+                    blocks=_BLOCKS[first.kind],
+                )
             if note := _other_registration(machine, first):
                 return noted(f"{subject}: {failure}", evidence=evidence, cause=cause.cause if cause else "", note=note)
         case _:
@@ -160,9 +168,9 @@ def _missing_feature(probe: Probe) -> str:
 def _not_needed(machine: Machine, probe: Probe) -> str:
     """Return why nothing but ``--for`` its purpose asks for what failed; else ``""``."""
     if probe.nic and probe.error_number == errno.ENODEV:
-        return "libibverbs lists no such NIC"
+        return "libibverbs lists no such NIC; --for rdma makes that a fault"
     if probe.kind is ProbeKind.FABRIC and probe.error_number == NOT_PERMITTED and not in_domain(machine):
-        return "no IMEX channel, and the GPUs are in no multi-node NVLink domain"
+        return "no IMEX channel, and the GPUs are in no multi-node NVLink domain; --for fabric makes that a fault"
     return ""
 
 

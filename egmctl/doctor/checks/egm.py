@@ -96,7 +96,11 @@ def _preconditions(machine: Machine, scope: Scope) -> Verdicts:
     yield from missing
     if not missing:
         remedy = as_root("Look for driver messages about EGM in the kernel log.", "dmesg | grep -iE 'EGM|HSHUB'")
-        yield unknown("every precondition that was read is met; the kernel log may say more", remedy=remedy)
+        all_met = "every precondition that was read is met; the kernel log may say more"
+        if all(gpu.nvml and gpu.nvml.egm_capable is False for gpu in gpus):
+            yield noted(all_met, remedy=remedy)
+        else:
+            yield unknown(all_met, remedy=remedy)
 
 
 def _missing(machine: Machine, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:

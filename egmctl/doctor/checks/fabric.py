@@ -138,7 +138,7 @@ def _domain(machine: Machine, scope: Scope) -> Verdicts:
     for gpu in unregistered:
         if wanted:
             yield failed("in no NVLink domain: not registered in a fabric", _manager_of(machine), gpu)
-        elif in_chassis(gpu):
+        elif _is_away(gpu):
             text = "outside the NVLink domain: in a slot of a rack, and not registered in its fabric"
             yield warned(text, REJOIN, gpu, cause=ALONE, blocks=(Guard.FABRIC,))
     # A document has the pseudonym of the cluster.
@@ -158,8 +158,14 @@ def _domain(machine: Machine, scope: Scope) -> Verdicts:
         yield passed("the fabric is this node's own", inside, note="there is no multi-node NVLink here")
     if expected.domain_gpus is not None:
         yield unknown(f"whether the domain has {expected.domain_gpus} GPUs: 'egmctl fleet' counts them on all nodes")
-    elif not (registered or unread or wanted or any(map(in_chassis, unregistered))):
+    elif not (registered or unread or wanted or any(map(_is_away, unregistered))):
         skip("no GPU is registered in a fabric")
+
+
+def _is_away(gpu: Gpu) -> bool:
+    """Return whether a GPU in a slot of a rack has no fabric at all. ``fabric.state`` has one that is not ready."""
+    info = situation.fabric(gpu)
+    return in_chassis(gpu) and (info is None or info.state == "not-supported")
 
 
 def _types(info: Fabric) -> str:

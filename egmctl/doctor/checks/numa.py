@@ -303,7 +303,5 @@ def _policy(machine: Machine, scope: Scope) -> Verdicts:
         yield passed("no memory policy keeps this process off a NUMA node", on_numa(nodes))
     elif scope.numa is not None:
         yield warned(not_allowed, remedy, on_numa(denied))
-    elif situation.may_have_egm(machine):
-        yield noted(not_allowed, on_numa(denied), remedy=remedy)
     else:
         yield passed(not_allowed, on_numa(denied), note="--numa makes that a warning")
