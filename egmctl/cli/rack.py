@@ -37,7 +37,7 @@ from egmctl.mpi.world import RanksMissing, World
 from egmctl.report.exports.json import result_json
 from egmctl.saved import load_text
 from egmctl.units import several
-from egmctl.verdict.answers.run import of_run
+from egmctl.verdict.answers import answered_for_node
 
 SAMPLE, SAMPLED = 8, 1000
 """The number of other GPUs that each GPU is measured with, and the maximum of its product with the number of GPUs, so
@@ -167,4 +167,4 @@ def _judged(bench: Bench, run: RunReport) -> Fabric:
     report = replace(redact_run(run, None), ranks=run.ranks)
     report = bench.explain(judge_run(report, report.machines[0]))
     # All of the rack is asked about: a link without a reference is a gap.
-    return Fabric(run=replace(report, answer=of_run(report, whole_node=True), machines=()))
+    return Fabric(run=replace(answered_for_node(report), machines=()))

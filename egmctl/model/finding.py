@@ -224,6 +224,10 @@ UNEXPLAINED = "bench.unexplained"
 """The check id of the bring-up's finding on paths that are slow or broken for an unknown reason."""
 
 
+OTHERS, THROTTLED = "bench.other-processes", "bench.throttled"
+"""Check ids of findings of a run on GPUs that others used, and whose clocks were throttled, while it measured."""
+
+
 class WaiverKind(StrEnum):
     """The kinds of reasons why something is not measured."""
 

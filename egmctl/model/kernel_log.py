@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from egmctl.compat import StrEnum
+from egmctl.model.finding import Remedy, Status
 from egmctl.model.record import BusId, Plain, Record, Unread
 
 
@@ -129,3 +130,14 @@ class KernelMessages:
     """The events in order; the first if there are too many."""
     left_out: int = 0
     """The number of later events that were dropped because there are too many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedFault:
+    """Messages of one kind on one device, and what they mean: an entry of egmctl's catalogue."""
+
+    status: Status
+    """The severity; ``pass`` if no operator is needed."""
+    words: Plain
+    """What was logged, how often, and what is responsible: ``GPU2: Xid 79, GPU fell off the bus (hardware)``."""
+    remedy: Remedy

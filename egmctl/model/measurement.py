@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 from egmctl.compat import StrEnum
 from egmctl.model.answer import UNANSWERED, Answer, Cause
 from egmctl.model.finding import Waiver, WaiverKind
-from egmctl.model.kernel_log import KernelMessages
+from egmctl.model.kernel_log import KernelMessages, LoggedFault
 from egmctl.model.machine import Machine
 from egmctl.model.record import BusId, Plain, Shown, Uuid
 from egmctl.model.route import LinkKind, Rank, UcxPath
@@ -475,6 +475,8 @@ class RunReport(Shown):
     """The time of each phase; ``None`` for a run that did not end."""
     machines: tuple[Machine, ...] = ()
     """The nodes that were measured, with the facts for the plan and with pseudonyms for private data."""
+    logged: tuple[LoggedFault, ...] = ()
+    """What the kernel logged during the run, by device and kind, the most severe first."""
     answer: Answer = UNANSWERED
     """What the command answers (:mod:`egmctl.verdict.answers`)."""
 

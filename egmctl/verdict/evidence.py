@@ -19,6 +19,7 @@ from egmctl.model.finding import Status, WaiverKind
 from egmctl.model.measurement import NVLINK_COUNT, LinkProof, Measurement, RunReport, counted
 from egmctl.model.route import HOST_NAMES, LinkKind, MemoryKind
 from egmctl.units import format_size, grouped
+from egmctl.verdict.answers import answered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,7 @@ def evidence(diagnosis: Diagnosis, run: RunReport | None, *, not_measured: str =
         The reason why there was no bench.
     """
     answers = [_answer(name, question, diagnosis, run, not_measured) for name, question in questions().items()]
-    return EvidenceReport(answers=tuple(answers), diagnosis=diagnosis, run=run)
+    return answered(EvidenceReport(answers=tuple(answers), diagnosis=diagnosis, run=run))
 
 
 _Observed = Iterator[tuple[bool | None, str, str]]

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from egmctl.bench.case import Case
+from egmctl.bench.path_class import is_degraded, is_lost
 from egmctl.bench.plan.flows import PIDS_SHOWN, gpu_use
 from egmctl.bench.plan.make import SECTIONS
 from egmctl.bench.plan.paths import gpu_obstacle
@@ -21,6 +22,8 @@ from egmctl.doctor.findings import fact, noted, todo, warned
 from egmctl.model.answer import Cause
 from egmctl.model.finding import (
     OF_GPUS,
+    OTHERS,
+    THROTTLED,
     TOLD,
     Finding,
     Guard,
@@ -44,7 +47,7 @@ from egmctl.model.verdict import BAD_GRADES, Grade, Judgement
 from egmctl.topology.access import nvml_failure
 from egmctl.topology.links import device_link
 from egmctl.units import format_kernel_list, format_size, grouped, shortened
-from egmctl.verdict.yardsticks import is_degraded, is_lost, value_of
+from egmctl.verdict.yardsticks import value_of
 
 CAUSE_SECTIONS = ("switches", "confinement", "system")
 """The sections of a machine that causes are found in, in addition to those that a plan needs."""
@@ -258,7 +261,7 @@ def _as_planned(measurement: Measurement, node: Node, measured: Collection[str])
 
 IN_USE, UNUSABLE, HIDDEN = "bench.gpu-in-use", "bench.gpu-unusable", "bench.gpu-hidden"
 """Check ids of findings on GPUs that are in use by others, that cannot be used, or that CUDA_VISIBLE_DEVICES hides."""
-OTHERS, THROTTLED, OTHER_LINK = "bench.other-processes", "bench.throttled", "bench.other-link"
+OTHER_LINK = "bench.other-link"
 HOST_BUSY, WEAK_MEMORY = "bench.host-busy", "bench.weak-memory"
 EXCUSES = (OTHERS, HOST_BUSY)
 """The findings with which a slow path is no failure: others used its GPUs or the host while it was measured."""

@@ -149,7 +149,7 @@ def test_a_fault_stands_below_the_verdict_with_whose_it_is_and_what_to_do() -> N
     assert report.verdict is not None
     assert report.verdict.grade is Grade.WARN, "the paths may be as fast as ever beside it"
     lines = str(render(report, Format.TEXT, width=200)).splitlines()
-    assert lines[0].startswith("PASS: with warnings: ")
+    assert lines[0].startswith("PASS WITH WARNINGS: ")
     assert "the kernel logged meanwhile: GPU2: Xid 79, GPU fell off the bus, 2 times" in lines[0]
     (place,) = [n for n, line in enumerate(lines) if line.startswith("FAIL") and "Xid 79" in line]
     assert place <= 4, "below the answer and what to do"

@@ -85,9 +85,7 @@ def test_cells_without_a_number_are_words_with_their_reasons_below() -> None:
     for line in ("NUMA0  50.00  waived", "NUMA0  corrupt  50.00*", "GPU0      -  timed-out"):
         assert line in text
     told = " ".join(text_of(report_of(PCIE, *found), verbose=1).split())
-    assert told.startswith("FAIL: 1 of 12 measurements failed: 3 words differ; INCOMPLETE: 1 of 12"), (
-        "corrupt data first"
-    )
+    assert told.startswith("FAIL: 1 of 12 measurements failed: 3 words differ; BROKE: 1 of 12"), "corrupt data first"
     for line in (
         "WAIVED host_numa_to_device_memcpy_ce NUMA0 -> GPU1, host_numa_to_device_memcpy_ce NUMA1 -> GPU1: MIG is on",
         "CORRUPT device_to_host_numa_memcpy_ce GPU0 -> NUMA0: 3 words differ",
@@ -117,7 +115,7 @@ def test_strings_of_the_machine_are_neither_markup_nor_control_characters() -> N
 
 def test_an_interrupted_run_says_so() -> None:
     interrupted = replace(report_of(ONE_GPU), interrupted=True)
-    assert text_of(interrupted).startswith("INTERRUPTED: interrupted with 4 of 4 measurements made")
+    assert text_of(interrupted).startswith("INTERRUPTED: stopped with 4 of 4 measurements made")
     assert code_of(interrupted) is ExitCode.INTERRUPTED
 
 
@@ -138,7 +136,7 @@ def sampled(reason: str) -> RunReport:
 
 def test_json_has_every_sample_as_a_number_with_its_unit_in_the_key() -> None:
     document = json.loads(result_json(sampled("not here")))
-    assert (document["schema"], document["exit_code"]) == ("egmctl.bench/2", 0)
+    assert (document["schema"], document["exit_code"]) == ("egmctl.bench/3", 3)
     jsonschema.Draft202012Validator(SCHEMA).validate(document)
     assert document["result"]["settings"]["size_bytes"] == 536870912
     first, waived = document["result"]["measurements"][:2]

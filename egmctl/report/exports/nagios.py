@@ -18,7 +18,12 @@ def doctor_nagios(diagnosis: Diagnosis) -> str:
     """Return a line with the state, the first root cause and performance data, then one line per problem."""
     problems = [f for status in TOLD for f in diagnosis.findings if f.status is status and not f.explained_by]
     lines = ((finding.status, _named(finding), finding.remedy) for finding in problems)
-    return _output(diagnosis.answer, _performance(diagnosis), lines)
+    answer = diagnosis.answer
+    sentence = answer.sentence
+    if answer.blamed is not None:
+        more = f" (+{len(answer.causes) - 1} more)" if len(answer.causes) > 1 else ""
+        sentence = f"{_named(answer.blamed.finding)}{more}"
+    return _output(answer, sentence, _performance(diagnosis), lines)
 
 
 def bringup_nagios(bringup: Bringup) -> str:
@@ -28,7 +33,9 @@ def bringup_nagios(bringup: Bringup) -> str:
     explained = {number for cause in causes for number in cause.measurements}
     slow = [number for number in explained if not made[number].missed_path]
     lines = ((cause.status, f"{cause.finding.check}: {cause.title}", cause.finding.remedy) for cause in causes)
-    return _output(bringup.answer, f"{_performance(bringup.diagnosis)} slow={len(slow)}", lines)
+    check = "" if bringup.answer.blamed is None else f"{bringup.answer.blamed.finding.check}: "
+    sentence = f"{check}{bringup.answer.sentence}"
+    return _output(bringup.answer, sentence, f"{_performance(bringup.diagnosis)} slow={len(slow)}", lines)
 
 
 def with_remedy(sentence: str, remedy: Remedy | None) -> str:
@@ -39,11 +46,10 @@ def with_remedy(sentence: str, remedy: Remedy | None) -> str:
     return f"{f'{sentence}. ' if sentence else ''}{remedy.text}{command}"
 
 
-def _output(answer: Answer, performance: str, problems: Iterable[_Problem]) -> str:
+def _output(answer: Answer, sentence: str, performance: str, problems: Iterable[_Problem]) -> str:
     """Return the line that Nagios shows, then one line per problem: status, sentence and remedy."""
-    blamed = f" ({_named(answer.blamed.finding)})" if answer.blamed is not None else ""
-    sentence = f"{answer.word}: {answer.sentence}{blamed}"
-    lines = [f"EGMCTL {_WORDS[answer.nagios]} - {_unbarred(sentence)} | {performance}"]
+    words = _unbarred(f"{answer.word}: {sentence}")
+    lines = [f"EGMCTL {_WORDS[answer.nagios]} - {words} | {performance}"]
     lines += [f"{status.upper()} {_unbarred(with_remedy(words, remedy))}" for status, words, remedy in problems]
     return "\n".join(lines) + "\n"
 

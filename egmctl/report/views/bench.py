@@ -7,8 +7,9 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 
-from egmctl.doctor.kernel_faults import KernelFault
+from egmctl.bench.path_class import ceiling, unit_of
 from egmctl.model.gpu import FAKE, are_fake
+from egmctl.model.kernel_log import LoggedFault
 from egmctl.model.measurement import Measurement, RunReport, Status
 from egmctl.model.route import PublishedRate, node_names
 from egmctl.model.task import Quantity
@@ -24,7 +25,6 @@ from egmctl.report.views.machine import banners, confidential_banner, machine_se
 from egmctl.report.views.topo import node_diagram
 from egmctl.topology.topology import topology
 from egmctl.units import counted, gpu_name, grouped, listed, printable, several, shortened
-from egmctl.verdict.yardsticks import ceiling, unit_of
 
 _FEW = 3
 """The number of flows from which a case's name is shown without its path."""
@@ -243,10 +243,10 @@ _DRAWN = (
 def _kernel(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
     """Return the faults that the kernel logged during the run and that require action."""
 
-    def entry(fault: KernelFault) -> doc.Entry:
+    def entry(fault: LoggedFault) -> doc.Entry:
         fix = fault.remedy.text + (f" ({fault.remedy.command})" if fault.remedy.command else "")
         body = (doc.KeyValues((("fix", fix),)),)
-        words = f"logged by the kernel meanwhile: {bench_answer.logged(fault)}"
+        words = f"logged by the kernel meanwhile: {fault.words}"
         return doc.Entry(fault.status.upper(), TONES[fault.status], words, body=body, level=Level.SUMMARY)
 
     return doc.limited(map(entry, bench_answer.grave(report)), _FAULTS, "kernel message", Level.SUMMARY)

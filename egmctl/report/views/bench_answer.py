@@ -5,35 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator
 
-from egmctl.doctor.kernel_faults import Blame, KernelFault, kernel_faults
-from egmctl.model.finding import Status
+from egmctl.bench.path_class import is_degraded
+from egmctl.model.finding import OTHERS, THROTTLED, Status
+from egmctl.model.kernel_log import LoggedFault
 from egmctl.model.measurement import LinkEvidence, LinkProof, Measurement, RunReport, Verification
 from egmctl.model.measurement import Status as MeasurementStatus
 from egmctl.model.route import LinkKind
 from egmctl.model.task import Quantity
 from egmctl.units import format_size, grouped, printable, several, shortened
-from egmctl.verdict.explain import OTHERS, THROTTLED, gpu_sentence
-from egmctl.verdict.yardsticks import is_degraded
 
 
-def faults(report: RunReport) -> list[KernelFault]:
-    """Return the faults in the kernel log of a run, one per device and kind, the most severe first."""
-    log = report.kernel_messages
-    if log is None or not log.events or not report.machines:
-        return []
-    # Under MPI this is the log of rank 0's node, which is the first machine.
-    return sorted(kernel_faults(report.machines[0], log.events), key=lambda fault: list(Status).index(fault.status))
-
-
-def grave(report: RunReport) -> list[KernelFault]:
-    """Return the faults that require action by an operator."""
-    return [fault for fault in faults(report) if fault.status is not Status.PASS]
-
-
-def logged(fault: KernelFault) -> str:
-    """Return the words for a fault: ``GPU2: Xid 79, GPU fell off the bus, 2 times (hardware)``."""
-    blame = "" if fault.blame is Blame.UNKNOWN else f" ({fault.blame.value})"
-    return f"{fault.title}{fault.times}{blame}"
+def grave(report: RunReport) -> list[LoggedFault]:
+    """Return the faults in the kernel log that require action by an operator, the most severe first."""
+    return [fault for fault in report.logged if fault.status is not Status.PASS]
 
 
 def kernel_line(report: RunReport) -> str | None:
@@ -43,7 +27,7 @@ def kernel_line(report: RunReport) -> str | None:
         return None
     if log.unread is not None:
         return f"Kernel log while it ran: unknown ({log.unread.detail or log.unread.reason.value})."
-    parts = [logged(fault) for fault in faults(report) if fault.status is Status.PASS]
+    parts = [fault.words for fault in report.logged if fault.status is Status.PASS]
     parts += [f"{log.left_out} more were not kept"] * bool(log.left_out)
     parts += ["lines were overwritten before they were read"] * log.overwritten
     if not parts and grave(report):
@@ -116,7 +100,7 @@ _SHOWN = 4
 
 def warnings(report: RunReport) -> Iterator[str]:
     """Yield a sentence for each fault in the kernel log with its remedy, and for each warning with its paths."""
-    yield from (f"logged by the kernel meanwhile: {logged(fault)}. {fault.remedy.text}" for fault in grave(report))
+    yield from (f"logged by the kernel meanwhile: {fault.words}. {fault.remedy.text}" for fault in grave(report))
     yield from (f"{sentence}: {shortened(paths, _SHOWN)}" for sentence, paths in seen(report).items())
 
 
@@ -170,19 +154,15 @@ def staged_lines(report: RunReport) -> Iterator[str]:
         yield f"{several(count, 'measurement')} staged through host memory: {printable(reason)}"
 
 
-_Sign = tuple[str, str, str]
-"""A symptom of a GPU: the id of the finding, the GPU's label, and the finding's sentence, "" for any."""
+_Sign = tuple[str, str]
+"""A symptom of a GPU: the id of the finding, and the GPU's bus id."""
 
 
 def _signs(report: RunReport) -> Iterator[_Sign]:
     """Yield the symptoms that the causes of a run report, each for the GPUs that the cause names."""
     for cause in report.causes:
-        finding = cause.finding
-        for measurement in report.measurements if finding.check in (OTHERS, THROTTLED) else ():
-            for gpu in measurement.evidence.gpus if measurement.evidence else ():
-                if gpu.bus_id in finding.place.ids and gpu_sentence(finding.check, gpu) == finding.summary:
-                    # The processes that use a GPU differ between measurements.
-                    yield finding.check, gpu.label, "" if finding.check == OTHERS else finding.summary
+        if cause.finding.check in (OTHERS, THROTTLED):
+            yield from ((cause.finding.check, bus_id) for bus_id in cause.finding.place.ids)
 
 
 def _seen_on(measurement: Measurement, known: Collection[_Sign]) -> Iterator[str]:
@@ -196,10 +176,10 @@ def _seen_on(measurement: Measurement, known: Collection[_Sign]) -> Iterator[str
         yield f"degraded, not EGM ({printable(reason)}); {_carried(route)}"
     for gpu in evidence.gpus if evidence is not None else ():
         yield from (f"{name} of {gpu.label} rose by {rise}" for name, rise in gpu.errors.items())
-        if gpu.other_processes and (OTHERS, gpu.label, "") not in known:
+        if gpu.other_processes and (OTHERS, gpu.bus_id) not in known:
             yield f"other processes used {gpu.label} meanwhile ({', '.join(map(str, gpu.other_processes[:_SHOWN]))})"
         slowed = sorted(set(gpu.throttle_reasons or ()) - HARMLESS)
-        if slowed and (THROTTLED, gpu.label, gpu_sentence(THROTTLED, gpu)) not in known:
+        if slowed and (THROTTLED, gpu.bus_id) not in known:
             yield f"clocks of {gpu.label} throttled: {', '.join(slowed)}"
     if route is not None and route.verdict is LinkProof.REFUTED:
         if route.carried_bytes is None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from egmctl.doctor.causes import WITHHELD
 from egmctl.model.answer import Answer
 from egmctl.model.bringup import Bringup
 from egmctl.model.evidence import EvidenceReport, State
-from egmctl.model.finding import UNEXPLAINED, Status
+from egmctl.model.finding import UNEXPLAINED
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words
 from egmctl.report.views.bench import bench_banners, bench_document
@@ -73,8 +72,7 @@ def part(make: Callable[[], doc.Document]) -> Iterator[doc.Block]:
 def summary(bringup: Bringup) -> Iterator[doc.Block]:
     """Yield the answer, the causes, and one line each for doctor, topo and bench."""
     yield verdict(bringup.answer)
-    shown_notes = [cause for cause in bringup.answer.causes if cause.measurements or cause.finding.check in WITHHELD]
-    causes = [cause for cause in bringup.answer.causes if cause.status is not Status.NOTE or cause in shown_notes]
+    causes = bringup.answer.causes
     # The answer already contains the remedy of the first cause, and that for unexplained paths.
     entries = (
         cause_entry(

@@ -26,7 +26,7 @@ from egmctl.verdict.answers.evidence import of_evidence
 from egmctl.verdict.answers.explanations import of_explanations
 from egmctl.verdict.answers.fleet import of_fleet
 from egmctl.verdict.answers.match import of_match
-from egmctl.verdict.answers.run import of_run
+from egmctl.verdict.answers.run import logged_faults, of_run
 from egmctl.verdict.answers.topo import of_topo
 
 Answered = TypeVar(
@@ -50,15 +50,22 @@ def answered(result: Answered) -> Answered:
     """
     whole: Any = result
     if isinstance(whole, Bringup):
-        run = None if whole.run is None else replace(whole.run, answer=of_run(whole.run, whole_node=True))
+        run = None if whole.run is None else answered_for_node(whole.run)
         whole = replace(whole, diagnosis=answered(whole.diagnosis), run=run)
     elif isinstance(whole, EvidenceReport):
         run = None if whole.run is None else answered(whole.run)
         whole = replace(whole, diagnosis=answered(whole.diagnosis), run=run)
+    elif isinstance(whole, RunReport):
+        whole = replace(whole, logged=logged_faults(whole))
     elif isinstance(whole, FleetReport) and whole.comparison is not None:
         whole = replace(whole, comparison=answered(whole.comparison))
     made: Answered = replace(whole, answer=answer_of(whole))
     return made
+
+
+def answered_for_node(run: RunReport) -> RunReport:
+    """Return a run with its answer to whether all of its nodes can be handed over (:func:`of_run`)."""
+    return replace(run, logged=logged_faults(run), answer=of_run(run, whole_node=True))
 
 
 def answer_of(result: object) -> Answer:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from egmctl.doctor.causes import WITHHELD
 from egmctl.model.answer import WORDS, Answer, Asked, Cause, Gap, GapKind, State, worst
 from egmctl.model.bringup import Bringup
 from egmctl.model.diagnosis import Diagnosis
@@ -60,6 +61,8 @@ def _causes(diagnosis: Diagnosis, run: RunReport | None, before: Diagnosis | Non
         found += [
             cause for cause in own if cause.finding.check != UNEXPLAINED or not known.issuperset(cause.measurements)
         ]
+    # A note that explains nothing is no cause, but of a GPU that is withheld from here.
+    found = [c for c in found if c.status is not Status.NOTE or c.measurements or c.finding.check in WITHHELD]
     return tuple(sorted(found, key=lambda cause: (_ORDER.index(cause.status), -len(cause.measurements))))
 
 

@@ -6,18 +6,19 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from egmctl.doctor.kernel_faults import kernel_faults
+from egmctl.bench.path_class import is_lost
+from egmctl.doctor.kernel_faults import Blame, kernel_faults
 from egmctl.model.answer import WORDS, Answer, Asked, Cause, Gap, GapKind, State, worst
-from egmctl.model.finding import OF_GPUS, TOLD, UNEXPLAINED, Finding, Remedy, Status, WaiverKind
+from egmctl.model.finding import TOLD, UNEXPLAINED, Finding, Remedy, Status, WaiverKind
+from egmctl.model.kernel_log import LoggedFault
 from egmctl.model.measurement import BROKEN, Measurement, RunReport
 from egmctl.model.measurement import Status as Ended
-from egmctl.model.route import Egm
+from egmctl.model.route import Egm, LinkKind
 from egmctl.model.verdict import BAD_GRADES, Culprit, Grade, RunVerdict, Yardstick
 from egmctl.topology.platform import in_rack
 from egmctl.units import listed, several, shortened
 from egmctl.verdict.answers.words import advice, cause_words, crosses_unknown_links, first_causes
 from egmctl.verdict.explain import EXCUSES, IN_USE, Shortfalls, shortfalls
-from egmctl.verdict.yardsticks import is_lost
 
 NOTHING_EXPLAINS = "nothing that was read explains it"
 _LOOK = "look for the cause with 'egmctl doctor --active', then measure again"
@@ -50,9 +51,26 @@ def of_run(report: RunReport, *, whole_node: bool = False) -> Answer:
         sentence=_sentence(report, state, causes, gaps),
         causes=causes,
         gaps=gaps,
-        notes=tuple(_left_out(report, gaps)),
-        next_step=_next_step(report, state, causes, gaps),
+        notes=tuple(_left_out(report, causes, gaps)),
+        next_step=_next_step(report, state, causes, gaps, whole_node=whole_node),
         counts=counts(report),
+    )
+
+
+def logged_faults(report: RunReport) -> tuple[LoggedFault, ...]:
+    """Return what the kernel logged during a run, by device and kind, the most severe first."""
+    log = report.kernel_messages
+    if log is None or not log.events or not report.machines:
+        return report.logged
+    # Under MPI this is the log of rank 0's node, which is the first machine.
+    faults = sorted(kernel_faults(report.machines[0], log.events), key=lambda fault: list(Status).index(fault.status))
+    return tuple(
+        LoggedFault(
+            status=fault.status,
+            words=f"{fault.title}{fault.times}" + ("" if fault.blame is Blame.UNKNOWN else f" ({fault.blame.value})"),
+            remedy=fault.remedy,
+        )
+        for fault in faults
     )
 
 
@@ -111,6 +129,8 @@ _GAPS = frozenset(
 )
 """The waivers that leave something unknown. For the others, the GPU or the driver lacks the feature, or the user chose
 the GPUs: there is nothing to measure."""
+VISIBLE = "env.visible-devices"
+"""The check of CUDA_VISIBLE_DEVICES."""
 _OF_DOMAIN = frozenset({WaiverKind.NO_IMEX_CHANNEL, WaiverKind.NO_NVLINK})
 """The waivers that are gaps where an NVLink domain of several nodes is expected."""
 
@@ -121,14 +141,14 @@ def _gaps(report: RunReport, causes: Sequence[Cause], short: Shortfalls, *, whol
     made = sum(m.measured for m in measurements)
     if report.interrupted:
         waived = tuple(number for number, m in enumerate(measurements) if m.status is Ended.WAIVED)
-        reason = f"interrupted with {made} of {len(measurements)} measurements made"
+        reason = f"stopped with {made} of {len(measurements)} measurements made"
         yield Gap(kind=GapKind.INTERRUPTED, reason=reason, measurements=waived)
     if short.lost or report.problems:
         yield _broke(report, sorted(short.lost), causes)
     if not any(m.status is not Ended.WAIVED for m in measurements):
         if not report.interrupted:
             yield _nothing(report, causes)
-    elif not report.interrupted and (missed := _missed(report, whole_node=whole_node)):
+    elif not report.interrupted and (missed := _missed(report, causes, whole_node=whole_node)):
         yield _of(GapKind.WAIVED, report, missed, causes, f"{len(missed)} of {len(measurements)} measurements")
     unread = [place for place, cause in enumerate(causes) if _hides_links(report, cause)]
     if unread:
@@ -166,7 +186,7 @@ def _nothing(report: RunReport, causes: Sequence[Cause]) -> Gap:
     return Gap(kind=GapKind.NOT_MEASURED, reason=reason, measurements=numbers)
 
 
-def _missed(report: RunReport, *, whole_node: bool) -> list[int]:
+def _missed(report: RunReport, causes: Sequence[Cause], *, whole_node: bool) -> list[int]:
     """Return the measurements that were not made on the planned path and that leave something unknown.
 
     A measurement leaves nothing unknown if one of its waivers says that there is nothing to measure.
@@ -174,10 +194,17 @@ def _missed(report: RunReport, *, whole_node: bool) -> list[int]:
     kinds = {*_GAPS, *((WaiverKind.GPU_HIDDEN,) if whole_node else ())}
     if any(in_rack(machine, gpu) for machine in report.machines for gpu in machine.gpus or ()):
         kinds |= _OF_DOMAIN
+    # CUDA_VISIBLE_DEVICES that does not do what it says is no choice.
+    mistaken = {
+        n
+        for cause in causes
+        if cause.finding.check == VISIBLE and cause.state is not State.GOOD
+        for n in cause.measurements
+    }
     return [
         number
         for number, m in enumerate(report.measurements)
-        if m.missed_path and all(waiver.kind in kinds for waiver in m.waivers)
+        if m.missed_path and (number in mistaken or all(waiver.kind in kinds for waiver in m.waivers))
     ]
 
 
@@ -186,7 +213,7 @@ def _of(kind: GapKind, report: RunReport, numbers: Sequence[int], causes: Sequen
     found = [place for place, cause in enumerate(causes) if {*cause.measurements} & {*numbers}]
     reasons = [report.measurements[number].reason for number in numbers]
     words = first_causes(report, [causes[place] for place in found])
-    because = words or f"{what} not made: {next(filter(None, reasons), 'the reason is not known')}"
+    because = words or f"{what} were not made: {next(filter(None, reasons), 'the reason is not known')}"
     return Gap(kind=kind, reason=because, measurements=tuple(numbers), causes=tuple(found))
 
 
@@ -229,13 +256,16 @@ def _without_reference(report: RunReport) -> Iterator[Gap]:
         yield Gap(kind=GapKind.NO_REFERENCE, reason=reason, measurements=numbers)
 
 
+_LINKS = {LinkKind.NVLINK: "NVLink", LinkKind.C2C: "C2C", LinkKind.PCIE: "PCIe", LinkKind.UNKNOWN: "unknown link"}
+
+
 def _links(m: Measurement) -> Iterator[tuple[str, str, str]]:
     """Yield the links of GPUs that a measurement uses: bus id, label, kind of link with EGM apart from other memory."""
     for flow in m.flows:
         link = flow.route.first_link
         if link is None:
             continue
-        kind = f"{link.upper()}{' to EGM' if flow.route.egm is Egm.YES else ''}"
+        kind = f"{_LINKS[link]}{' to EGM' if flow.route.egm is Egm.YES else ''}"
         for end in (flow.source, flow.destination):
             if end.bus_id is not None:
                 yield f"{end.rank}:{end.bus_id}", end.label, kind
@@ -257,13 +287,14 @@ def _word(state: State, verdict: RunVerdict | None, gaps: Sequence[Gap]) -> str:
 
 def _sentence(report: RunReport, state: State, causes: Sequence[Cause], gaps: Sequence[Gap]) -> str:
     if state is State.BAD:
-        lacking = f"; INCOMPLETE: {gaps[0].reason}" if gaps else ""
-        return _fault(report, causes) + lacking
+        fault = _fault(report, causes)
+        lacking = next((gap for gap in gaps if gap.reason not in fault), None)
+        return fault if lacking is None else f"{fault}; {WORDS[Asked.BENCH][lacking.kind.state]}: {lacking.reason}"
     if gap := next((gap for gap in gaps if gap.kind.state is state), None):
         nothing = gap.kind is GapKind.NOT_MEASURED
         return gap.reason if nothing else f"{gap.reason}; {_rest(report)}"
     verdict, made = report.verdict, sum(m.measured for m in report.measurements)
-    left_out = "".join(f"; {words}" for words in _left_out(report, gaps))
+    left_out = "".join(f"; {words}" for words in _left_out(report, causes, gaps))
     if verdict is None:
         return f"{several(made, 'measurement')}, not judged (--no-verdict){left_out}"
     grades = Counter(path_class.grade for path_class in verdict.classes)
@@ -290,7 +321,8 @@ def _fault(report: RunReport, causes: Sequence[Cause]) -> str:
         return f"{len(broken)} of {len(report.measurements)} measurements failed: {broken[0].reason}"
     verdict = report.verdict
     slow = shortfalls(report)
-    proven = [cause for cause in causes if cause.state is State.BAD]
+    # What the user named comes first.
+    proven = sorted((cause for cause in causes if cause.state is State.BAD), key=lambda cause: not cause.asked)
     if verdict is not None and (not proven or any(slow.slow & {*cause.measurements} for cause in proven)):
         return _slow(report, verdict, causes)
     return first_causes(report, proven)
@@ -308,8 +340,8 @@ def _rest(report: RunReport) -> str:
     measured = f"the {several(made, 'measurement')} made"
     if verdict is None:
         return f"{measured} {'were' if made != 1 else 'was'} not judged"
-    grades = Counter(path_class.grade for path_class in verdict.classes)
-    if grades[Grade.PASS] and not grades[Grade.FAIL]:
+    grades = Counter(path_class.by_speed for path_class in verdict.classes)
+    if any(each.grade is Grade.PASS for each in verdict.classes) and not grades[Grade.FAIL]:
         warned = " with warnings" if grades[Grade.WARN] or verdict.warnings else ""
         return f"PASS{warned} for {measured}: {_as_fast(verdict)}"
     if grades[Grade.FAIL] or grades[Grade.WARN]:
@@ -324,16 +356,26 @@ def _why_no_reference(verdict: RunVerdict) -> str:
     return verdict.profile_reason or "it was not judged by a profile"
 
 
-def _left_out(report: RunReport, gaps: Sequence[Gap]) -> Iterator[str]:
-    """Yield words on waived measurements that are no gap and that nothing here lacks the feature for."""
+_NOT_HERE = {
+    *(WaiverKind.UNSUPPORTED_MEMORY, WaiverKind.UNSUPPORTED_HANDLE, WaiverKind.UNSUPPORTED_ENGINE),
+    *(WaiverKind.NO_PAGES, WaiverKind.REFUSED, WaiverKind.GPU_HIDDEN),
+}
+"""The kinds of waivers that no one needs to be told of: GPU or driver lack the feature, or the user has hidden the
+GPU."""
+
+
+def _left_out(report: RunReport, causes: Sequence[Cause], gaps: Sequence[Gap]) -> Iterator[str]:
+    """Yield words on waived measurements that are neither a gap nor :data:`_NOT_HERE`, with the first reason."""
     missing = {number for gap in gaps for number in gap.measurements}
-    chosen = {
+    left_out = [
         number
         for number, m in enumerate(report.measurements)
-        if m.status is Ended.WAIVED and number not in missing and any(w.kind in OF_GPUS for w in m.waivers)
-    }
-    if chosen and not report.interrupted:
-        yield f"{several(len(chosen), 'measurement')} not made: {report.measurements[min(chosen)].reason}"
+        if m.status is Ended.WAIVED and number not in missing and not (m.waivers and m.waivers[0].kind in _NOT_HERE)
+    ]
+    if left_out and not report.interrupted:
+        known = (cause_words(report, cause) for cause in causes if left_out[0] in cause.measurements)
+        what = f"{several(len(left_out), 'measurement')} not made: {report.measurements[left_out[0]].reason}"
+        yield next(known, what)
 
 
 def _slow(report: RunReport, verdict: RunVerdict, causes: Sequence[Cause]) -> str:
@@ -361,7 +403,8 @@ def _where(culprits: Sequence[Culprit]) -> str:
 
 def _warned(report: RunReport, verdict: RunVerdict, causes: Sequence[Cause]) -> str:
     """Return the first warning that is not about speed, and the first cause of slow paths, if there is one."""
-    words = (cause_words(report, cause) for cause in _explaining_slow(report, causes)[:1])
+    telling = _explaining_slow(report, causes) or [cause for cause in causes if cause.state is State.WARN]
+    words = (cause_words(report, cause) for cause in telling[:1])
     return "".join(f"; {each}" for each in (*verdict.warnings[:1], *words))
 
 
@@ -373,24 +416,22 @@ def _explaining_slow(report: RunReport, causes: Sequence[Cause]) -> list[Cause]:
 
 def _kernel_tells(report: RunReport) -> bool:
     """Return whether the kernel logged a fault during the run that requires action by an operator."""
-    log = report.kernel_messages
-    if log is None or not log.events or not report.machines:
-        return False
-    # Under MPI this is the log of rank 0's node, which is the first machine.
-    return any(fault.status is not Status.PASS for fault in kernel_faults(report.machines[0], log.events))
+    return any(fault.status is not Status.PASS for fault in logged_faults(report))
 
 
 # --- the next step ---------------------------------------------------------------------------------------------------
 
 
-def _next_step(report: RunReport, state: State, causes: Sequence[Cause], gaps: Sequence[Gap]) -> Remedy | None:
+def _next_step(
+    report: RunReport, state: State, causes: Sequence[Cause], gaps: Sequence[Gap], *, whole_node: bool
+) -> Remedy | None:
     if state is State.GOOD:
         if report.verdict is None or any(each.grade is not Grade.NO_REFERENCE for each in report.verdict.classes):
             return None
         return Remedy(text=_TO_JUDGE)
     gap = next((gap for gap in gaps if gap.kind.state is state), None)
     if state is State.BAD or gap is None:
-        return _to_repair(report, causes)
+        return _to_repair(report, causes, whole_node=whole_node)
     if gap.kind is GapKind.INTERRUPTED:
         return Remedy(text=_AGAIN)
     if gap.causes:
@@ -409,7 +450,7 @@ def _next_step(report: RunReport, state: State, causes: Sequence[Cause], gaps: S
 _TO_JUDGE = "compare with another run (egmctl compare), or make a profile of healthy nodes (egmctl profile learn)"
 
 
-def _to_repair(report: RunReport, causes: Sequence[Cause]) -> Remedy:
+def _to_repair(report: RunReport, causes: Sequence[Cause], *, whole_node: bool) -> Remedy:
     """Return what to do about slow or broken paths."""
     broken = _broken(report)
     if any(m.status is Ended.CORRUPT for m in broken):
@@ -419,6 +460,9 @@ def _to_repair(report: RunReport, causes: Sequence[Cause]) -> Remedy:
         return _of_finding(known[0].finding)
     if _kernel_tells(report):
         return Remedy(text="act on the kernel's message below, then measure again")
+    if whole_node and causes:
+        # A bring-up has run doctor already.
+        return _of_finding(causes[0].finding)
     return Remedy(text="see what stops them with 'egmctl doctor'" if broken else _LOOK)
 
 
