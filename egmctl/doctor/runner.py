@@ -17,6 +17,7 @@ from egmctl.doctor.causes import explained
 from egmctl.doctor.check import Check, Scope
 from egmctl.doctor.findings import skipped, unknown
 from egmctl.doctor.purposes import for_purposes
+from egmctl.doctor.remedies import fitted
 from egmctl.errors import UsageError
 from egmctl.facts.redact import known_words
 from egmctl.model.diagnosis import Diagnosis
@@ -154,7 +155,10 @@ def diagnose(machine: Machine, scope: Scope, checks: Sequence[Check], *, strict:
     findings = explained(
         machine,
         tuple(
-            replace(finding, check=check.id, guards=check.guards, docs=f"docs/doctor.md#{anchor(check.id)}")
+            fitted(
+                machine,
+                replace(finding, check=check.id, guards=check.guards, docs=f"docs/doctor.md#{anchor(check.id)}"),
+            )
             for check in checks
             for finding in findings_of(check, machine, scope)
         ),

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
-from egmctl.model.finding import Finding, Guard, Remedy, Status
+from egmctl.model.finding import Finding, Guard, Status
 from egmctl.model.record import Command, Plain
+from egmctl.model.remedy import Remedy
 
 
 class State(StrEnum):

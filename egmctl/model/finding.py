@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from egmctl.compat import StrEnum
 from egmctl.model.gpu import Gpu
 from egmctl.model.record import BusId, Plain
+from egmctl.model.remedy import Remedy
 from egmctl.units import format_kernel_list
 
 
@@ -134,24 +135,6 @@ class Evidence:
     value: str
     errno: Plain | None = None
     """The name of the error number, e.g. ``EPERM``, if the value is an error."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remedy:
-    """An action for a person. The tool itself changes nothing."""
-
-    text: str
-    """One sentence."""
-    command: str | None = None
-    """A command to paste unchanged; ``None`` if no command is safe."""
-    needs_root: bool = False
-    needs_reboot: bool = False
-
-    @property
-    def words(self) -> str:
-        """The sentence, and whether it requires root or a reboot."""
-        needs = [word for word, true in (("as root", self.needs_root), ("needs a reboot", self.needs_reboot)) if true]
-        return f"{self.text.removesuffix('.')} ({', '.join(needs)})." if needs else self.text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,13 @@ def healthy() -> Machine:
         nvlink_bandwidth_mode="full",
         nodes=tuple(
             DeviceNode(path=f"/dev/{name}", exists=True, access="ok", major=major, minor=minor)
-            for name, major, minor in (("nvidiactl", 195, 255), ("nvidia-uvm", 511, 0), ("nvidia-uvm-tools", 511, 1))
+            for name, major, minor in (
+                ("nvidiactl", 195, 255),
+                ("nvidia-uvm", 511, 0),
+                ("nvidia-uvm-tools", 511, 1),
+                ("nvidia-caps/nvidia-cap1", 236, 1),
+                ("nvidia-caps/nvidia-cap2", 236, 2),
+            )
         ),
         imex_channels=(
             DeviceNode(
@@ -171,7 +177,7 @@ def healthy() -> Machine:
         daemons=("nvidia-imex", "nvidia-persistenced"),
         imex=Imex(configured_nodes=18, duplicate_nodes=0, daemon_state="READY", domain_status="UP"),
         module_versions={"mlx5_core": "", "ib_core": "", "mlx5_ib": "", "nvidia_peermem": "580.126.16"},
-        peer_memory_clients=(),
+        peer_memory_clients=("nv_mem",),
         verbs=verbs,
     )
     for area in _areas():
@@ -292,7 +298,7 @@ FAULTS: dict[str, Fault] = {
     "egm.hypervisor-mode": changed("system", egm_regions=("egm0", "egm1")),
     "egm.override-key": changed("driver", module_parameters={"RegistryDwords": '"RMEnableLocalEgmPeerId=1"'}),
     "gpu.health": changed("gpus[0].nvml", remapped_rows_failure=True),
-    "gpu.mig": Fault(changed("gpus[0].nvml", mig_mode=True).machine, Scope(purposes=(Guard.P2P,))),
+    "gpu.mig": Fault(lambda: patched(healthy(), "gpus[0].nvml", mig_mode=True), Scope(purposes=(Guard.P2P,))),
     "gpu.cc-mode": changed("driver", confidential_compute="on"),
     "gpu.vgpu": changed("gpus[*].nvml", virtualization="vgpu"),
     "gpu.compute-mode": changed("gpus[0].nvml", compute_mode="prohibited"),

@@ -245,7 +245,7 @@ class TestWhoSetIt:
         assert finding.cause == f"set by systemd for {unit} (/etc/systemd/system/{unit}: {setting})"
         assert finding.remedy is not None
         assert "DevicePolicy=auto" in finding.remedy.text
-        assert finding.remedy.command == command
+        assert finding.remedy.look == command
 
     def test_a_policy_that_limits_nothing_is_no_sign(self) -> None:
         machine = in_cgroup(with_gpu_denied(HGX, 1), "/system.slice/train.service")
@@ -288,7 +288,7 @@ class TestNodesMissing:
         finding = run_one(NODES, host)
         assert (finding.status, finding.summary) == (Status.FAIL, "there is no device node: /dev/nvidia1")
         assert finding.remedy is not None
-        assert finding.remedy.command == "nvidia-modprobe -c 1"
+        assert finding.remedy.run == "nvidia-modprobe -c 1"
 
     def test_nodes_mounted_one_by_one_are_a_container_too(self) -> None:
         machine = patched(with_gpu_denied(HGX, 1, access="ENOENT"), "process", container_signs=())

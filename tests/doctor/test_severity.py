@@ -25,10 +25,11 @@ def verdicts(check: str, machine: Machine, scope: Scope = EVERYTHING) -> list[tu
 
 class TestGpu:
     def test_what_asks_for_a_reset_has_its_command(self) -> None:
+        on_host = patched(HGX, "process", container_signs=())
         for changes in ({"remapped_rows_pending": True}, {"recovery_action": "gpu-reset"}):
-            (finding,) = [f for f in run("gpu.health", patched(HGX, "gpus[1].nvml", **changes)) if f.remedy]
+            (finding,) = [f for f in run("gpu.health", patched(on_host, "gpus[1].nvml", **changes)) if f.remedy]
             assert finding.remedy is not None
-            assert finding.remedy.command == f"nvidia-smi --gpu-reset -i {(HGX.gpus or ())[1].bus_id}"
+            assert finding.remedy.run == f"nvidia-smi --gpu-reset -i {(HGX.gpus or ())[1].bus_id}"
 
     def test_each_fault_of_health(self) -> None:
         for changes, status in (

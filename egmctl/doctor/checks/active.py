@@ -12,23 +12,12 @@ from egmctl.doctor.findings import failed, noted, passed, skipped, unknown, warn
 from egmctl.doctor.situation import NO_VERBS, coherent_gpus, group_by, in_domain, numbers, peer_memory_modules
 from egmctl.driver.signatures import cause_of, cause_of_crash
 from egmctl.model.explanation import KnownCause
-from egmctl.model.finding import (
-    NODE,
-    Confidence,
-    Evidence,
-    Finding,
-    Guard,
-    Place,
-    Remedy,
-    on_gpus,
-    on_nics,
-    on_numa,
-    on_pairs,
-)
+from egmctl.model.finding import NODE, Confidence, Evidence, Finding, Guard, Place, on_gpus, on_nics, on_numa, on_pairs
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Confinement, Driver, Host
 from egmctl.model.machine import Machine
 from egmctl.model.probes import Outcome, Probe, ProbeKind
+from egmctl.model.remedy import Remedy
 from egmctl.units import parse_kernel_list
 
 NOT_ASKED = "only with --active"
@@ -44,13 +33,11 @@ _MAKING = ("cuMemCreate", "cuMemPoolCreate", "cuMemGetAllocationGranularity", "c
 SILENT = Remedy(
     text="Look for PCIe switches that redirect (pcie.acs), an IOMMU that translates (pcie.iommu) and the GPUs' errors; "
     "do not compute over this path.",
-    command="dmesg | grep -iE 'DMAR|AMD-Vi|SMMU|Xid'",
-    needs_root=True,
+    look="dmesg | grep -iE 'DMAR|AMD-Vi|SMMU|Xid'",
 )
 HANGING = Remedy(
     text="Look for driver messages in the kernel log, and check whether another process resets or holds the GPU.",
-    command="dmesg | grep -iE 'NVRM|Xid'",
-    needs_root=True,
+    look="dmesg | grep -iE 'NVRM|Xid'",
 )
 FAILING = Remedy(text="Look for a failed check that explains it, and for driver messages in dmesg.")
 

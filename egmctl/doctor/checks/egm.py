@@ -23,13 +23,20 @@ from egmctl.model.finding import Finding, Guard, on_gpus, on_numa
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Driver, Process, System
 from egmctl.model.machine import Machine
+from egmctl.model.record import Reason
+from egmctl.model.remedy import Need
 from egmctl.topology.access import DENIED, Block, obstacle
 from egmctl.topology.links import active_nvlinks
 from egmctl.topology.platform import C2c, PlatformKind, c2c, platform
 from egmctl.topology.routes import RouteKind, owners, route
 
 _NO_EGM_HERE = todo("Use a node with NVIDIA Grace or Vera CPUs whose GPUs have NVLink-C2C (docs/egm.md).")
-FIRMWARE = as_root("Turn EGM on in the system firmware setup.", "nvidia-smi -q | grep -A1 Capabilities", reboot=True)
+FIRMWARE = as_root(
+    "Turn EGM on in the system firmware setup. Mind what it takes: GPUs on NVSwitches then have P2P only if the fabric "
+    "manager gives them EGM addresses, and a carve-out for virtual machines takes memory from the host.",
+    Need.REBOOT,
+    look="nvidia-smi -q | grep -A1 Capabilities",
+)
 
 
 def wants_egm(scope: Scope) -> bool:
@@ -79,8 +86,17 @@ def _capability(machine: Machine, scope: Scope) -> Verdicts:
         yield passed("EGM is on", capable)
     for gpu in gpus:
         if gpu not in capable and gpu not in incapable:
-            reason = (gpu.nvml and gap(gpu.nvml, "capabilities")) or "the driver is too old to report it"
-            yield unknown(f"whether EGM is on: {reason}", gpu)
+            yield unknown(f"whether EGM is on: {_no_capabilities(gpu)}", gpu)
+
+
+def _no_capabilities(gpu: Gpu) -> str:
+    """Return why NVML does not report whether EGM is on."""
+    reason = gpu.nvml.reason_of("capabilities") if gpu.nvml else None
+    if reason is Reason.DRIVER_TOO_OLD:
+        return "the driver is too old to report it"
+    if reason is Reason.NOT_SUPPORTED:
+        return "this driver does not report it for this GPU"
+    return gap(gpu.nvml, "capabilities") or "NVML does not report it"
 
 
 @check("egm.preconditions", Guard.EGM, sections=("gpus", "system"))
@@ -95,7 +111,7 @@ def _preconditions(machine: Machine, scope: Scope) -> Verdicts:
     missing = list(_missing(machine, gpus))
     yield from missing
     if not missing:
-        remedy = as_root("Look for driver messages about EGM in the kernel log.", "dmesg | grep -iE 'EGM|HSHUB'")
+        remedy = as_root("Look for driver messages about EGM in the kernel log.", look="dmesg | grep -iE 'EGM|HSHUB'")
         all_met = "every precondition that was read is met; the kernel log may say more"
         if all(gpu.nvml and gpu.nvml.egm_capable is False for gpu in gpus):
             yield noted(all_met, remedy=remedy)
@@ -110,7 +126,7 @@ def _missing(machine: Machine, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
         yield failed("NVLink-C2C is down, and EGM goes over it", todo("See c2c.link."), down)
     # Where nobody asks for EGM, that it is off is a setting, and so is what turns it off.
     if (system.kernel_configuration or {}).get("ACPI_NUMA") == "n":
-        boot = as_root("Boot a kernel with CONFIG_ACPI_NUMA=y.", reboot=True)
+        boot = as_root("Boot a kernel with CONFIG_ACPI_NUMA=y.", Need.REBOOT)
         without = "the kernel is built without CONFIG_ACPI_NUMA: the driver cannot find EGM memory's node"
         yield noted(without, remedy=boot, blocks=(Guard.EGM,))
     if system.acpi_egm is False:
@@ -118,10 +134,10 @@ def _missing(machine: Machine, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
         none_reserved = "the firmware reserved no memory for EGM"
         yield noted(none_reserved, remedy=FIRMWARE, cause=cause, blocks=(Guard.EGM,))
     if driver.module_flavour == "proprietary":
-        install = as_root("Install the driver's open kernel modules.", reboot=True)
+        install = as_root("Install the driver's open kernel modules.", Need.REBOOT)
         yield failed("the proprietary kernel modules do not support GPUs with NVLink-C2C", install)
     if without_node := [gpu for gpu in gpus if gpu.pci is not None and (gpu.pci.numa_node or 0) < 0]:
-        update = as_root("Update the system firmware.", reboot=True)
+        update = as_root("Update the system firmware.", Need.REBOOT)
         yield failed("the firmware does not report the NUMA node of these GPUs", update, without_node)
 
 
@@ -140,7 +156,11 @@ def _fabric_address(_machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
     if bits == [1, 0]:
         yield warned(
             "device memory can be shared across nodes, host memory cannot: the fabric manager has EGM off",
-            todo("Turn EGM on in the fabric manager (NMX-C) of the NVLink domain, then restart the nodes' GPUs."),
+            as_root(
+                "Turn EGM on in the fabric manager (NMX-C) of the NVLink domain, then reset the nodes' GPUs.",
+                Need.GPU_RESET,
+                Need.NO_DOMAIN_JOBS,
+            ),
             cause="the driver got no EGM address from the fabric (NVLINK_INBAND_FM_CAPS_EGM_ENABLED)",
         )
     elif bits == [1, 1]:
@@ -158,7 +178,7 @@ def _hypervisor_mode(machine: Machine, _scope: Scope) -> Verdicts:
     yield fact("/sys/module/nvgrace_egm", "loaded" if loaded else "not loaded")
     yield fact("/sys/class/egm", " ".join(regions or ()) or "empty")
     if loaded or regions:
-        remedy = as_root("Without virtual machines, turn EGM's hypervisor mode off in the firmware.", reboot=True)
+        remedy = as_root("Where no virtual machines run, turn EGM's hypervisor mode off in the firmware.", Need.REBOOT)
         reserved = "EGM memory is reserved for virtual machines, so the host has less memory than installed"
         yield warned(reserved, remedy)
         return

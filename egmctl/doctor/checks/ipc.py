@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from egmctl.doctor.check import Scope, Verdicts, check, known
-from egmctl.doctor.findings import as_root, fact, failed, noted, passed, todo, unknown, warned
+from egmctl.doctor.findings import fact, failed, noted, passed, todo, unknown, warned
 from egmctl.model.finding import Guard
 from egmctl.model.host import INITIAL_NAMESPACES, Confinement, System
 from egmctl.model.machine import Machine
@@ -17,9 +17,10 @@ SHM_FAIL, SHM_WARN = 64 * MIB, GIB
 NOFILE = 65536
 """The number of descriptors that large jobs need (NCCL user guide, troubleshooting)."""
 UNLIMITED = -1
-_RAISE_MEMLOCK = as_root(
-    "Raise memlock: docker run --ulimit, LimitMEMLOCK= of the systemd unit that starts the jobs, or limits.conf.",
-    "ulimit -l unlimited",
+_RAISE_MEMLOCK = todo(
+    "Raise memlock: beyond the hard limit by docker run --ulimit, LimitMEMLOCK= of the systemd unit that starts jobs, "
+    "or limits.conf.",
+    run="ulimit -l unlimited",
 )
 
 
@@ -107,7 +108,7 @@ def _limits(machine: Machine, _scope: Scope) -> Verdicts:
         few_files = f"open files are limited to {nofile}, too few for large jobs"
     if stack == UNLIMITED:
         cause = "glibc then gives each thread 2 MiB, and NCCL's threads overflow it (NCCL user guide, troubleshooting)"
-        remedy = todo("Set a limit of 8 MiB.", "ulimit -s 8192")
+        remedy = todo("Set a limit of 8 MiB.", run="ulimit -s 8192")
         yield warned("the stack is unlimited, which makes thread stacks small", remedy, cause=cause)
     # CAP_IPC_LOCK overrides the limit (mlock(2)).
     if memlock not in (None, UNLIMITED) and not confinement.capable("IPC_LOCK"):

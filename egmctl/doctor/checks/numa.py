@@ -13,6 +13,7 @@ from egmctl.model.gpu import Gpu
 from egmctl.model.host import Confinement, Driver, Host, NumaKind, NumaNode, System
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
+from egmctl.model.remedy import Need
 from egmctl.topology.platform import PARAMETERS, MemoryMode, memory_mode, own_node
 from egmctl.units import format_size, listed, parse_kernel_list
 
@@ -92,7 +93,7 @@ def _has_c2c(machine: Machine, gpu: Gpu) -> bool:
 def _gpu_affinity(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
     node = known(gpu.pci.numa_node if gpu.pci else None, "the NUMA node of these GPUs was not read")
     yield fact(f"/sys/bus/pci/devices/{gpu.bus_id}/numa_node", node)
-    remedy = as_root("Update the system firmware: ACPI (_PXM) must report it.", reboot=True)
+    remedy = as_root("Update the system firmware: ACPI (_PXM) must report it.", Need.REBOOT)
     silent = "the firmware does not report the NUMA node of these GPUs"
     if node >= 0:
         yield passed("the NUMA node of each GPU is known")
@@ -117,7 +118,7 @@ def _mode(machine: Machine, scope: Scope) -> Verdicts:
     if broken:
         yield failed(
             "the kernel failed to bring the GPU's memory online as a NUMA node",
-            as_root("See numa.auto-online, then look for driver messages.", "dmesg | grep -i NVRM"),
+            as_root("See numa.auto-online, then look for driver messages.", look="dmesg | grep -i NVRM"),
             broken,
             evidence=(fact("/proc/driver/nvidia/gpus/*/numa_status", "online_failed"),),
         )
@@ -136,7 +137,11 @@ def _mode(machine: Machine, scope: Scope) -> Verdicts:
     else:
         yield warned(
             "their memory is no NUMA node, while that of the other GPUs is",
-            as_root("Reload the driver, and look for driver messages about onlining memory.", "dmesg | grep -i NVRM"),
+            as_root(
+                "Look for driver messages about onlining memory, and reload the driver.",
+                Need.DRIVER_RELOAD,
+                look="dmesg | grep -i NVRM",
+            ),
             without_node,
         )
 
@@ -166,7 +171,7 @@ def _addressing(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
     elif has_c2c:
         yield failed(
             f"the GPUs do not use the CPU's page tables (addressing mode {mode})",
-            as_root("Boot with CONFIG_ARM_SMMU_V3_SVA, without iommu.passthrough, uvm_ats_mode at 1.", reboot=True),
+            as_root("Boot with CONFIG_ARM_SMMU_V3_SVA, without iommu.passthrough, uvm_ats_mode at 1.", Need.REBOOT),
             cause="GPUs with NVLink-C2C need ATS to reach malloc'ed memory",
         )
     else:
@@ -180,7 +185,9 @@ SMALL, FULL, SCARCE = 0.75, 0.02, 0.25
 _NODES_OF_A_GPU = 8
 """The number of NUMA nodes that a coherent GPU reserves for MIG."""
 
-FIND_MEMORY = as_root("Look for its memory: firmware setup and event log, the kernel's mem=, offline blocks (lsmem).")
+FIND_MEMORY = as_root(
+    "Look for its memory: firmware setup and event log, the kernel's mem=, offline blocks.", look="lsmem"
+)
 
 
 @check("numa.memory", Guard.EGM, Guard.PERF, sections=("host",), wants=("gpus", "driver"))
@@ -260,7 +267,7 @@ def _available(node: NumaNode, total: int, siblings: list[NumaNode]) -> Finding:
     if free is not None and free < enough:
         # The kernel reclaims the page cache when memory is allocated.
         free = None if node.memory_reclaimable_bytes is None else free + node.memory_reclaimable_bytes
-    remedy = todo("Find what holds it (numastat -m, /dev/shm, huge pages, processes), and free it.", "numastat -m")
+    remedy = todo("Find what holds it (numastat -m, /dev/shm, huge pages, processes), and free it.", look="numastat -m")
     if free is None:
         return unknown("how much memory is available was not read", place, evidence=_sizes([node]))
     if free < FULL * total:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from egmctl.doctor.check import Scope, Verdicts, check, end, findings_on, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, noted, passed, remove_option, skipped, todo, unknown, warned
 from egmctl.doctor.situation import coherent, fabric, mode_without_peers, usable, virtual
-from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Remedy, Status, on_gpus, on_nics, on_pairs
+from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Status, on_gpus, on_nics, on_pairs
 from egmctl.model.gpu import Gpu, Pair
 from egmctl.model.host import Bridge, Driver, PcieLink, PciFunction, Process, System
 from egmctl.model.kernel_log import DriverMessage
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
+from egmctl.model.remedy import Need, Remedy
 from egmctl.topology.acs import REDIRECT, Acs, AcsKind, UnrecognisedError, corrected, required_acs
 from egmctl.topology.platform import egm
 
@@ -38,7 +39,9 @@ _NOT_TRIED = "(open-gpu-kernel-modules, kernel_nvlink.c)"
 _EGM_ADDRESS = as_root(
     "Turn EGM on in the fabric manager (NMX-C) of the NVLink domain, or off in the firmware of this node, then "
     "reset the GPUs.",
-    "dmesg | grep 'EGM fabric address'",
+    Need.GPU_RESET,
+    Need.NO_DOMAIN_JOBS,
+    look="dmesg | grep 'EGM fabric address'",
 )
 _ONE_GPU = todo("Use a node with several GPUs.")
 _WITHOUT_P2P = todo("Use GPUs below one PCIe switch or with NVLink, or let the library copy through host memory.")
@@ -121,14 +124,16 @@ def _verdict(machine: Machine, wrong: _Wrong, refused: _Refusal | None, pairs: l
         evidence, cause = (*evidence, *refused.evidence), f"{cause}; {refused.cause}"
         confidence = refused.confidence
     elif has_nvlink or wrong == _CUDA_ONLY:
-        remedy = todo("See nvlink.links, gpu.mig, gpu.vgpu, gpu.cc-mode and the kernel log.", "nvidia-smi topo -p2p r")
+        remedy = todo(
+            "See nvlink.links, gpu.mig, gpu.vgpu, gpu.cc-mode and the kernel log.", look="nvidia-smi topo -p2p r"
+        )
         status = Status.FAIL if has_nvlink else Status.WARN
         if cuda_asks and not has_nvlink:
             cause = "since CUDA 13.5, CUDA also refuses P2P over PCIe for settings of IOMMU or ACS"
-            remedy = todo("See pcie.iommu and pcie.acs. Only where the bytes are known to arrive:", f"{OVERRIDE}=1")
+            remedy = todo(f"See pcie.iommu and pcie.acs. {OVERRIDE}=1 lifts the refusal: only where p2p.verify passes.")
         if cuda_asks and links_unread:
             cause, confidence = f"possibly: {cause}; whether NVLink joins these GPUs was not read", Confidence.LOW
-            remedy = todo("See whether NVLink joins them; if not, pcie.iommu and pcie.acs.", "nvidia-smi topo -m")
+            remedy = todo("See whether NVLink joins them; if not, pcie.iommu and pcie.acs.", look="nvidia-smi topo -m")
     else:
         status, remedy = Status.SKIP, _WITHOUT_P2P
         summary = f"these GPUs have no P2P over PCIe: {reasons}"
@@ -167,7 +172,7 @@ def _refusal(machine: Machine, gpu: Gpu, other: Gpu, pair: Pair) -> _Refusal | N
         return _Refusal(mode, todo("See gpu.mig, gpu.cc-mode and gpu.vgpu."), chosen=True)
     system = (machine.driver or Driver()).nvlink_bandwidth_mode
     modes = {(gpu.nvml.nvlink_bandwidth_mode if gpu.nvml else None) or system for gpu in gpus}
-    remedy = todo("See nvlink.bw-mode: give all GPUs one mode that is not OFF, then reset them.")
+    remedy = todo("See nvlink.bw-mode: all GPUs need one mode that is not OFF.")
     if "off" in modes:
         return _Refusal(f"NVLink's bandwidth mode is OFF {_NOT_TRIED}", remedy)
     if None not in modes and len(modes) == 2:
@@ -207,7 +212,11 @@ def _egm_address(machine: Machine, gpus: tuple[Gpu, Gpu], pair: Pair) -> _Refusa
     return _Refusal(f"possibly: {cause}; whether these GPUs have one was not read", _EGM_ADDRESS, Confidence.LOW)
 
 
-RESEAT = as_root("Look for PCIe errors, then reseat the card, riser or cable.", "dmesg | grep -iE 'pcieport|AER'")
+RESEAT = as_root(
+    "Look for PCIe errors, then reseat the card, riser or cable of the drained node.",
+    Need.REBOOT,
+    look="dmesg | grep -iE 'pcieport|AER'",
+)
 
 
 @check("pcie.link", Guard.PERF, Guard.RDMA, sections=("gpus", "nics", "system"))
@@ -310,9 +319,9 @@ def _plain_acs(bridges: Iterable[Bridge], traffic: str) -> Verdicts:
     yield from (fact(f"ACS control of {bus_id}", f"{control:#06x}") for bus_id, control in redirecting.items())
     if redirecting:
         remedy = as_root(
-            "Turn ACS off in the firmware setup where no virtual machines are run, or for each bridge with setpci -s "
-            "BRIDGE ECAP_ACS+0x6.w=0000 after each boot.",
-            reboot=True,
+            "Where no virtual machines are run, turn ACS off: in the firmware setup, or for each of these bridges with "
+            "setpci -s BRIDGE ECAP_ACS+0x6.w=0000 after each boot.",
+            Need.REBOOT,
         )
         cause = "redirection makes GPUDirect slow or hang (NCCL user guide, troubleshooting of PCIe)"
         yield warned(f"{len(redirecting)} PCIe bridges send {traffic} up to the root complex", remedy, cause=cause)
@@ -356,7 +365,7 @@ def _acs_remedy(acs: Acs) -> Remedy:
     if acs.parameter:
         parameter = acs.parameter if len(acs.parameter) <= _LONGEST else "the pci=config_acs= of 'rdma_topo'"
         text = f"Boot with {parameter} (Linux 6.11 or newer); 'rdma_topo write-grub-acs' (rdma-core) writes it."
-    return as_root(text, reboot=True)
+    return as_root(text, Need.REBOOT)
 
 
 @check("pcie.iommu", Guard.P2P, Guard.RDMA, sections=("gpus", "pairs", "nics", "system"))
@@ -373,6 +382,10 @@ def _iommu(machine: Machine, scope: Scope) -> Verdicts:
     else:
         yield warned(
             f"an IOMMU translates the addresses that {traffic} uses",
-            as_root("Boot with iommu=pt, or turn the IOMMU off in the firmware setup.", reboot=True),
+            as_root(
+                "Boot with iommu=pt: the IOMMU stays on, for virtual machines and interrupts, and passes the host's "
+                "own traffic through.",
+                Need.REBOOT,
+            ),
             cause="peer writes through a translating IOMMU can be dropped while CUDA reports success",
         )

@@ -8,11 +8,21 @@ from egmctl.doctor.check import Scope, Verdicts, check, end, known, skip
 from egmctl.doctor.checks.numa import mode_evidence
 from egmctl.doctor.findings import as_root, fact, failed, noted, passed, skipped, todo, unknown, unreported, warned
 from egmctl.doctor.restrictions import node_evidence
-from egmctl.doctor.situation import check_gpus, dotted, in_container, kernel, need_c2c, numbers, peer_memory_modules
+from egmctl.doctor.situation import (
+    check_gpus,
+    dotted,
+    in_container,
+    kernel,
+    need_c2c,
+    numbers,
+    peer_memory_modules,
+    peer_memory_registered,
+)
 from egmctl.model.finding import Evidence, Guard, on_nics
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Driver, Nic, NicPort, System
 from egmctl.model.machine import Machine
+from egmctl.model.remedy import Need
 from egmctl.model.route import LinkClass
 from egmctl.topology.access import nvml_failure, without_nvml
 from egmctl.topology.links import device_link
@@ -22,8 +32,8 @@ from egmctl.units import format_size, grouped
 NO_NIC = "no InfiniBand or RoCE device"
 
 
-_NO_NIC_HERE = todo("Look for NICs that the kernel has no driver for, or use another node.", "lspci -d 15b3:")
-CABLE = todo("Check the cable, the switch port and the port's configuration.", "ibstat")
+_NO_NIC_HERE = todo("Look for NICs that the kernel has no driver for, or use another node.", look="lspci -d 15b3:")
+CABLE = todo("Check the cable, the switch port and the port's configuration.", look="ibstat")
 
 
 def _nics(machine: Machine) -> tuple[Nic, ...]:
@@ -57,7 +67,7 @@ def _ports(machine: Machine, scope: Scope) -> Verdicts:
             inactive_now = f"{inactive}, and was active when the machine of --expect was recorded"
             yield failed(inactive_now, CABLE, place, evidence=evidence)
         elif port.physical_state == "LinkUp" and port.link_layer == "InfiniBand":
-            remedy = as_root("Check the subnet manager of that fabric: it has not configured the port.", "sminfo")
+            remedy = as_root("Check the subnet manager of that fabric: it has not configured the port.", look="sminfo")
             yield warned(f"{inactive}, though its link is up", remedy, place, evidence=evidence)
         else:
             unused.append(f"{nic.name}/{port.number}")
@@ -93,6 +103,15 @@ def _port_evidence(nic: Nic, port: NicPort) -> Evidence:
     return fact(f"/sys/class/infiniband/{nic.name}/ports/{port.number}", text)
 
 
+COPIED = "everything between GPUs of different nodes is then copied through host memory"
+REBUILD_PEERMEM = as_root(
+    "Install the driver after DOCA-OFED, so that nvidia_peermem is built with its functions for peer memory, or use "
+    "dma-buf (open kernel modules).",
+    Need.DRIVER_RELOAD,
+    look="dmesg | grep -i peermem",
+)
+
+
 @check("rdma.gdr-path", Guard.RDMA, sections=("nics", "driver", "system"))
 def _gdr_path(machine: Machine, _scope: Scope) -> Verdicts:
     _nics(machine)
@@ -101,19 +120,44 @@ def _gdr_path(machine: Machine, _scope: Scope) -> Verdicts:
     answers = {gpu.cuda.attributes.get("DMA_BUF_SUPPORTED") for gpu in machine.gpus or () if gpu.cuda} - {None}
     by_versions = driver.module_flavour == "open" and release >= (5, 12) if driver.module_flavour and release else None
     dma_buf = 1 in answers if answers else by_versions
+    registered = peer_memory_registered(machine)
+    clients = (machine.system or System()).peer_memory_clients
     yield fact("/sys/module/nvidia_peermem", None if modules is None else "loaded" if peermem else "not loaded")
+    yield fact("/sys/kernel/mm/memory_peers", None if clients is None else ", ".join(clients) or "none")
     yield fact("driver modules, kernel", f"{driver.module_flavour or '?'}, {dotted(release)}")
     yield fact("CONFIG_PCI_P2PDMA", ((machine.system or System()).kernel_configuration or {}).get("PCI_P2PDMA"))
     yield fact("CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED", max(answers, default="not asked", key=str))
-    if peermem or dma_buf:
-        yield passed(f"NICs can reach GPU memory through {' and '.join([*peermem, *['dma-buf'] * bool(dma_buf)])}")
+    paths = list(peermem) if registered else []
+    if dma_buf:
+        paths.append("dma-buf")
+    if peermem and registered is False:
+        if paths:
+            text = (
+                f"{peermem[0]} is loaded and not registered: programs that do not use dma-buf copy through host memory"
+            )
+            yield noted(text, remedy=REBUILD_PEERMEM)
+        elif dma_buf is None:
+            text = f"{peermem[0]} is loaded and not registered; whether NICs reach GPU memory by dma-buf is unknown"
+            yield unknown(text, remedy=REBUILD_PEERMEM)
+        else:
+            text = f"NICs cannot reach GPU memory: {peermem[0]} is loaded and not registered, and there is no dma-buf"
+            yield warned(text, REBUILD_PEERMEM, cause=COPIED, blocks=(Guard.RDMA,))
+    if paths:
+        yield passed(f"NICs can reach GPU memory through {' and '.join(paths)}")
+    elif peermem and registered is None:
+        yield unknown(f"whether {peermem[0]} is registered with the RDMA stack: the stack lists no clients")
+    elif peermem:
+        return
     elif dma_buf is None or modules is None:
         yield unknown("whether NICs reach GPU memory is unknown: some facts were not read")
     else:
-        remedy = as_root("Load nvidia_peermem, or use open modules on Linux 5.12 or newer.", "modprobe nvidia_peermem")
-        cause = "everything between GPUs of different nodes is then copied through host memory"
+        remedy = as_root(
+            "Load nvidia_peermem, which has to be built against the symbols of the DOCA-OFED in use (install the "
+            "driver after it), or use open modules on Linux 5.12 or newer.",
+            run="modprobe nvidia_peermem",
+        )
         no_path = "NICs cannot reach GPU memory: neither nvidia_peermem nor dma-buf"
-        yield warned(no_path, remedy, cause=cause, blocks=(Guard.RDMA,))
+        yield warned(no_path, remedy, cause=COPIED, blocks=(Guard.RDMA,))
 
 
 def _gpus(machine: Machine, scope: Scope) -> tuple[Gpu, ...]:
@@ -153,7 +197,7 @@ def _bar1(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
     elif link is C2c.UNKNOWN:
         yield unknown("BAR1 is smaller than the GPU's memory; whether NVLink-C2C makes up for that was not read")
     else:
-        remedy = as_root("Turn on decoding above 4 GiB and resizable BAR in the firmware setup.", reboot=True)
+        remedy = as_root("Turn on decoding above 4 GiB and resizable BAR in the firmware setup.", Need.REBOOT)
         sizes = f"{format_size(bar1)} of the GPU's {format_size(memory)}"
         text = f"NICs can have at most {sizes} registered at once: BAR1 has no more"
         yield noted(text, remedy=remedy)
@@ -182,7 +226,7 @@ def _devices(machine: Machine, _scope: Scope) -> Verdicts:
     yield from node_evidence(device.node for device in denied or verbs)
     if not verbs:
         no_verbs = "there are NICs and no verbs devices: programs cannot use RDMA"
-        yield warned(no_verbs, as_root("Load ib_uverbs.", "modprobe ib_uverbs"), blocks=(Guard.RDMA,))
+        yield warned(no_verbs, as_root("Load ib_uverbs.", run="modprobe ib_uverbs"), blocks=(Guard.RDMA,))
         return
     if not denied:
         yield passed("the verbs devices are accessible")
@@ -226,7 +270,7 @@ def _coherent_dmabuf(machine: Machine, _scope: Scope) -> Verdicts:
     yield fact("kernel", dotted(release))
     yield from mode_evidence(machine)
     if known(version, "the driver's version was not read") < PCIE_MAPPING_DRIVER:
-        remedy = as_root("Use driver 570.86.15 or newer, and CUDA 12.8 or newer.", reboot=True)
+        remedy = as_root("Use driver 570.86.15 or newer, and CUDA 12.8 or newer.", Need.REBOOT)
         cause = "it came with CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE"
         no_mapping = "this driver has no dma-buf mapping of GPU memory over PCIe, which NICs on PCIe need"
         yield warned(no_mapping, remedy, cause=cause)
@@ -247,7 +291,7 @@ def _coherent_dmabuf(machine: Machine, _scope: Scope) -> Verdicts:
     else:
         yield warned(
             "under CDMM, dma-buf of GPU memory needs nvidia_uvm's pages or Linux 6.18, and nvidia_uvm is not loaded",
-            as_root("Load nvidia_uvm at boot, or boot Linux 6.18.", "modprobe nvidia_uvm"),
+            as_root("Load nvidia_uvm, also at boot.", run="modprobe nvidia_uvm"),
             cause="read in the driver's source (nv-dmabuf.c of open-gpu-kernel-modules 595.45.04), not measured",
         )
 

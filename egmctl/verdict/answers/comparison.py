@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from egmctl.model.answer import WORDS, Answer, Asked, Cause, Gap, GapKind, State
 from egmctl.model.comparison import Comparison, Outcome
-from egmctl.model.finding import Remedy
 from egmctl.model.record import Command
+from egmctl.model.remedy import Remedy
 from egmctl.units import listed, natural, several, shortened
 from egmctl.verdict.answers import words
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from egmctl.model.answer import WORDS, Answer, Asked, Cause, Gap, GapKind, PurposeAnswer, State, worst
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import TOLD, Guard, Remedy, RootCause, Status, root_causes
+from egmctl.model.finding import TOLD, Guard, RootCause, Status, root_causes
 from egmctl.model.machine import OriginKind
+from egmctl.model.remedy import Remedy
 from egmctl.units import several
 
 
