@@ -467,5 +467,5 @@ ONLY_TOLD = frozenset(
 )
 """Checks that tell what is so, and never that it is a fault."""
 
-NOTED = frozenset({"ipc.ptrace", "rdma.bar1"})
+NOTED = frozenset({"rdma.bar1"})
 """Checks whose fault is a setting that stops nothing by itself, so that they only note it."""

@@ -154,7 +154,7 @@ SICK: Mapping[str, Scene] = {
     "gb200-cpuset-for-egm": Scene(
         lambda: patched(healthy(), "host", allowed_numa_nodes="0"), ("--for", "egm"), why="cpuset(7)."
     ),
-    "gb200-membind": Scene(_of("numa.policy"), ("--numa", "1"), why="numactl(8): --membind."),
+    "gb200-membind": Scene(_of("numa.policy"), ("--for", "egm"), why="numactl(8): --membind."),
     "dgx-h100-acs": Scene(
         lambda: patched(weak_switch(), "system", iommu_domains={}), ("--for", "rdma"), why="NCCL user guide: ACS."
     ),

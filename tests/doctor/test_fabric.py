@@ -101,7 +101,9 @@ class TestFabric:
     def test_no_channel_is_a_fault_where_handles_are_wanted(self) -> None:
         assert run_one("imex.channel", HGX).status is Status.SKIP
         assert run_one("imex.channel", HGX, asked(Guard.FABRIC)).status is Status.FAIL
-        assert run_one("imex.channel", patched(healthy(), "driver", imex_channels=())).status is Status.WARN
+        assert run_one("imex.channel", patched(healthy(), "driver", imex_channels=())).status is Status.NOTE
+        in_a_job = patched(patched(healthy(), "driver", imex_channels=()), "process", environment={"SLURM_JOB_ID": "7"})
+        assert run_one("imex.channel", in_a_job).status is Status.WARN
 
     @pytest.mark.parametrize(
         ("daemons", "state", "reason", "hidden", "status"),

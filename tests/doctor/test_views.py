@@ -45,7 +45,14 @@ HOSTILE = 'a\x1b[31m"<&>|\\\n\u202e'
 def entry(check_id: str, *guards: Guard) -> CheckEntry:
     title = f"the title of {check_id}"
     return CheckEntry(
-        id=check_id, title=title, guards=guards, sections=(), why="Because.", read="From a file.", fix="With care."
+        id=check_id,
+        title=title,
+        guards=guards,
+        blocks=guards,
+        sections=(),
+        why="Because.",
+        read="From a file.",
+        fix="With care.",
     )
 
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from egmctl.doctor.check import Scope, Verdicts, check, known
-from egmctl.doctor.findings import fact, failed, noted, passed, todo, unknown, warned
+from egmctl.doctor.findings import fact, failed, passed, todo, unknown, warned
 from egmctl.model.finding import Guard
 from egmctl.model.host import INITIAL_NAMESPACES, Confinement, System
 from egmctl.model.machine import Machine
@@ -56,14 +56,14 @@ def _ptrace(machine: Machine, _scope: Scope) -> Verdicts:
     refused = "pidfd_open is refused, so pidfd_getfd cannot work"
     if call not in (None, "ok"):
         # Kernels before 5.3 have no pidfd_open, which nobody has set.
-        yield passed(over_sockets, note=refused) if call == "ENOSYS" else noted(refused, remedy=remedy)
+        yield passed(over_sockets, note=refused) if call == "ENOSYS" else warned(f"{refused}; {over_sockets}", remedy)
     elif absent or confinement.capable("SYS_PTRACE") or known(value, "Yama's ptrace_scope was not read") == 0:
         yield passed("pidfd_getfd works between processes of the same user")
     elif value == 1:
         note = "pidfd_getfd(2) needs PR_SET_PTRACER or CAP_SYS_PTRACE under this ptrace_scope"
         yield passed(over_sockets, note=note)
     else:
-        yield noted(f"only root may use pidfd_getfd; {over_sockets}", remedy=remedy)
+        yield warned(f"only root may use pidfd_getfd; {over_sockets}", remedy)
 
 
 @check("ipc.shm", Guard.IPC, Guard.PERF, sections=("confinement", "system"))

@@ -309,6 +309,7 @@ def _policy(machine: Machine, scope: Scope) -> Verdicts:
     elif not denied:
         yield passed("no memory policy keeps this process off a NUMA node", on_numa(nodes))
     elif scope.numa is not None:
-        yield warned(not_allowed, remedy, on_numa(denied))
+        yield warned(not_allowed, remedy, on_numa(denied), blocks=(Guard.EGM,))
     else:
-        yield passed(not_allowed, on_numa(denied), note="--numa makes that a warning")
+        note = "--for egm makes that a fault, --numa a warning"
+        yield passed(not_allowed, on_numa(denied), note=note, remedy=remedy, blocks=(Guard.EGM,))

@@ -55,7 +55,7 @@ def statuses(machine: Machine, scope: Scope = EVERYTHING, check: str = "numa.mem
 
 FAULTS: dict[str, Fault] = {
     "numa.memory": Fault(lambda: node1(memory_free_bytes=64 * MIB, memory_reclaimable_bytes=0)),
-    "numa.policy": Fault(changed("host", memory_policy="bind:0").machine, NUMA_1),
+    "numa.policy": Fault(changed("host", memory_policy="bind:0").machine, EGM),
 }
 
 
@@ -101,7 +101,8 @@ def test_memory_of_a_gpu_that_does_not_say_its_node_is_unknown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("check", "scope", "status"), [("numa.cpuset-mems", EGM, "fail"), ("numa.policy", NUMA_1, "warn")]
+    ("check", "scope", "status"),
+    [("numa.cpuset-mems", EGM, "fail"), ("numa.policy", EGM, "fail"), ("numa.policy", NUMA_1, "warn")],
 )
 def test_a_forbidden_node_is_a_fault_for_who_needs_it_and_ordinary_otherwise(
     check: str, scope: Scope, status: str
