@@ -24,8 +24,16 @@ from egmctl.model.fleet import Asked, GroupLine, Launcher, NodeResult, Reach
 from egmctl.model.record import Command
 
 ASKED = Asked(command=Command.DOCTOR, nodes=("node01",), remote_command="egmctl", version="egmctl 0.1.0")
-DOCUMENT = json.dumps({"schema": "egmctl.doctor/1", "exit_code": 1, "errors": [], "result": {}})
-PARTIAL = json.dumps({"schema": "egmctl.doctor/1", "exit_code": 130, "errors": [], "result": {}})
+
+
+def document(state: State) -> str:
+    """Return a document as a node sends it, with this answer."""
+    answer = {"state": state, "word": state.upper()}
+    code = int(TABLE[state].exit_code)
+    return json.dumps({"schema": "egmctl.doctor/1", "exit_code": code, "answer": answer, "errors": [], "result": {}})
+
+
+DOCUMENT, PARTIAL = document(State.BAD), document(State.INTERRUPTED)
 ERROR = json.dumps(
     {"schema": "egmctl.error/1", "exit_code": 2, "errors": [{"code": "usage", "message": "no"}], "result": None}
 )
@@ -54,8 +62,8 @@ def judged(folder: Folder, output: str, errors: str = "", **ended: object) -> No
     ("output", "errors", "ended", "reach", "reason", "code"),
     [
         (sent(end=1), "", {}, Reach.ANSWERED, "", 1),
-        (sent(document=ERROR, end=2), "", {}, Reach.FAILED, "no", 2),
-        (sent(document="", end=3), "egmctl: no GPU\n", {}, Reach.FAILED, "no GPU", 3),
+        (sent(document=ERROR, end=2), "", {}, Reach.FAILED, "no", 4),
+        (sent(document="", end=3), "egmctl: no GPU\n", {}, Reach.FAILED, "no GPU", 4),
         (sent(document="", end=130), "", {}, Reach.FAILED, "the command ended with 130 without a message", 4),
         (sent(document="", end=0), "", {}, Reach.FAILED, "the command ended with 0 without a message", 4),
         (sent(document="{}"), "", {}, Reach.GARBAGE, "what it sent is not a result of egmctl: it states no schema", 4),
@@ -82,7 +90,7 @@ def judged(folder: Folder, output: str, errors: str = "", **ended: object) -> No
         (sent(document=PARTIAL, end=130), "", {"interrupted": True}, Reach.INTERRUPTED, "are kept", 130),
         (sent(document=PARTIAL, end=130), "", {}, Reach.INTERRUPTED, "interrupted there; its results so far", 4),
         (sent(document=PARTIAL, end=124), "", {}, Reach.TIMED_OUT, "stopped; its results so far are kept", 4),
-        (sent(end=0), "", {"interrupted": True}, Reach.ANSWERED, "", 0),
+        (sent(end=0), "", {"interrupted": True}, Reach.ANSWERED, "", 1),
         (sent(document="", end=130), "", {"interrupted": True}, Reach.INTERRUPTED, "stopped", 130),
         ("", "", {"flooded": True}, Reach.FLOODED, "more than 64 MiB", 4),
         ("", "\x1b[31mred\u202e", {"code": 255}, Reach.UNREACHABLE, "\\x1b[31mred\\u202e", 4),

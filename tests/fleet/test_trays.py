@@ -24,8 +24,9 @@ from egmctl.model.record import Command
 from egmctl.report.kinds import Format
 from egmctl.saved import Saved
 from egmctl.units import fold
+from egmctl.verdict.answers import answered
 from egmctl.verdict.bringup import bringup
-from tests.answers import diagnose, render
+from tests.answers import diagnose, render, with_answer
 from tests.doctor.faults import OUTSIDE, healthy
 from tests.doctor.machines import of_two_gpus, patched, shipped
 from tests.fleet.test_views import REPORT
@@ -50,11 +51,11 @@ def fleet(results: Mapping[str, Result | Reach], command: Command) -> FleetRepor
     answers = [
         NodeResult(node=node, reach=result, state=State.BROKE, reason="ssh: down")
         if isinstance(result, Reach)
-        else NodeResult(node=node, reach=Reach.ANSWERED, state=result.answer.state)
+        else NodeResult(node=node, reach=Reach.ANSWERED, state=with_answer(result).answer.state)
         for node, result in results.items()
     ]
     loaded = {
-        node: Saved(path=Path(node), kind=command, name=node, result=result, tool="")
+        node: Saved(path=Path(node), kind=command, name=node, result=with_answer(result), tool="")
         for node, result in results.items()
         if not isinstance(result, Reach)
     }
@@ -63,7 +64,7 @@ def fleet(results: Mapping[str, Result | Reach], command: Command) -> FleetRepor
     alike = groups(answers, {node: lines_of(saved) for node, saved in loaded.items()})
     compared = compare(list(loaded.values())) if len(loaded) > 1 else None
     report = replace(REPORT, asked=asked, folded=fold(results), answers=tuple(answers), groups=alike)
-    return replace(report, readiness=ready, comparison=compared)
+    return answered(replace(report, readiness=ready, comparison=compared))
 
 
 def picture(report: FleetReport) -> list[str]:

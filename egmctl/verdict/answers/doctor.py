@@ -121,7 +121,8 @@ def _outside(causes: Sequence[Cause], places: Sequence[int]) -> Iterator[Gap]:
 
 def _nothing(diagnosis: Diagnosis, counts: Mapping[Status, int]) -> str | None:
     """Return why nothing could be determined; ``None`` if something was."""
-    if not diagnosis.machine.gpus:
+    # Documents of an earlier version store no machine.
+    if diagnosis.machines and not diagnosis.machine.gpus:
         return "there is no NVIDIA GPU on this machine"
     if not any(counts[status] for status in (Status.PASS, *TOLD)):
         return "no check could determine anything here"
@@ -183,7 +184,7 @@ def _next_step(diagnosis: Diagnosis, part: _Part, causes: Sequence[Cause]) -> Re
 
 def _how_to_know(diagnosis: Diagnosis) -> str:
     """Return the next step for a machine about which too little is known."""
-    if diagnosis.machine.origin.kind is not OriginKind.LIVE:
+    if not diagnosis.machines or diagnosis.machine.origin.kind is not OriginKind.LIVE:
         return "take a new 'egmctl snapshot' of the node; -v says what this one does not state"
     if not diagnosis.machine.gpus:
         return "run it where the GPUs are; 'lspci -d 10de:' lists those on this node's bus"

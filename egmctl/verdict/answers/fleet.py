@@ -89,6 +89,10 @@ def _sentence(report: FleetReport, states: Counter[State]) -> str:
         answer = fabric.run.answer if fabric.run is not None else None
         words = f"{answer.word}: {answer.sentence}" if answer else f"not measured: {fabric.reason}"
         text += f"; fabric {words}"
+    compared = report.comparison
+    is_worse = compared is not None and Outcome.WORSE in compared.outcomes
+    if compared is not None and is_worse and not states[State.BAD]:
+        text += f"; {compared.answer.sentence}"
     return text
 
 
