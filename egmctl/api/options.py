@@ -45,10 +45,6 @@ def documented(group: type[Group]) -> type[Group]:
     return group
 
 
-TOPO_SECTIONS = ("host", "gpus", "pairs", "switches", "nics", "driver", "process")
-"""The sections of a machine that ``egmctl topo`` shows."""
-
-
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class TopoOptions:
     """The part of a machine that ``egmctl topo`` shows."""

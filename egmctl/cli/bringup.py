@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from egmctl.api.options import TOPO_SECTIONS, BringupOptions
+from egmctl.api.options import BringupOptions
 from egmctl.cli.fabric import MpiOptions, answers_alone, job
 from egmctl.cli.options import ExitStyle, ExitStyleOption, MachineOption, read_machine, takes_options
 from egmctl.cli.output import OutputOptions, Outputs
@@ -87,11 +87,12 @@ def _bring_up_node(
     from egmctl.api.bench import Bench
     from egmctl.api.doctor import NodeDoctor
     from egmctl.facts.redact import redact_run
+    from egmctl.topology.topology import SECTIONS
     from egmctl.verdict.bringup import bringup as bringup_answer
 
     doctor = NodeDoctor(**vars(options))
     bench = Bench(suites=(SUITE,), gpus=options.gpus, numa=options.numa or "all")
-    sections = dict.fromkeys((*doctor.sections, *TOPO_SECTIONS, *bench.sections))
+    sections = dict.fromkeys((*doctor.sections, *SECTIONS, *bench.sections))
     if machine is None:
         node, before, run, not_measured = _examined(doctor, bench, sections, outputs)
     else:

@@ -19,6 +19,9 @@ from egmctl.topology.notes import Missing, Note, missing, notes
 from egmctl.topology.platform import C2c, Egm, PlatformVerdict, c2c, egm, own_node, platform
 from egmctl.topology.routes import HostRoute, route
 
+SECTIONS = ("host", "gpus", "pairs", "switches", "nics", "driver", "process")
+"""The sections of a machine that a topology shows, and that its answer rests on, also if a recording has more."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuState:

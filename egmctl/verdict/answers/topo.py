@@ -7,11 +7,13 @@ becomes a problem only with ``--strict``.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from egmctl.doctor.check import EVERYTHING
 from egmctl.model.answer import WORDS, Answer, Asked, Cause, Gap, GapKind, State
 from egmctl.model.finding import TOLD, Finding, Guard, RootCause, Status, root_causes
-from egmctl.topology.topology import Topology
+from egmctl.model.machine import SECTION_VERSIONS, Machine
+from egmctl.topology.topology import SECTIONS, Topology
 from egmctl.units import several
 
 CONNECTIONS = frozenset({Guard.EGM, Guard.P2P, Guard.FABRIC, Guard.RDMA})
@@ -50,7 +52,10 @@ def _roots(topology: Topology) -> Iterator[RootCause]:
     from egmctl.doctor.runner import CHECKS, diagnose
 
     selected = frozenset(state.bus_id for state in topology.gpu_states)
-    for root in root_causes(diagnose(topology.machine, EVERYTHING, CHECKS).findings):
+    # A recording may have more than topo reads. Its answer is that of the live node all the same.
+    others = {name: None for name in (*SECTION_VERSIONS, "peers") if name not in SECTIONS}
+    machine: Machine = replace(topology.machine, **others)  # type: ignore[arg-type]
+    for root in root_causes(diagnose(machine, EVERYTHING, CHECKS).findings):
         gpus = root.finding.place.gpus
         if (gpus is None or gpus & selected) and any(map(_concerns, (root.finding, *root.explains))):
             yield root
