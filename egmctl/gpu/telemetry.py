@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from egmctl.driver.nvml import GPU_IS_LOST, Field, ask, event_reasons, field_values, gpm_rates
+from egmctl.driver.nvml import LOST, Field, ask, event_reasons, field_values, gpm_rates
 from egmctl.driver.reading import Reasons, Unreadable
 from egmctl.launch import Channel
 from egmctl.model.codec import to_json
@@ -214,7 +214,7 @@ class Telemetry:
             self._note_loss(bus_id, error)
 
     def _note_loss(self, bus_id: str, error: Unreadable) -> None:
-        if error.number == GPU_IS_LOST:
+        if error.number in LOST:
             self.lost.setdefault(bus_id, str(error))
 
     def _read(self, bus_id: str, wanted: Sequence[Field]) -> dict[Field, int]:
@@ -250,10 +250,18 @@ class TrafficWatch(Telemetry):
     def record(self, bus_id: str) -> dict[str, Any]:
         """Return the links and load of a ``GpuTraffic``: between the last two readings, of PCIe since the last one."""
         reasons = Reasons()
+        # The calls that a lost GPU fails come first: nothing of it is believed after one.
+        for read in (self._busy, self._memory):
+            with self._noting_loss(bus_id):
+                read(bus_id)
         links = reasons.mapping("links", self._rates[bus_id], lambda kind: self._link(bus_id, kind))
-        busy = reasons.fields("busy_percent", lambda: ask("nvmlDeviceGetUtilizationRates", self._handle(bus_id)).gpu)
+        busy = reasons.fields("busy_percent", lambda: self._busy(bus_id))
         memory = reasons.fields("memory_used_bytes memory_total_bytes", lambda: self._memory(bus_id))
-        return reasons.record(dict, links=links, **busy, **memory)
+        return reasons.record(dict, links=links, lost=bus_id in self.lost, **busy, **memory)
+
+    def _busy(self, bus_id: str) -> int:
+        percent: int = ask("nvmlDeviceGetUtilizationRates", self._handle(bus_id)).gpu
+        return percent
 
     def _memory(self, bus_id: str) -> tuple[int, int]:
         info = ask("nvmlDeviceGetMemoryInfo", self._handle(bus_id), _MEMORY_V2)
@@ -306,10 +314,11 @@ def watch(parent: Channel, arguments: dict[str, Any]) -> None:
     Parameters
     ----------
     arguments
-        ``gpus``, the fields of each ``GpuTraffic`` that do not change; ``rates``, as for :class:`TrafficWatch`; and
-        ``interval_s``.
+        ``gpus``, the fields of each ``GpuTraffic`` that do not change; ``rates``, as for :class:`TrafficWatch`;
+        ``lost``, why GPUs are already known to be lost, by bus id; and ``interval_s``.
     """
     traffic, due = TrafficWatch(arguments["rates"]), time.monotonic()
+    traffic.lost.update(arguments["lost"])
     while True:
         traffic.read()
         time.sleep(_PCIE_WINDOW_S)

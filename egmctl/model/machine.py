@@ -138,6 +138,8 @@ class GpuTraffic(Record):
     links: Mapping[Plain, LinkTraffic | None]
     """By kind of link: ``nvlink``, ``c2c``, ``pcie``. A kind that the GPU lacks is left out. PCIe's is that of 20 ms at
     the end of the interval, the others are averages over the interval."""
+    lost: bool | None = None
+    """Whether NVML calls the GPU lost, or in need of a reset: nothing of it is known then."""
     busy_percent: int | None = None
     """The share of the time in which a kernel ran, in NVML's last sample period."""
     memory_used_bytes: int | None = None

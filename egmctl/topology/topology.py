@@ -57,6 +57,8 @@ class Topology(Shown):
     """The reason why no matrix could be drawn; null if one could."""
     machines: tuple[Machine, ...]
     """The whole node, from which the other fields are derived; in a document with pseudonyms for private data."""
+    strict: bool = False
+    """Whether what doctor finds to be wrong with the connections makes the answer bad."""
     answer: Answer = UNANSWERED
     """What the command answers (:mod:`egmctl.verdict.answers`)."""
 
@@ -96,7 +98,8 @@ class Topology(Shown):
         """Return the topology of another machine record, for the same selection of GPUs and nodes."""
         gpus = {gpu.bus_id: gpu for gpu in machine.gpus or ()}
         chosen = dict.fromkeys(state.bus_id for state in self.gpu_states if state.bus_id in gpus)
-        return topology(machine, [gpus[bus_id] for bus_id in chosen], list(dict.fromkeys(self.numa_nodes)))
+        again = topology(machine, [gpus[bus_id] for bus_id in chosen], list(dict.fromkeys(self.numa_nodes)))
+        return replace(again, strict=self.strict)
 
 
 def topology(machine: Machine, gpus: Sequence[Gpu] | None = None, nodes: Sequence[int] | None = None) -> Topology:

@@ -125,6 +125,22 @@ def test_a_gpu_that_is_lost_says_only_that_and_the_rest_goes_on(nvml: Nvml) -> N
     assert watch.record("0000:2c:00.0")["links"]["pcie"] is not None
 
 
+@pytest.mark.parametrize("function", ["nvmlDeviceGetUtilizationRates", "nvmlDeviceGetMemoryInfo"])
+def test_any_call_that_ends_so_makes_it_lost(nvml: Nvml, monkeypatch: pytest.MonkeyPatch, function: str) -> None:
+    watch, answers = TrafficWatch({GPU: RATES}), nvml.ask
+
+    def ask(name: str, *arguments: Any) -> Any:
+        if name == function:
+            raise LOST
+        return answers(name, *arguments)
+
+    monkeypatch.setattr(telemetry, "ask", ask)
+    record = nvml.after(watch, NVLINK_OUT=0, NVLINK_IN=0)
+    assert record.lost is True
+    assert {*record.links.values(), record.busy_percent, record.memory_used_bytes} == {None}
+    assert shown(record).startswith("GPU0 lost")
+
+
 class Gpm:
     """NVML's GPM: the rate of a metric is the difference of its two samples, by the number of the metric."""
 

@@ -183,15 +183,15 @@ def test_an_xid_has_the_meaning_and_the_remedy_of_the_catalogue() -> None:
 def test_the_answer_begins_with_the_cause_that_holds_and_its_next_step() -> None:
     shown = as_text(explain("cuMemCreate", "CUDA_ERROR_NOT_PERMITTED", shipped("hgx-h200x4")))
     assert shown.startswith(
-        "LIKELY CAUSE: there is no IMEX channel that this process may read and write Next: Make a ch"
+        "LIKELY CAUSE: there is no IMEX channel that this process may read and write Next: Start the con"
     )
     assert shown.index("HERE there is no IMEX") < shown.index("NOT HERE the GPUs are in no NVLink fabric")
-    assert shown.count("with nvidia-modprobe (or") == 1, "the remedy is said once"
+    assert shown.count("NVIDIA_IMEX_CHANNELS=0") == 1, "the remedy is said once"
 
 
 def test_the_next_step_for_a_cause_that_its_checks_cannot_see_is_its_own_remedy() -> None:
     likely = as_text(explain("cuMemCreate", 800, shipped("gb200-nvl72")))
-    assert likely.index("Next: Make one (nvidia-modprobe -c 0)") < likely.index("no data imex.module, imex.channel")
+    assert likely.index("Next: Ask for one (Slurm") < likely.index("no data imex.module, imex.channel")
     failure = Failure(
         library=Library.CUDA, call="cuDeviceGet", number=101, log="Parameter ordinal must be between 0 and 3"
     )

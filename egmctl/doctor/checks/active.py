@@ -12,23 +12,12 @@ from egmctl.doctor.findings import failed, noted, passed, skipped, unknown, warn
 from egmctl.doctor.situation import NO_VERBS, coherent_gpus, group_by, in_domain, numbers, peer_memory_modules
 from egmctl.driver.signatures import cause_of, cause_of_crash
 from egmctl.model.explanation import KnownCause
-from egmctl.model.finding import (
-    NODE,
-    Confidence,
-    Evidence,
-    Finding,
-    Guard,
-    Place,
-    Remedy,
-    on_gpus,
-    on_nics,
-    on_numa,
-    on_pairs,
-)
+from egmctl.model.finding import NODE, Confidence, Evidence, Finding, Guard, Place, on_gpus, on_nics, on_numa, on_pairs
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Confinement, Driver, Host
 from egmctl.model.machine import Machine
 from egmctl.model.probes import Outcome, Probe, ProbeKind
+from egmctl.model.remedy import Remedy
 from egmctl.units import parse_kernel_list
 
 NOT_ASKED = "only with --active"
@@ -44,13 +33,11 @@ _MAKING = ("cuMemCreate", "cuMemPoolCreate", "cuMemGetAllocationGranularity", "c
 SILENT = Remedy(
     text="Look for PCIe switches that redirect (pcie.acs), an IOMMU that translates (pcie.iommu) and the GPUs' errors; "
     "do not compute over this path.",
-    command="dmesg | grep -iE 'DMAR|AMD-Vi|SMMU|Xid'",
-    needs_root=True,
+    look="dmesg | grep -iE 'DMAR|AMD-Vi|SMMU|Xid'",
 )
 HANGING = Remedy(
     text="Look for driver messages in the kernel log, and check whether another process resets or holds the GPU.",
-    command="dmesg | grep -iE 'NVRM|Xid'",
-    needs_root=True,
+    look="dmesg | grep -iE 'NVRM|Xid'",
 )
 FAILING = Remedy(text="Look for a failed check that explains it, and for driver messages in dmesg.")
 
@@ -67,6 +54,8 @@ _TRIALS: Mapping[str, tuple[ProbeKind, str, tuple[Guard, ...]]] = {
 }
 """By check: the kind of its probes, their subject in summaries, and the purposes at risk."""
 
+_BLOCKS: Mapping[ProbeKind, tuple[Guard, ...]] = {kind: guards for kind, _, guards in _TRIALS.values()}
+"""The purposes that do not work where the probes of a kind fail."""
 KINDS: Mapping[str, ProbeKind] = {check_id: kind for check_id, (kind, _, _) in _TRIALS.items()}
 """The kind of probes of each check."""
 
@@ -76,7 +65,7 @@ def kinds_of(checks: Iterable[Check]) -> tuple[ProbeKind, ...]:
     return tuple(KINDS[check.id] for check in checks if check.id in KINDS)
 
 
-def _judge(kind: ProbeKind, subject: str, machine: Machine, scope: Scope) -> Iterator[Finding]:
+def _judge(kind: ProbeKind, subject: str, machine: Machine, _scope: Scope) -> Iterator[Finding]:
     if machine.probes is None:
         yield skipped(NOT_ASKED)
         return
@@ -86,7 +75,7 @@ def _judge(kind: ProbeKind, subject: str, machine: Machine, scope: Scope) -> Ite
     for _, group in group_by(probes, _group_key):
         memory = "GPU memory" if group[0].numa_node is None else "HOST_NUMA memory"
         gpus = _label(machine, [probe.gpus[0] for probe in group])
-        verdict = _verdict(machine, scope, subject.format(memory=memory, gpus=gpus), group)
+        verdict = _verdict(machine, subject.format(memory=memory, gpus=gpus), group)
         yield replace(verdict, place=_place(machine, group, probes))
 
 
@@ -103,7 +92,7 @@ def _group_key(probe: Probe) -> tuple[object, ...]:
     return probe.kind, host, probe.outcome, probe.call, probe.error_number, detail
 
 
-def _verdict(machine: Machine, scope: Scope, subject: str, probes: Sequence[Probe]) -> Finding:
+def _verdict(machine: Machine, subject: str, probes: Sequence[Probe]) -> Finding:
     """Return the finding for probes with the same outcome."""
     first = probes[0]
     evidence = tuple(Evidence(source=_participants(machine, probe), value=probe.detail) for probe in probes[:4])
@@ -121,39 +110,54 @@ def _verdict(machine: Machine, scope: Scope, subject: str, probes: Sequence[Prob
             # No call returned an error: the library or its function is missing.
             return unknown(f"{subject}: {first.detail}")
         case Outcome.ERROR:
-            if reason := _missing_feature(machine, scope, first):
+            if reason := _missing_feature(first):
                 return skipped(f"{subject}: {reason}", evidence=evidence)
             cause = _cause_of_error(machine, first)
             confidence = Confidence.MEDIUM if cause else Confidence.LOW
             failure, remedy = f"{first.call} failed: {first.error_name} ({first.error_number})", FAILING
+            if note := _not_needed(machine, first):
+                return skipped(
+                    f"{subject}: {failure}",
+                    evidence=evidence,
+                    cause=cause.cause if cause else "",
+                    remedy=Remedy(text=cause.remedy) if cause else remedy,
+                    confidence=confidence,
+                    note=note,
+                    blocks=_BLOCKS[first.kind],
+                )
             if note := _other_registration(machine, first):
                 return noted(f"{subject}: {failure}", evidence=evidence, cause=cause.cause if cause else "", note=note)
         case _:
             cause = _cause_of_crash(machine, first) if first.outcome is Outcome.CRASHED else None
             ending = "did not end in time" if first.outcome is Outcome.TIMED_OUT else "killed its process"
             failure, remedy = f"{ending}{f' in {first.call}' if first.call else ''}", HANGING
-    is_fault = first.kind is not ProbeKind.DMA_BUF or scope.names_purpose(Guard.RDMA)
-    return (failed if is_fault else warned)(
+    # Whether NICs reach GPU memory matters to those only who use it.
+    return (warned if first.kind is ProbeKind.DMA_BUF else failed)(
         f"{subject}: {failure}",
         Remedy(text=cause.remedy) if cause else remedy,
         evidence=evidence,
         cause=cause.cause if cause else "",
         confidence=confidence,
+        blocks=_BLOCKS[first.kind],
     )
 
 
-def _missing_feature(machine: Machine, scope: Scope, probe: Probe) -> str:
+def _missing_feature(probe: Probe) -> str:
     """Return the missing feature if the error means that this machine lacks it by design; else ``""``."""
     number = probe.error_number
     if number == PEER_UNSUPPORTED:
         return "the driver allows these GPUs no peer access; see p2p.status"
     if (number == NOT_SUPPORTED and probe.call in _MAKING) or (probe.call, number) in _NOT_EXPORTED:
         return "the driver does not support it here"
-    if probe.nic and number == errno.ENODEV and not scope.names_purpose(Guard.RDMA):
+    return ""
+
+
+def _not_needed(machine: Machine, probe: Probe) -> str:
+    """Return why nothing but ``--for`` its purpose asks for what failed; else ``""``."""
+    if probe.nic and probe.error_number == errno.ENODEV:
         return "libibverbs lists no such NIC; --for rdma makes that a fault"
-    no_channel = probe.kind is ProbeKind.FABRIC and number == NOT_PERMITTED
-    if no_channel and not in_domain(machine) and not scope.names_purpose(Guard.FABRIC):
-        return "no IMEX channel, and the GPUs are in no multi-node NVLink domain; --for fabric tries it anyway"
+    if probe.kind is ProbeKind.FABRIC and probe.error_number == NOT_PERMITTED and not in_domain(machine):
+        return "no IMEX channel, and the GPUs are in no multi-node NVLink domain; --for fabric makes that a fault"
     return ""
 
 

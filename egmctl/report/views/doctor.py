@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from egmctl.model.answer import State
+from egmctl.model.answer import TABLE, State
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.explanation import CauseState, Explanation, Explanations, KnownCause, Library
 from egmctl.model.finding import TOLD, Finding, Guard, RootCause, Status, root_causes
@@ -43,6 +43,8 @@ def doctor_document(diagnosis: Diagnosis) -> doc.Document:
 def _body(diagnosis: Diagnosis) -> Iterator[doc.Block]:
     # The entries below contain the remedies of what was found.
     yield verdict(diagnosis.answer, advice=diagnosis.answer.state is State.INCOMPLETE)
+    for other in diagnosis.answer.purposes[1:]:
+        yield doc.Verdict(other.word, Tone(TABLE[other.state].tone), other.sentence)
     process = diagnosis.machine.process
     if process is not None and process.pid:
         yield doc.Paragraph(f"Process {process.pid}; NVML and CUDA were queried from outside of it.", tone=Tone.DIM)

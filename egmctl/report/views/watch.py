@@ -31,8 +31,10 @@ def watch_document(sample: TrafficSample) -> doc.Document:
 
 
 def _answer(gpus: Sequence[GpuTraffic]) -> Iterator[str]:
-    """Yield a clause on the busiest GPU of each kind of link, from the busiest kind to idle ones, and unknown kinds."""
-    links = [(gpu.index, _NAMES[kind], link) for gpu in gpus for kind, link in gpu.links.items()]
+    """Yield clauses on lost GPUs, on the busiest GPU of each kind of link, on idle kinds, and on unknown ones."""
+    if lost := [gpu.index for gpu in gpus if gpu.lost]:
+        yield f"GPU{format_kernel_list(lost)} lost"
+    links = [(gpu.index, _NAMES[kind], link) for gpu in gpus if not gpu.lost for kind, link in gpu.links.items()]
     flows = (
         (getattr(link, field), index, f"{name} {way}", name, link.rate_gb_s or 0)
         for index, name, link in links

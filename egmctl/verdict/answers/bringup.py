@@ -13,9 +13,10 @@ from egmctl.doctor.causes import WITHHELD
 from egmctl.model.answer import WORDS, Answer, Asked, Cause, Gap, GapKind, State, worst
 from egmctl.model.bringup import Bringup
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import UNEXPLAINED, Finding, Remedy, Status, root_causes
+from egmctl.model.finding import UNEXPLAINED, Finding, Status, root_causes
 from egmctl.model.machine import OriginKind
 from egmctl.model.measurement import RunReport
+from egmctl.model.remedy import Remedy
 from egmctl.units import several
 from egmctl.verdict.answers.run import unexplained
 from egmctl.verdict.answers.words import advice, cause_words

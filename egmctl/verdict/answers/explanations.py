@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from egmctl.model.answer import WORDS, Answer, Asked, Cause, Gap, GapKind, State
 from egmctl.model.explanation import CauseState, Explanations, KnownCause
-from egmctl.model.finding import Remedy
+from egmctl.model.remedy import Remedy
 from egmctl.units import printable, several
 
 

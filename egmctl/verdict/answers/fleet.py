@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from egmctl.model.answer import WORDS, Answer, Asked, Gap, GapKind, State, worst
 from egmctl.model.comparison import Outcome
-from egmctl.model.finding import Remedy
 from egmctl.model.fleet import FleetReport, Reach, Readiness, Unready, UnreadyGpus, unready_words
+from egmctl.model.remedy import Remedy
 from egmctl.units import several, shortened
 
 _REASONS = 6

@@ -9,10 +9,11 @@ from dataclasses import replace
 from egmctl.bench.path_class import is_lost
 from egmctl.doctor.kernel_faults import Blame, kernel_faults
 from egmctl.model.answer import WORDS, Answer, Asked, Cause, Gap, GapKind, State, worst
-from egmctl.model.finding import TOLD, UNEXPLAINED, Finding, Remedy, Status, WaiverKind
+from egmctl.model.finding import TOLD, UNEXPLAINED, Finding, Status, WaiverKind
 from egmctl.model.kernel_log import LoggedFault
 from egmctl.model.measurement import BROKEN, Measurement, RunReport
 from egmctl.model.measurement import Status as Ended
+from egmctl.model.remedy import Remedy
 from egmctl.model.route import Egm, LinkKind
 from egmctl.model.verdict import BAD_GRADES, Culprit, Grade, RunVerdict, Yardstick
 from egmctl.topology.platform import in_rack
