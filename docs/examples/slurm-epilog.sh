@@ -22,5 +22,5 @@ esac
 [ $? -ne 1 ] && exit 0
 # The node's reason, as in slurm-prolog.sh.
 [ -z "${SLURMD_NODENAME:-}" ] || /usr/bin/timeout 5 "$scontrol" update nodename="$SLURMD_NODENAME" state=drain \
-    reason="$(sed -n 's/^EGMCTL CRITICAL - [^(]*(\(.*\)) |.*/egmctl: \1/p' "$log")" >>"$log" 2>&1
+    reason="$(sed -n 's/^EGMCTL CRITICAL - [^:]*: \(.*\) |.*/egmctl: \1/p' "$log")" >>"$log" 2>&1
 exit 1

@@ -16,5 +16,5 @@ fi
 # The first cause becomes the reason that sinfo -R shows; Slurm keeps it, and by itself says only "Prolog error". Slurm
 # advises against its commands in prologs, as all nodes of a job would call at once: here only a node with a fault does.
 [ -z "${SLURMD_NODENAME:-}" ] || /usr/bin/timeout 5 "$scontrol" update nodename="$SLURMD_NODENAME" state=drain \
-    reason="$(sed -n 's/^EGMCTL CRITICAL - [^(]*(\(.*\)) |.*/egmctl: \1/p' "$log")" >>"$log" 2>&1
+    reason="$(sed -n 's/^EGMCTL CRITICAL - [^:]*: \(.*\) |.*/egmctl: \1/p' "$log")" >>"$log" 2>&1
 exit 1

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from egmctl.api.doctor import Doctor
-from egmctl.api.options import NodeOptions
+from egmctl.api.options import BringupOptions
 from egmctl.cli import rack
 from egmctl.cli.output import OutputOptions
 from egmctl.errors import ExitCode, NothingToDo
@@ -105,7 +105,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ask:
         monkeypatch.setattr(rack, "_fabric", measured)
         written = tmp_path / file
         outputs = OutputOptions(output=(written,), quiet=True).chosen(BRINGUP.formats)
-        code = rack.bring_up(cast(World, job), lambda: go(own), NodeOptions(**options), outputs)
+        code = rack.bring_up(cast(World, job), lambda: go(own), BringupOptions(**options), outputs)
         document = json.loads(written.read_text())
         validate(document, "fleet")
         assert document["exit_code"] == code
@@ -216,7 +216,7 @@ def test_a_rank_that_is_not_the_first_of_its_node_brings_up_nothing_and_writes_n
 
     monkeypatch.setattr(rack, "_fabric", lambda *_: MEASURED)
     outputs = OutputOptions(output=(tmp_path / "rack.json",)).chosen(BRINGUP.formats)
-    assert rack.bring_up(cast(World, Second({})), node, NodeOptions(), outputs) is ExitCode.OK
+    assert rack.bring_up(cast(World, Second({})), node, BringupOptions(), outputs) is ExitCode.OK
     assert not list(tmp_path.iterdir())
 
 
