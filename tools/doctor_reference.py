@@ -30,7 +30,8 @@ def reference() -> str:
 
 def _chapter(check: CheckEntry) -> str:
     guards = "everything" if len(check.guards) == len(Guard) else ", ".join(check.guards)
-    title = f"**{check.title[:1].upper()}{check.title[1:]}**; guards {guards}."
+    narrower = f", a failure blocks {', '.join(check.blocks)}" if check.blocks != check.guards else ""
+    title = f"**{check.title[:1].upper()}{check.title[1:]}**; guards {guards}{narrower}."
     parts = (title, check.why, f"**Read:** {check.read}", f"**Fix:** {check.fix}")
     return "\n\n".join((f"### {check.id}", *map(wrap, parts)))
 

@@ -10,9 +10,10 @@ from egmctl.doctor.isolation_findings import CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.errors import NothingToDo
 from egmctl.facts.redact import redact
-from egmctl.model.finding import Diagnosis
+from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.host import System
 from egmctl.model.machine import Machine
+from egmctl.verdict.answers import answered
 
 SECTIONS = (*ALWAYS, "system")
 """The sections that the refusals and the findings need."""
@@ -46,7 +47,8 @@ def isolation(asked: Doctor, machine: Machine) -> Machine:
 
 def diagnosis(asked: Doctor, machine: Machine, *, redacted: bool = False) -> Diagnosis:
     """Return the findings of the trials as the record of the schema ``egmctl.doctor/1``."""
-    return diagnose(redact(machine) if redacted else machine, asked.scope(machine), CHECKS, strict=asked.strict)
+    node = redact(machine) if redacted else machine
+    return answered(diagnose(node, asked.scope(machine), CHECKS, strict=asked.strict))
 
 
 def _refuse(machine: Machine, scope: Scope) -> None:

@@ -16,7 +16,7 @@ from egmctl.report.kinds import CHECKS, DOCTOR
 
 if TYPE_CHECKING:
     from egmctl.api.doctor import Doctor
-    from egmctl.model.finding import Diagnosis
+    from egmctl.model.diagnosis import Diagnosis
     from egmctl.model.machine import Machine
     from egmctl.mpi.world import Launched
 
@@ -88,7 +88,7 @@ def doctor(
 
         if way.isolation:
             diagnosis = _isolation(Doctor(**vars(options)), way, launch, machine, outputs)
-            return diagnosis.nagios_state if exit_style is ExitStyle.NAGIOS else diagnosis.exit_code
+            return diagnosis.answer.nagios if exit_style is ExitStyle.NAGIOS else diagnosis.exit_code
         if options.check and launch is not None:
             # Failures on other nodes are reported whatever --check selects.
             options = replace(options, check=(*options.check, OTHER_NODES))
@@ -99,11 +99,12 @@ def doctor(
             node, launch, outputs = _read_with_others(joined, asked, way, outputs, launch)
         diagnosis = asked.diagnose(node)
         outputs.show(diagnosis, lambda: asked.diagnose(node, redacted=True))
-    if diagnosis.nothing is not None and not outputs.explains_itself:
-        say(diagnosis.nothing)
+    nothing = diagnosis.answer.nothing
+    if nothing is not None and not outputs.explains_itself:
+        say(nothing)
     if launch is not None and launch.rank:
         return ExitCode.OK
-    return diagnosis.nagios_state if exit_style is ExitStyle.NAGIOS else diagnosis.exit_code
+    return diagnosis.answer.nagios if exit_style is ExitStyle.NAGIOS else diagnosis.exit_code
 
 
 def _isolation(

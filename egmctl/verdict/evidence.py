@@ -13,12 +13,14 @@ from statistics import median
 
 from egmctl.data import read_toml
 from egmctl.doctor.situation import coherent
-from egmctl.model.evidence import Answer, EvidenceReport, Observation, State
-from egmctl.model.finding import Diagnosis, Status, WaiverKind
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.evidence import EvidenceReport, Observation, Reply, State
+from egmctl.model.finding import Status, WaiverKind
 from egmctl.model.measurement import NVLINK_COUNT, LinkProof, Measurement, RunReport, counted
 from egmctl.model.probes import Outcome
 from egmctl.model.route import HOST_NAMES, LinkKind, MemoryKind
 from egmctl.units import format_size, grouped
+from egmctl.verdict.answers import answered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,7 @@ def evidence(diagnosis: Diagnosis, run: RunReport | None, *, not_measured: str =
         The reason why there was no bench.
     """
     answers = [_answer(name, question, diagnosis, run, not_measured) for name, question in questions().items()]
-    return EvidenceReport(answers=tuple(answers), diagnosis=diagnosis, run=run)
+    return answered(EvidenceReport(answers=tuple(answers), diagnosis=diagnosis, run=run))
 
 
 _Observed = Iterator[tuple[bool | None, str, str]]
@@ -69,7 +71,7 @@ _Observed = Iterator[tuple[bool | None, str, str]]
 _STATES = {False: State.CONTRADICTED, True: State.SETTLED, None: State.NOT_SETTLED}
 
 
-def _answer(name: str, question: Question, diagnosis: Diagnosis, run: RunReport | None, not_measured: str) -> Answer:
+def _answer(name: str, question: Question, diagnosis: Diagnosis, run: RunReport | None, not_measured: str) -> Reply:
     if not (question.anywhere or coherent(diagnosis.machine)):
         observed: _Observed = iter([(None, "no coherent GPU here", "")])
     elif question.of_nics and not diagnosis.machine.nics:
@@ -95,7 +97,7 @@ def _answer(name: str, question: Question, diagnosis: Diagnosis, run: RunReport 
     if state is State.NOT_SETTLED and True in answers and not question.checks:
         part = f"{answers.count(True)} of {len(answers)} observations agree: only all of them settle it"
         observations.insert(0, Observation(agrees=None, value=part))
-    return Answer(question=name, claim=question.claim, state=state, observations=tuple(observations))
+    return Reply(question=name, claim=question.claim, state=state, observations=tuple(observations))
 
 
 def _by_checks(question: Question, diagnosis: Diagnosis) -> _Observed:

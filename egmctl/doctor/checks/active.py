@@ -61,6 +61,8 @@ _TRIALS: Mapping[str, tuple[ProbeKind, str, tuple[Guard, ...]]] = {
 }
 """By check: the kind of its probes, their subject in summaries, and the purposes at risk."""
 
+_BLOCKS: Mapping[ProbeKind, tuple[Guard, ...]] = {kind: guards for kind, _, guards in _TRIALS.values()}
+"""The purposes that do not work where the probes of a kind fail."""
 KINDS: Mapping[str, ProbeKind] = {check_id: kind for check_id, (kind, _, _) in _TRIALS.items()}
 """The kind of probes of each check."""
 
@@ -70,7 +72,7 @@ def kinds_of(checks: Iterable[Check]) -> tuple[ProbeKind, ...]:
     return tuple(KINDS[check.id] for check in checks if check.id in KINDS)
 
 
-def _judge(kind: ProbeKind, subject: str, machine: Machine, scope: Scope) -> Iterator[Finding]:
+def _judge(kind: ProbeKind, subject: str, machine: Machine, _scope: Scope) -> Iterator[Finding]:
     if machine.probes is None:
         yield skipped(NOT_ASKED)
         return
@@ -80,7 +82,7 @@ def _judge(kind: ProbeKind, subject: str, machine: Machine, scope: Scope) -> Ite
     for _, group in group_by(probes, _group_key):
         memory = "GPU memory" if group[0].numa_node is None else "HOST_NUMA memory"
         gpus = _label(machine, [probe.gpus[0] for probe in group])
-        verdict = _verdict(machine, scope, subject.format(memory=memory, gpus=gpus), group)
+        verdict = _verdict(machine, subject.format(memory=memory, gpus=gpus), group)
         yield replace(verdict, place=_place(machine, group, probes))
 
 
@@ -97,7 +99,7 @@ def _group_key(probe: Probe) -> tuple[object, ...]:
     return probe.kind, host, probe.outcome, probe.call, probe.error_number, detail
 
 
-def _verdict(machine: Machine, scope: Scope, subject: str, probes: Sequence[Probe]) -> Finding:
+def _verdict(machine: Machine, subject: str, probes: Sequence[Probe]) -> Finding:
     """Return the finding for probes with the same outcome."""
     first = probes[0]
     evidence = tuple(Evidence(source=_participants(machine, probe), value=probe.detail) for probe in probes[:4])
@@ -117,7 +119,7 @@ def _verdict(machine: Machine, scope: Scope, subject: str, probes: Sequence[Prob
             # No call returned an error: the library or its function is missing.
             return unknown(f"{subject}: {first.detail}")
         case Outcome.ERROR:
-            if reason := _missing_feature(machine, scope, first):
+            if reason := _missing_feature(machine, first):
                 return skipped(f"{subject}: {reason}", evidence=evidence)
             if _takes_no_host_pool(first):
                 words = f"{subject}: {first.call} takes no pool of host memory here"
@@ -125,23 +127,34 @@ def _verdict(machine: Machine, scope: Scope, subject: str, probes: Sequence[Prob
             cause = _cause_of_error(machine, first)
             confidence = Confidence.MEDIUM if cause else Confidence.LOW
             failure, remedy = f"{first.call} failed: {first.error_name} ({first.error_number})", FAILING
+            if note := _not_needed(machine, first):
+                return skipped(
+                    f"{subject}: {failure}",
+                    evidence=evidence,
+                    cause=cause.cause if cause else "",
+                    remedy=Remedy(text=cause.remedy) if cause else remedy,
+                    confidence=confidence,
+                    note=note,
+                    blocks=_BLOCKS[first.kind],
+                )
             if note := _other_registration(machine, first):
                 return noted(f"{subject}: {failure}", evidence=evidence, cause=cause.cause if cause else "", note=note)
         case _:
             cause = _cause_of_crash(machine, first) if first.outcome is Outcome.CRASHED else None
             ending = "did not end in time" if first.outcome is Outcome.TIMED_OUT else "killed its process"
             failure, remedy = f"{ending}{f' in {first.call}' if first.call else ''}", HANGING
-    is_fault = first.kind is not ProbeKind.DMA_BUF or scope.names_purpose(Guard.RDMA)
-    return (failed if is_fault else warned)(
+    # Whether NICs reach GPU memory matters to those only who use it.
+    return (warned if first.kind is ProbeKind.DMA_BUF else failed)(
         f"{subject}: {failure}",
         Remedy(text=cause.remedy) if cause else remedy,
         evidence=evidence,
         cause=cause.cause if cause else "",
         confidence=confidence,
+        blocks=_BLOCKS[first.kind],
     )
 
 
-def _missing_feature(machine: Machine, scope: Scope, probe: Probe) -> str:
+def _missing_feature(machine: Machine, probe: Probe) -> str:
     """Return the missing feature if the error means that this machine lacks it by design; else ``""``."""
     number = probe.error_number
     if _takes_no_host_pool(probe) and not coherent(machine):
@@ -150,11 +163,15 @@ def _missing_feature(machine: Machine, scope: Scope, probe: Probe) -> str:
         return "the driver allows these GPUs no peer access; see p2p.status"
     if (number == NOT_SUPPORTED and probe.call in _MAKING) or (probe.call, number) in _NOT_EXPORTED:
         return "the driver does not support it here"
-    if probe.nic and number == errno.ENODEV and not scope.names_purpose(Guard.RDMA):
+    return ""
+
+
+def _not_needed(machine: Machine, probe: Probe) -> str:
+    """Return why nothing but ``--for`` its purpose asks for what failed; else ``""``."""
+    if probe.nic and probe.error_number == errno.ENODEV:
         return "libibverbs lists no such NIC; --for rdma makes that a fault"
-    no_channel = probe.kind is ProbeKind.FABRIC and number == NOT_PERMITTED
-    if no_channel and not in_domain(machine) and not scope.names_purpose(Guard.FABRIC):
-        return "no IMEX channel, and the GPUs are in no multi-node NVLink domain; --for fabric tries it anyway"
+    if probe.kind is ProbeKind.FABRIC and probe.error_number == NOT_PERMITTED and not in_domain(machine):
+        return "no IMEX channel, and the GPUs are in no multi-node NVLink domain; --for fabric makes that a fault"
     return ""
 
 
