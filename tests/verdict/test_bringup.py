@@ -135,7 +135,7 @@ def test_a_denied_gpu_is_incomplete_and_named_by_its_cgroup() -> None:
 
 def test_a_denied_gpu_is_named_above_the_summary_where_nothing_was_measured() -> None:
     lines = shown(bringup(healthy(shipped("h200-cgroup-denied")), None)).partition("doctor  ")[0]
-    assert "NOTE  GPU3: the device cgroup denies /dev/nvidia3, of this job" in lines
+    assert "GPU3: the device cgroup denies /dev/nvidia3" in lines
     assert "NOTE" not in shown(bringup(healthy(), None)).partition("doctor  ")[0]
 
 
