@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -139,6 +140,17 @@ def check_schema(document: dict[str, Any], known: Sequence[str], source: str, wh
     if expected := next((each for each in known if each.partition("/")[0] == name), None):
         refuse(source, f"has the schema {short(schema)!r}, of another version of egmctl: this one reads {expected}")
     refuse(source, f"is not a {what}: its schema is {short(schema)!r}, expected {', '.join(known)}")
+
+
+def newer_schema(document: dict[str, Any], known: Sequence[str]) -> str | None:
+    """Return the known schema of which the document states a later version, ``egmctl.doctor/1`` for
+    ``egmctl.doctor/2``; ``None`` if it states none."""
+    name, _, version = str(document.get("schema")).partition("/")
+    for schema in known:
+        own_name, _, own = schema.partition("/")
+        if name == own_name and re.fullmatch(r"[1-9][0-9]{0,3}", version, re.ASCII) and int(version) > int(own):
+            return schema
+    return None
 
 
 def refuse(source: str, sentence: str) -> NoReturn:

@@ -128,7 +128,7 @@ def _claim(folder: int, temporary: str, name: str) -> None:
 
 
 @contextlib.contextmanager
-def open_parent(path: Path, *, make: bool = False) -> Iterator[tuple[int, str]]:
+def open_parent(path: Path, *, make: bool = False, own: bool = False) -> Iterator[tuple[int, str]]:
     """Open the directory of a path's last component; yield its descriptor and the last name, which is not a link.
 
     Each component is looked up in the open directory before it, so that no other process can exchange one meanwhile.
@@ -140,6 +140,8 @@ def open_parent(path: Path, *, make: bool = False) -> Iterator[tuple[int, str]]:
     ----------
     make
         Whether to create missing directories, with mode 0700.
+    own
+        Whether to follow only links of this user and of root: the owner of a link chooses where the path leads.
 
     Raises
     ------
@@ -152,7 +154,7 @@ def open_parent(path: Path, *, make: bool = False) -> Iterator[tuple[int, str]]:
     try:
         while names:
             name = names.pop()
-            if _is_link(folder, name):
+            if _is_link(folder, name, own):
                 if (links := links + 1) > _LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
                 names += reversed(Path(os.readlink(name, dir_fd=folder)).parts)
@@ -169,11 +171,25 @@ def open_parent(path: Path, *, make: bool = False) -> Iterator[tuple[int, str]]:
 
 
 @contextlib.contextmanager
-def open_folder(path: Path, *, make: bool = False) -> Iterator[int]:
-    """Open a directory and yield its descriptor. Links and ``make`` are handled as in :func:`open_parent`."""
-    with open_parent(path, make=make) as (parent, name):
+def open_folder(path: Path, *, make: bool = False, own: bool = False) -> Iterator[int]:
+    """Open a directory and yield its descriptor. Links and ``make`` are handled as in :func:`open_parent`.
+
+    Parameters
+    ----------
+    own
+        Whether the directory, and each link that leads there, must belong to this user or to root.
+
+    Raises
+    ------
+    OSError
+        EACCES: the directory or a link belongs to another user. Others are those of :func:`open_parent`.
+    """
+    with open_parent(path, make=make, own=own) as (parent, name):
         folder = _open_folder(parent, name, make)
     try:
+        owner = os.fstat(folder).st_uid
+        if own and owner not in (os.geteuid(), 0):
+            raise OSError(errno.EACCES, f"it belongs to user {owner}, who could redirect what is written there")
         yield folder
     finally:
         os.close(folder)
@@ -207,7 +223,7 @@ def _open_folder(parent: int, name: str, make: bool) -> int:
     return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
 
 
-def _is_link(folder: int, name: str) -> bool:
+def _is_link(folder: int, name: str, own: bool) -> bool:
     """Return whether a name in a directory is a link; raise OSError (EACCES) if the link must not be followed."""
     link = status_in(folder, name)
     if link is None or not stat.S_ISLNK(link.st_mode):
@@ -216,6 +232,11 @@ def _is_link(folder: int, name: str) -> bool:
     shared = around.st_mode & stat.S_ISVTX and around.st_mode & stat.S_IWOTH
     if shared and link.st_uid not in (os.geteuid(), around.st_uid):
         raise OSError(errno.EACCES, f"{printable(name)} is another user's link in a folder that everybody may write to")
+    if own and link.st_uid not in (os.geteuid(), 0):
+        raise OSError(
+            errno.EACCES,
+            f"{printable(name)} is a link of user {link.st_uid}, who could redirect what is written there",
+        )
     return True
 
 
@@ -250,32 +271,46 @@ def read_bounded(path: Path, limit: int) -> bytes:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
-        is_fifo = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
-        # poll(2) reports POLLHUP if a writer has opened and closed the FIFO since it was opened here.
-        had_writer = select.poll()
-        had_writer.register(descriptor, select.POLLIN)
-        until = time.monotonic() + FIFO_WAIT_S
         parts: list[bytes] = []
         room = limit + 1
-        while room > 0:
-            try:
-                part = os.read(descriptor, min(room, 1 << 20))
-            except BlockingIOError:
-                # A writer has it open but has not written yet: a running command, perhaps for hours.
-                select.select([descriptor], [], [])
-                continue
-            if part:
-                parts.append(part)
-                room -= len(part)
-            elif is_fifo and not parts and not had_writer.poll(0):
-                if time.monotonic() > until:
-                    raise OSError(errno.EPIPE, f"it is a FIFO, and nobody opened it to write within {FIFO_WAIT_S:g} s")
-                time.sleep(0.05)
-            else:
-                break
+        while room > 0 and (part := read_part(descriptor, min(room, 1 << 20), is_first=not parts)):
+            parts.append(part)
+            room -= len(part)
         return b"".join(parts)
     finally:
         os.close(descriptor)
+
+
+def read_part(descriptor: int, size: int, *, is_first: bool) -> bytes:
+    """Return the next bytes of a file that was opened with ``O_NONBLOCK``; none at its end.
+
+    Parameters
+    ----------
+    is_first
+        Whether nothing was read yet: then a FIFO may still be without a writer.
+
+    Raises
+    ------
+    OSError
+        As for :func:`read_bounded`.
+    """
+    is_fifo = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+    # poll(2) reports POLLHUP if a writer has opened and closed the FIFO since it was opened here.
+    had_writer = select.poll()
+    had_writer.register(descriptor, select.POLLIN)
+    until = time.monotonic() + FIFO_WAIT_S
+    while True:
+        try:
+            part = os.read(descriptor, size)
+        except BlockingIOError:
+            # A writer has it open but has not written yet: a running command, perhaps for hours.
+            select.select([descriptor], [], [])
+            continue
+        if part or not is_fifo or not is_first or had_writer.poll(0):
+            return part
+        if time.monotonic() > until:
+            raise OSError(errno.EPIPE, f"it is a FIFO, and nobody opened it to write within {FIFO_WAIT_S:g} s")
+        time.sleep(0.05)
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:

@@ -8,24 +8,29 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, cast
 
-from egmctl.documents import check_schema, parse_object, read_content, refuse, short, stem
+from egmctl import __version__
+from egmctl.documents import check_schema, newer_schema, parse_object, read_content, refuse, short, stem
 from egmctl.errors import ERROR_SCHEMA, UsageError
 from egmctl.facts import replay
 from egmctl.journal import read as journal
 from egmctl.model.answer import UNANSWERED, Answer, State
 from egmctl.model.bringup import Bringup
-from egmctl.model.codec import DecodeError, Readers, from_json
-from egmctl.model.comparison import Comparison
+from egmctl.model.codec import DecodeError, Pool, Readers, from_json, reader_of_new_words
+from egmctl.model.comparison import Comparison, Outcome
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.evidence import EvidenceReport
+from egmctl.model.evidence import State as Settlement
 from egmctl.model.explanation import Explanations
+from egmctl.model.finding import Confidence
 from egmctl.model.fleet import FleetReport
 from egmctl.model.gpu import are_fake
 from egmctl.model.listing import CheckList, History, MachineList
@@ -33,9 +38,10 @@ from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin, OriginKind
 from egmctl.model.measurement import RunReport
 from egmctl.model.profile import MatchResult, ProfileList
 from egmctl.model.record import Command, Shown
+from egmctl.model.verdict import Grade
 from egmctl.report.kinds import KINDS
 from egmctl.topology.topology import Topology, topology
-from egmctl.units import printable
+from egmctl.units import printable, shortened
 from egmctl.verdict.answers import answered
 from egmctl.verdict.explain import with_causes
 
@@ -69,6 +75,8 @@ class Saved:
     """A sentence on the measurements that are missing in a journal."""
     damaged: bool = False
     """Whether lines of a journal are damaged."""
+    newer: str = ""
+    """A sentence on a file of a newer egmctl, with the words in it that this one does not know; empty for others."""
     content: bytes | None = dataclasses.field(default=None, repr=False, compare=False)
     """The JSON text, if :func:`load_any` read the file: a pipe can be read only once."""
 
@@ -99,15 +107,20 @@ _FLEET = "fleet.json"
 """The report in the folder of ``egmctl fleet``."""
 
 
-def load(path: str | os.PathLike[str]) -> Saved:
+def load(path: str | os.PathLike[str], pool: Pool | None = None) -> Saved:
     """Load a file of ``egmctl bench``, ``doctor``, ``bringup``, ``topo`` or ``snapshot``.
+
+    Parameters
+    ----------
+    pool
+        The records that the results of several files share.
 
     Raises
     ------
     UsageError
         The file cannot be read or contains none of these results. The message names the file and the invalid part.
     """
-    saved = load_any(path)
+    saved = load_any(path, pool)
     if isinstance(saved.result, Comparison | FleetReport):
         refuse(f"file {path}", "was made of several results: give those")
     if isinstance(saved.result, Digest):
@@ -115,10 +128,15 @@ def load(path: str | os.PathLike[str]) -> Saved:
     return dataclasses.replace(saved, content=None)
 
 
-def load_any(path: str | os.PathLike[str]) -> Saved:
+def load_any(path: str | os.PathLike[str], pool: Pool | None = None) -> Saved:
     """Load a file of any command, including ``egmctl compare`` and ``fleet``.
 
     For the folder of a fleet, its report is loaded. A journal yields the report of its run; it has no JSON text.
+
+    Parameters
+    ----------
+    pool
+        As for :func:`load`.
 
     Raises
     ------
@@ -144,7 +162,7 @@ def load_any(path: str | os.PathLike[str]) -> Saved:
             damaged=kept.damage is not None,
             origin=kept.report.machines[0].origin if kept.report.machines else None,
         )
-    saved = _load(parse_object(content, source, "result of egmctl"), source, file)
+    saved = _load(parse_object(content, source, "result of egmctl"), source, file, pool)
     return dataclasses.replace(saved, content=content)
 
 
@@ -172,20 +190,38 @@ def load_journal(path: Path) -> journal.Kept:
     return journal.read(read_content(path, source), source, partial(_result, RunReport))
 
 
-def _load(document: dict[str, Any], source: str, file: Path) -> Saved:
+def _load(document: dict[str, Any], source: str, file: Path, pool: Pool | None = None) -> Saved:
     known = (*_KINDS, *_EARLIER, MACHINE_SCHEMA, ERROR_SCHEMA)
-    schema = check_schema(document, known, source, "result of egmctl")
+    news = _News(document, known)
+    # A record from the pool would not say which words of a newer version it has.
+    readers = {Pool: pool} if pool is not None and not news.readers else news.readers
+    schema = news.read_as or check_schema(document, known, source, "result of egmctl")
     if schema == MACHINE_SCHEMA:
-        machine = replay.recorded(replay.decode(document, source), file)
+        try:
+            machine = replay.recorded(replay.decode(document, source, readers=readers), file)
+        except UsageError as error:
+            raise news.refused(error, source) from error
         tool, command = f"egmctl {document.get('egmctl', '')}".strip(), Command.SNAPSHOT
-        return Saved(path=file, kind=command, name=stem(file), result=machine, tool=tool, origin=machine.origin)
-    envelope = _decode(_Envelope, {name: value for name, value in document.items() if name != "result"}, source)
-    kind, body, answer = _KINDS.get(_EARLIER.get(schema, schema)), document.get("result"), document.get("answer")
-    if schema in _EARLIER:
-        body = _of_earlier(schema, body)
+        return Saved(
+            path=file,
+            kind=command,
+            name=stem(file),
+            result=machine,
+            tool=tool,
+            origin=machine.origin,
+            newer=news.sentence,
+        )
+    kind, answer = _KINDS.get(_EARLIER.get(schema, schema)), document.get("answer")
+    body = _of_earlier(schema, document.get("result")) if schema in _EARLIER else document.get("result")
     if answer is not None and isinstance(body, dict):
         body = body | {"answer": answer}
-    result = None if kind is None else _result(resolve_name(kind.record), body, source)
+    try:
+        others = {name: value for name, value in document.items() if name != "result"}
+        envelope = _decode(_Envelope, others, source, readers=readers)
+        record = None if kind is None else resolve_name(kind.record)
+        result = None if record is None else _result(record, body, source, readers)
+    except UsageError as error:
+        raise news.refused(error, source) from error
     if answer is None and isinstance(result, Shown):
         result = answered(cast(Any, _explained(result)))
     messages = [error.message for error in envelope.errors] or [f"ended with {envelope.exit_code} without a result"]
@@ -198,7 +234,69 @@ def _load(document: dict[str, Any], source: str, file: Path) -> Saved:
         exit_code=envelope.exit_code,
         origin=envelope.machine,
         failure="; ".join(messages) if result is None else "",
+        newer=news.sentence,
     )
+
+
+_STANDS_FOR_NEW: dict[type[Enum], Enum] = {
+    Confidence: Confidence.LOW,
+    Grade: Grade.NO_REFERENCE,
+    Outcome: Outcome.DIFFERENT,
+    Settlement: Settlement.NOT_SETTLED,
+    State: State.INCOMPLETE,
+}
+"""The members that stand for words of a newer version where code decides by them: none of these passes."""
+
+
+class _News:
+    """What a document has that this version does not know, if a newer egmctl has written it.
+
+    In a document of this version, such a word is damage and is refused.
+
+    Attributes
+    ----------
+    read_as
+        The schema by which a document of a later schema is read; ``None`` if its schema is known.
+    readers
+        The functions with which it is decoded.
+    """
+
+    def __init__(self, document: dict[str, Any], known: Sequence[str]) -> None:
+        self._schema = str(document.get("schema"))
+        self._tool = f"egmctl {document['egmctl']}" if "egmctl" in document else str(document.get("tool", ""))
+        self._words: dict[str, str] = {}
+        self.read_as = newer_schema(document, known)
+        self._is_newer = self.read_as is not None or _version(self._tool) > _version(f"egmctl {__version__}")
+        self.readers: Readers = {Enum: reader_of_new_words(_STANDS_FOR_NEW, self._meet)} if self._is_newer else {}
+
+    def _meet(self, word: str, where: str) -> None:
+        self._words.setdefault(word, where)
+
+    @property
+    def sentence(self) -> str:
+        """What a reader of the result has to know."""
+        parts = [f"it has the schema {self._schema}, read as {self.read_as}"] if self.read_as else []
+        if self._words:
+            words = [f"{word!r} ({where})" for word, where in self._words.items()]
+            parts.append(f"this version does not know {shortened(words, 3)}")
+        tool = printable(short(self._tool))
+        return f"of a newer egmctl ({tool}): {'; '.join(parts)}" if parts else ""
+
+    def refused(self, error: UsageError, source: str) -> UsageError:
+        """Return the error for a document that cannot be read, which may be because it is news."""
+        if self.read_as is None:
+            return UsageError(f"{error}; it is {self.sentence}") if self.sentence else error
+        reason = str(error).removeprefix(short(source)).strip()
+        return UsageError(
+            f"{short(source)} has the schema {short(self._schema)!r}, of a newer version of egmctl: this one reads "
+            f"{self.read_as}, and it {reason}"
+        )
+
+
+def _version(tool: str) -> tuple[int, ...]:
+    """Return the numbers of a version, of ``egmctl 0.1.0``; empty if it is none."""
+    match = re.match(r"egmctl ([0-9]{1,6})\.([0-9]{1,6})\.([0-9]{1,6})", tool, re.ASCII)
+    return tuple(map(int, match.groups())) if match else ()
 
 
 def load_all(paths: Iterable[str | os.PathLike[str]]) -> tuple[Saved, ...]:
@@ -321,15 +419,15 @@ class _Envelope:
     errors: tuple[_Error, ...]
 
 
-def _result(record: type[Any], body: Any, source: str) -> Any:
+def _result(record: type[Any], body: Any, source: str, readers: Readers | None = None) -> Any:
     """Return the record in the key ``result``; its machines are decoded by the rules for machine files."""
 
     def read_machine(data: Any, where: str) -> Machine:
         if not isinstance(data, dict):
             raise DecodeError(f"{where}: expected an object")
-        return replay.decode(data, source, where)
+        return replay.decode(data, source, where, readers)
 
-    result = _decode(record, body, source, "result", {Machine: read_machine})
+    result = _decode(record, body, source, "result", {**(readers or {}), Machine: read_machine})
     if fault := getattr(result, "fault", None):
         refuse(source, f"is not a valid result: {fault}")
     return result

@@ -30,7 +30,7 @@ def diagnose(machine: Machine, scope: Scope, checks: Sequence[Check], *, strict:
 def with_answer(result: Result) -> Result:
     """Return a result with its answer, if it is of a kind that has one and nothing has answered it yet."""
     whole: Any = result
-    if getattr(whole, "answer", None) is not UNANSWERED:
+    if getattr(whole, "answer", None) != UNANSWERED:
         return result
     made: Result = answered(whole)
     return made

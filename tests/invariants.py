@@ -105,7 +105,8 @@ def _answer(diagnosis: Diagnosis) -> Iterator[str]:
         for status, what in ((Status.FAIL, "failure"), (Status.WARN, "warning"))
         if (number := roots.count(status))
     )
-    if found and found not in words:
+    # An answer for purposes names what blocks them.
+    if found and found not in words and not answer.purposes:
         yield f"{found} are listed, and the answer is: {answer.sentence}"
 
 

@@ -116,3 +116,18 @@ def test_it_sees_what_there_was() -> None:
     )
     assert [line for line in was if not found_in(line)] == []
     assert found_in('one.case in names or one.link == "NV18" or label.split()') == []
+
+
+def bare_class_variables(text: str) -> list[int]:
+    """Return the lines of annotations that are ClassVar without a type."""
+    nodes = ast.walk(ast.parse(text))
+    return [
+        node.lineno
+        for node in nodes
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) in ("ClassVar", "typing.ClassVar")
+    ]
+
+
+def test_each_class_variable_has_a_type_without_which_python_3_10_refuses_the_annotation() -> None:
+    assert {path: lines for path, text in sources().items() if (lines := bare_class_variables(text))} == {}
+    assert bare_class_variables("class A:\n    x: ClassVar = 1\n    y: ClassVar[int] = 2\n") == [2]

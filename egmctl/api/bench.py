@@ -163,7 +163,9 @@ class Bench(BenchOptions):
 
     def _plan(self, machine: Machine, settings: Settings, no_ucx: str) -> Plan:
         chosen = self.chosen(machine)
-        nodes = select_numa(self.numa, machine, chosen)
+        # Without NUMA (a kernel without it, gVisor) there is no node's memory to measure; the rest is measured.
+        no_numa = self.numa == "all" and not machine.cpu_nodes
+        nodes = () if no_numa else select_numa(self.numa, machine, chosen)
         pairs = () if self.pair is None else parse_pairs(self.pair, chosen, nodes)
         cases = self.selected_cases
         if self.axis is Axis.SIZE:

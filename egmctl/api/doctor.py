@@ -100,6 +100,19 @@ class Doctor(DoctorOptions):
         )
 
 
+class NodeDoctor(Doctor):
+    """The doctor of a bring-up: all checks, and what blocks a purpose that is named is a fault of the node."""
+
+    @cached_property
+    def checks(self) -> tuple[Check, ...]:
+        """All checks, in the order in which they run."""
+        return select(None, self.check, self.skip)
+
+    def scope(self, machine: Machine) -> Scope:
+        """Return the scope as :meth:`Doctor.scope`, of the whole node."""
+        return replace(super().scope(machine), whole_node=True)
+
+
 def purposes_of(text: str | None) -> tuple[Guard, ...] | None:
     """Return the purposes that ``--for`` names; ``None`` if it is not given.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
+from dataclasses import replace
 
 from egmctl import launch
 from egmctl.errors import NothingToDo
@@ -13,6 +14,7 @@ from egmctl.facts.replay import names as machine_names
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import SECTION_VERSIONS, Machine, TrafficSample
 from egmctl.selectors import select_gpus, select_numa
+from egmctl.topology.access import LOST, obstacle
 from egmctl.topology.links import links_at
 from egmctl.topology.notes import missing
 from egmctl.topology.topology import Topology, topology
@@ -48,13 +50,17 @@ def read_machine(
     return collect(sections, cuda=cuda, pid=pid) if name is None else load(name)
 
 
-def topology_of(machine: Machine, *, gpus: str = "all", numa: str = "all", redacted: bool = False) -> Topology:
+def topology_of(
+    machine: Machine, *, gpus: str = "all", numa: str = "all", strict: bool = False, redacted: bool = False
+) -> Topology:
     """Return how GPUs, NICs and host memory are connected, and which routes are EGM.
 
     Parameters
     ----------
     gpus, numa
         The GPUs and NUMA nodes to include, in the syntax of ``--gpus`` and ``--numa``: ``"0-3"``, ``"all"``.
+    strict
+        Whether what doctor finds to be wrong with the connections makes the answer bad.
     redacted
         Whether names, serial numbers and UUIDs become pseudonyms, for documents that leave the site.
 
@@ -70,7 +76,7 @@ def topology_of(machine: Machine, *, gpus: str = "all", numa: str = "all", redac
     if redacted:
         machine = redact(machine)
         chosen = tuple(machine.gpu(gpu.bus_id) for gpu in chosen)
-    return answered(topology(machine, chosen, nodes))
+    return answered(replace(topology(machine, chosen, nodes), strict=strict))
 
 
 def traffic(gpus: str = "all", interval_s: float = 1.0) -> Generator[TrafficSample, None, None]:
@@ -96,7 +102,9 @@ def traffic(gpus: str = "all", interval_s: float = 1.0) -> Generator[TrafficSamp
     chosen = select_gpus(gpus, node.gpus or ())
     rates = {gpu.bus_id: {hop.link: hop.nominal_gb_s for hop in links_at(node, gpu)} for gpu in chosen}
     known = [{"index": gpu.index, "bus_id": gpu.bus_id, "name": gpu.name} for gpu in chosen]
-    arguments, origin = {"gpus": known, "rates": rates, "interval_s": interval_s}, to_json(node.origin)
+    obstacles = {gpu.bus_id: obstacle(node, gpu) for gpu in chosen}
+    lost = {bus_id: stopped.cause for bus_id, stopped in obstacles.items() if stopped and stopped.block in LOST}
+    arguments, origin = {"gpus": known, "rates": rates, "lost": lost, "interval_s": interval_s}, to_json(node.origin)
     with launch.Child("egmctl.gpu.telemetry:watch", arguments, grace_s=0) as child:
         child.receive(DEADLINE_S)
         while True:

@@ -126,6 +126,10 @@ def _run(arguments: Sequence[str]) -> int:
         discard_stdout()
         return ExitCode.CRASHED
     except Exception as error:
+        if isinstance(error, OSError) and output.hung_up(error):
+            # Nobody is there to be told.
+            discard_stdout()
+            return ExitCode.INTERRUPTED
         return _fail(_Unexpected(error), arguments)
     if code == ExitCode.INTERRUPTED:
         # The parser turns a KeyboardInterrupt into the same code that a command with a partial report returns.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class RunOptions(JournalOptions, JobOptions):
     """The options of ``egmctl bench`` that apply to the whole run: MPI job, journal, verdict and preview."""
 
-    HEADINGS: ClassVar = {"Verdict": "profile no_verdict strict", PREVIEW: "list_cases dry_run"}
+    HEADINGS: ClassVar[dict[str, str]] = {"Verdict": "profile no_verdict strict", PREVIEW: "list_cases dry_run"}
     profile: str | None = option(
         "Judge by this profile instead of the matching one; 'egmctl profile list' names them.", "FILE|NAME"
     )

@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,8 +35,8 @@ _PROGRAM = "egmctl.program"
 WhatArgument = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[CALL] [ERROR] | FILE | - | -- PROGRAM [ARG]..",
-        help="A function and an error, by names or numbers; a file, or - for standard input; after --, a program.",
+        metavar="[CALL] [ERROR] | MESSAGE | FILE | - | -- PROGRAM [ARG]..",
+        help="A function and an error; a message; a file, or - for standard input; after --, a program.",
     ),
 ]
 PidOption = Annotated[
@@ -62,7 +62,7 @@ def explain(
     machine: MachineOption = None,
     pid: PidOption = 0,
 ) -> int:
-    """Say what an error of CUDA or NVML means, its causes, and which of them holds on this node.
+    """Say what an error or a message means, its causes, and which of them holds on this node.
 
     Examples: egmctl explain cuMemCreate 800; egmctl explain app.log; egmctl explain -- ./app
     """
@@ -74,40 +74,85 @@ def explain(
             raise UsageError("explain -- runs a program on this node: leave out what else is to be explained")
         return _run(program, outputs)
 
-    from egmctl.doctor.explain import failures_of
-    from egmctl.model.explanation import ErrorLog
-
-    call, error, file = _asked(words)
-    log = _read(file) if file else ErrorLog(failures=failures_of(call, error))
-    # A call or an error alone is answered with a list, which no node decides.
-    result = _explained(log, machine, pid, quiet=output.quiet, checks=bool(file or (call and error)))
+    log, checks = _asked(words)
+    result = _explained(log, machine, pid, quiet=output.quiet, checks=checks)
     outputs.show(result(False), lambda: result(True))
     return result(False).exit_code
 
 
-def _asked(words: Sequence[str]) -> tuple[str | None, str | None, str | None]:
-    """Return the call, the error and the file that the arguments name, in any order."""
+def _asked(words: Sequence[str]) -> tuple[ErrorLog, bool]:
+    """Return the failures that the arguments name, and whether the node's checks are to be asked.
+
+    The arguments are a call, an error or both, in any order; a file; or words that were pasted. A call alone is
+    answered with its errors, between which no node decides.
+    """
+    from egmctl.doctor.explain import failures_of
+    from egmctl.model.explanation import ErrorLog
+
     calls = [word for word in words if _CALL.fullmatch(word)]
     errors = [word for word in words if _ERROR.fullmatch(word)]
     files = [word for word in words if word == "-" or (word not in calls + errors and os.path.exists(word))]
-    if wrong := [word for word in words if word not in calls + errors + files]:
+    others = [word for word in words if word not in calls + errors + files]
+    if others and not files and (pasted := _pasted(" ".join(words))).failures:
+        return pasted, True
+    if others:
         raise UsageError(
-            f"explain {printable(wrong[0][:100])!r}: that is no function (cuMemCreate, cudaMalloc, nvmlInit), no error "
-            "(CUDA_ERROR_NOT_PERMITTED, cudaErrorNotPermitted, 800) and no file"
+            f"explain {printable(others[0][:100])!r}: not a known function (cuMemCreate, cudaMalloc, nvmlInit), error "
+            "(CUDA_ERROR_NOT_PERMITTED, 800, Xid 79), message or file"
         )
     if not words or len(words) > 2 or max(len(calls), len(errors)) > 1 or (files and len(words) > 1):
-        raise UsageError("explain: give a function, an error or both; or one file; or, after --, a program to run")
-    return next(iter(calls), None), next(iter(errors), None), next(iter(files), None)
+        raise UsageError(
+            "explain: give a function, an error or both; or one file; or a message; or, after --, a program to run"
+        )
+    if not files:
+        call, error = next(iter(calls), None), next(iter(errors), None)
+        return ErrorLog(failures=failures_of(call, error)), error is not None
+    return _read(files[0]), True
+
+
+def _pasted(text: str) -> ErrorLog:
+    """Return the failures in words that were given as arguments."""
+    from egmctl.facts.error_log import read_failures
+
+    log = read_failures(io.BytesIO(text.encode("utf-8", "replace")))
+    return replace(log, failures=tuple(replace(each, line_number=None) for each in log.failures))
 
 
 def _read(file: str) -> ErrorLog:
+    """Return the failures in a file or standard input; of a single line, what its words name as arguments."""
+    from egmctl.doctor.explain import failures_of
     from egmctl.facts.error_log import read_failures
+    from egmctl.files import read_part
 
+    class Reader(io.RawIOBase):
+        """Reads a file, and waits for the writer of a FIFO."""
+
+        def __init__(self, descriptor: int) -> None:
+            self.descriptor = descriptor
+            self.first = b""
+
+        def read1(self, size: int) -> bytes:
+            part = read_part(self.descriptor, size, is_first=not self.first)
+            self.first = self.first or part[:1000]
+            return part
+
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     try:
-        with open(0 if file == "-" else file, "rb", closefd=file != "-") as stream:
-            return read_failures(stream)
+        descriptor = os.dup(0) if file == "-" else os.open(file, flags)
+        try:
+            reader = Reader(descriptor)
+            log = read_failures(reader)  # type: ignore[arg-type]
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise UsageError(f"explain: {printable(file)} cannot be read: {error.strerror}") from error
+    words = reader.first.decode("utf-8", "replace").split() if not log.failures and log.lines == 1 else []
+    calls = [word for word in words if _CALL.fullmatch(word)]
+    errors = [word for word in words if _ERROR.fullmatch(word)]
+    if words and len(words) == len(calls) + len(errors) <= 2 and max(len(calls), len(errors)) == 1:
+        with contextlib.suppress(UsageError):
+            return replace(log, failures=failures_of(next(iter(calls), None), next(iter(errors), None)))
+    return log
 
 
 def _explained(
@@ -122,34 +167,96 @@ def _explained(
 
 
 def _run(program: Sequence[str], outputs: Outputs) -> int:
-    """Run a program, then say on standard error why CUDA's calls failed; end as the program ended."""
-    import tempfile
-
+    """Run a program, then say on standard error why its calls failed; end as the program ended."""
     from egmctl.launch.program import run_through
+    from egmctl.launch.standard_error import StandardError
     from egmctl.mpi.world import launched
 
     if outputs.files or outputs.targets[0].format is not Format.TEXT:
         raise UsageError("explain -- writes text on standard error only: leave out -o and --json")
     chosen = os.environ.get(LOG_FILE)
-    with tempfile.TemporaryDirectory(prefix="egmctl-explain-") as folder:
-        file = Path(chosen or tempfile.mkstemp(dir=folder)[1])
+    with _folder() as folder:
+        file = Path(chosen) if chosen else folder / "cuda.log"
+        if not chosen:
+            file.touch(mode=0o600)
         before = file.stat().st_size if file.is_file() else 0
+        (output := folder / "output").mkdir(mode=0o700)
+        errors = StandardError(output)
         try:
-            code = run_through(program, {**os.environ, LOG_FILE: str(file)})
+            with errors.resized():
+                code = run_through(program, {**os.environ, LOG_FILE: str(file)}, errors.descriptor)
         except OSError as error:
             raise UsageError(f"explain -- {printable(program[0])} cannot be run: {error.strerror}") from error
+        finally:
+            is_open = errors.finish()
         log = _logged(file, before)
+        # A program that succeeds may print what it likes, and a child may go on for hours.
+        printed = _printed(errors.parts()) if code else None
     who = f"{printable(program[0])}{f' (rank {launch.rank})' if (launch := launched(os.environ)) else ''}"
     ended = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+    if code and is_open:
+        say(f"a process that {who} started still runs; what it prints from now on is passed on, and not explained")
     if log is not None and log.failures:
         say(f"{who} {ended}; CUDA's log says what failed")
-        result = _explained(log, quiet=outputs.options.quiet)
-        # A program that succeeds has dealt with the failure, or has only tried.
-        sys.stderr.write(f"{replace(outputs.targets[0], brief=code == 0).draw(result(False))}\n")
+        _answer(log, outputs, is_brief=code == 0)
+    elif printed is not None and printed.failures:
+        say(f"{who} {ended}; CUDA logged no failed call, its standard error says what failed")
+        _answer(printed, outputs, is_brief=False)
     elif code:
         nothing = "CUDA logged no failed call (drivers before 575, CUDA 12.9, log none)"
-        say(f"{who} {ended}; {f'{LOG_FILE}={printable(str(file))} cannot be read' if log is None else nothing}")
+        said = "and its standard error has no known error"
+        unread = f"{LOG_FILE}={printable(str(file))} cannot be read"
+        say(f"{who} {ended}; {unread if log is None else nothing}, {said}")
     return code if code >= 0 else _die(-code)
+
+
+def _answer(log: ErrorLog, outputs: Outputs, *, is_brief: bool) -> None:
+    """Write the answer to standard error; a program that succeeds has dealt with the failure, or has only tried."""
+    result = _explained(log, quiet=outputs.options.quiet)
+    sys.stderr.write(f"{replace(outputs.targets[0], brief=is_brief).draw(result(False))}\n")
+
+
+_FOLDERS = "egmctl-explain-"
+"""With what the names of folders for logs begin."""
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """Make a private folder, and remove it and those that killed commands have left.
+
+    Its owner holds a lock on it, which the kernel releases however the owner ends, in whichever container it runs.
+    """
+    import fcntl
+    import shutil
+    import tempfile
+
+    for left in Path(tempfile.gettempdir()).glob(f"{_FOLDERS}*"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if os.fstat(descriptor).st_uid == os.geteuid():
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+    folder = Path(tempfile.mkdtemp(prefix=_FOLDERS))
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield folder
+    finally:
+        os.close(descriptor)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _printed(files: Sequence[Path]) -> ErrorLog | None:
+    """Return the failures in the kept parts of a program's standard error, ``None`` if they cannot be read."""
+    from egmctl.facts.error_log import read_failures
+
+    try:
+        return read_failures(io.BytesIO(b"".join(file.read_bytes() for file in files)))
+    except OSError:
+        return None
 
 
 def _logged(file: Path, before: int) -> ErrorLog | None:

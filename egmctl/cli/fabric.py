@@ -44,7 +44,7 @@ class Mpi(StrEnum):
 class MpiOptions:
     """The option that decides whether the command joins an MPI job."""
 
-    HEADINGS: ClassVar = {"MPI jobs": "mpi sample ranks"}
+    HEADINGS: ClassVar[dict[str, str]] = {"MPI jobs": "mpi sample ranks"}
     mpi: Mpi = option(
         "auto: join the MPI job if mpirun or srun started this process; off: run alone.", default=Mpi.AUTO
     )

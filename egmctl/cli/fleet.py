@@ -42,7 +42,9 @@ RemoteArgument = Annotated[
 class FleetOptions:
     """The nodes, how the command is started on them, and the folder of the results."""
 
-    HEADINGS: ClassVar = {"Launching": "launcher_options fanout connect_timeout remote_command any_version"}
+    HEADINGS: ClassVar[dict[str, str]] = {
+        "Launching": "launcher_options fanout connect_timeout remote_command any_version"
+    }
     nodes: Sequence[str] = option(
         "Nodes in ClusterShell syntax: node[01-72], @gpu; can be given several times.",
         "NODESET",

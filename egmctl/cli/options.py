@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from egmctl.api.options import OUTPUT, PREVIEW
+from egmctl.cli import complete
 from egmctl.cli.output import OutputOptions, say
 from egmctl.compat import StrEnum
 from egmctl.errors import EgmctlError, ExitCode, UsageError
@@ -27,6 +28,7 @@ MachineOption = Annotated[
         metavar="FILE|NAME",
         help="A recorded or shipped machine instead of this node; 'list' names the shipped ones.",
         rich_help_panel=PREVIEW,
+        autocompletion=complete.machines,
     ),
 ]
 
@@ -149,6 +151,8 @@ def _option(each: Field[Any], formats: Sequence[Format], note: str, heading: str
         f"{suffix}{' (JUnit)' * (format is Format.JUNIT)}" for suffix, format in SUFFIXES.items() if format in formats
     ]
     more["help"] = more["help"].format(formats=", ".join(formats), suffixes=", ".join(suffixes), note=note)
+    if each.name in complete.VALUES and each.type != "bool":
+        more["autocompletion"] = complete.VALUES[each.name]
     if each.name == "format":
         more["autocompletion"] = lambda incomplete: [word.value for word in formats if word.startswith(incomplete)]
     return typer.Option(*names, rich_help_panel=heading, **more)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import shutil
@@ -36,7 +37,7 @@ class Color(StrEnum):
 class OutputOptions:
     """The destinations, format and detail of a result, and the amount of messages."""
 
-    HEADINGS: ClassVar = {OUTPUT: "csv format force quiet color"}
+    HEADINGS: ClassVar[dict[str, str]] = {OUTPUT: "csv format force quiet color"}
     json: bool = option("Write JSON, also on failure.", default=False)
     csv: bool = option("Write CSV, one fact per row.", default=False)
     format: str | None = option("Output format: {formats}{note}.", "FORMAT")
@@ -156,7 +157,7 @@ def emit(content: Text | str, file: Path | None = None, *, force: bool = False, 
     """Write a command's result to a file or to standard output, and return whether a reader may still be there.
 
     If the file cannot be written, the result goes to another file or to standard output. It is no error if the reader
-    of standard output exits early (``| head``).
+    of standard output exits early (``| head``), or its terminal is closed.
 
     Parameters
     ----------
@@ -203,9 +204,26 @@ def emit(content: Text | str, file: Path | None = None, *, force: bool = False, 
         discard_stdout()
         return False
     except OSError as error:
+        gone = hung_up(error)
         discard_stdout()
+        if gone:
+            return False
         raise EgmctlError(f"cannot write the result to standard output: {error.strerror}") from error
     return True
+
+
+def hung_up(error: OSError) -> bool:
+    """Return whether a write failed because the terminal of standard output or standard error was closed.
+
+    The kernel then answers EIO (tty_write in drivers/tty/tty_io.c), and no longer says that it is a terminal.
+    """
+    if error.errno != errno.EIO or error.filename is not None:
+        return False
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            if stat.S_ISCHR(os.fstat(stream.fileno()).st_mode):
+                return True
+    return False
 
 
 _IN_ASCII = str.maketrans("╭╮╰╯╔╗╚╝├┤┬┴╥╩─═│║▕╳█▉▊▋▌▍▎▏·■▲✕□", "++++++++++++++-=|H|X########.#^Xo")  # noqa: RUF001
@@ -259,6 +277,21 @@ def colored(stream: TextIO, color: Color) -> bool:
 def is_terminal(stream: TextIO) -> bool:
     """Return whether ``stream`` is the user's terminal."""
     return not relayed and stream.isatty()
+
+
+def terminal_is_closed(stream: TextIO | None) -> bool:
+    """Return whether ``stream`` is a terminal whose window or connection is gone.
+
+    The kernel then answers EIO to each write and to each question about the terminal, so that it no longer is one.
+    """
+    if stream is None:
+        return False
+    try:
+        os.get_terminal_size(stream.fileno())
+    except OSError as error:
+        # ENOTTY of anything else than a terminal.
+        return error.errno == errno.EIO
+    return False
 
 
 def settle_stdout() -> None:
@@ -371,25 +404,54 @@ class Outputs:
         def draw(target: Target) -> Text | str:
             return target.draw(redacted() if redacted is not None and target.leaves_the_node else result)
 
-        self.write(draw, answers=answers)
+        def kept() -> Text | str:
+            return draw(Target(format=Format.JSON, file=None))
 
-    def write(self, draw: Callable[[Target], Text | str], *, answers: bool = True) -> None:
+        self.write(draw, answers=answers, kept=kept)
+
+    def write(
+        self,
+        draw: Callable[[Target], Text | str],
+        *,
+        answers: bool = True,
+        kept: Callable[[], Text | str] | None = None,
+    ) -> None:
         """Write what ``draw`` returns for each destination; a failure at one does not affect the others.
+
+        JSON needs no view, so it is on disk before any view is made.
 
         Parameters
         ----------
         answers
             Whether to print the short answer and the file names if all destinations are files; not with ``--quiet``.
+        kept
+            A function that returns the result as JSON, which is kept if a view fails and no JSON is written.
 
         Raises
         ------
         EgmctlError
-            The first error of :func:`emit`, after all other destinations are written.
+            The first error of :func:`emit` or of a view, after all other destinations are written.
         """
         failed: list[EgmctlError] = []
-        for target in self.targets:
+        written = False
+        for target in sorted(self.targets, key=lambda target: target.format is not Format.JSON):
             try:
-                emit(draw(target), target.file, force=self.options.force, color=self.options.color)
+                content = draw(target)
+            except EgmctlError as error:
+                failed.append(error)
+                continue
+            except Exception as error:
+                if kept is None:
+                    raise
+                where = "" if written else self._kept(kept)
+                written = True
+                name = printable(target.file or "standard output")
+                sentence = f"{name} lacks the result as {target.format}, whose view failed: {error!r}{where}"
+                failed.append(EgmctlError(sentence))
+                continue
+            try:
+                emit(content, target.file, force=self.options.force, color=self.options.color)
+                written = written or target.format is Format.JSON
             except EgmctlError as error:
                 failed.append(error)
         if failed:
@@ -402,3 +464,12 @@ class Outputs:
             answer.rstrip()
             answer.append(f"\nwritten: {', '.join(map(printable, self.files))}\n", "dim")
             emit(answer, color=self.options.color)
+
+    def _kept(self, content: Callable[[], Text | str]) -> str:
+        """Keep a result that no view can show as JSON beside the first file; return words on where it is."""
+        file = self.files[0].with_suffix(".json") if self.files else Path("result.json")
+        try:
+            return f"; the result is {_rescued(str(content()), file)}"
+        except ValueError:
+            # A number that JSON cannot represent.
+            return "; 'egmctl history' shows where the run is kept"

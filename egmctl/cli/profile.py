@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from egmctl.cli import complete
 from egmctl.cli.options import NO_LEVELS, ForceOption, MachineOption, read_machine, takes_options
 from egmctl.cli.output import OutputOptions, Outputs, check_output, emit, file_of, say
 from egmctl.errors import ExitCode, UsageError
@@ -24,7 +25,12 @@ SECTIONS = ("host", "gpus", "pairs", "driver", "process")
 
 app = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A profile's name, or its file NAME.toml.")]
+NameArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME|FILE", help="A profile's name, or its file NAME.toml.", autocompletion=complete.profiles
+    ),
+]
 RunsArgument = Annotated[list[Path], typer.Argument(metavar="RUN.json...", help="JSON results of egmctl bench.")]
 TomlOption = Annotated[
     Path | None,

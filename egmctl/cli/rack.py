@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from functools import partial
 
 from egmctl.api.bench import Bench, judge_run
-from egmctl.api.options import NodeOptions
+from egmctl.api.options import BringupOptions
 from egmctl.bench.fabric_run import GATHER_S, INTERRUPTED_S, Asked, measure_job
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.cost import plan_seconds
@@ -53,7 +53,7 @@ NODE_S = 600.0
 """The timeout of a node's bring-up; four H200 take 13 s, and each hanging step a minute."""
 
 
-def bring_up(world: World, node: Callable[[], Bringup], options: NodeOptions, outputs: Outputs) -> ExitCode:
+def bring_up(world: World, node: Callable[[], Bringup], options: BringupOptions, outputs: Outputs) -> ExitCode:
     """Bring up the nodes of a job and the fabric between them, write the answer on rank 0, and return the exit code.
 
     Parameters
@@ -122,11 +122,12 @@ def _answer_of(host: str, node: Callable[[], Bringup]) -> tuple[NodeResult, str]
     return NodeResult(node=host, reach=reach, state=own.state, word=own.word, sentence=own.sentence), packed
 
 
-def _asked(nodes: tuple[str, ...], options: NodeOptions) -> AskedNodes:
-    given = {name: value for name, value in vars(options).items() if value is not None}
+def _asked(nodes: tuple[str, ...], options: BringupOptions) -> AskedNodes:
+    words = {"gpus": "--gpus", "numa": "--numa", "expect": "--expect", "purposes": "--for"}
+    given = {words[name]: value for name, value in vars(options).items() if value is not None}
     return AskedNodes(
         command=Command.BRINGUP,
-        arguments=tuple(word for name, value in given.items() for word in (f"--{name}", value)),
+        arguments=tuple(word for name, value in given.items() for word in (name, value)),
         nodes=nodes,
         remote_command="egmctl",
         version="",
@@ -137,7 +138,7 @@ def _asked(nodes: tuple[str, ...], options: NodeOptions) -> AskedNodes:
 # --- the fabric ------------------------------------------------------------------------------------------------------
 
 
-def _fabric(world: World, options: NodeOptions, outputs: Outputs) -> Fabric:
+def _fabric(world: World, options: BringupOptions, outputs: Outputs) -> Fabric:
     """Measure between all ranks; return the outcome on rank 0."""
     bench = Bench(suites=(FABRIC,), cases=CASES, gpus=options.gpus)
     sample = max(1, min(SAMPLE, SAMPLED // world.size)) if world.size > SAMPLE + 1 else None

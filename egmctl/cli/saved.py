@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class JournalOptions:
     """Whether and where the journal of a run is kept."""
 
-    HEADINGS: ClassVar = {"Journal": "journal no_journal"}
+    HEADINGS: ClassVar[dict[str, str]] = {"Journal": "journal no_journal"}
     journal: Path | None = option("Where to keep the run's journal. Default: ~/.local/state/egmctl/journal.", "DIR")
     no_journal: bool = option("Keep no journal; a killed run then loses its results.", default=False)
 
@@ -67,7 +67,8 @@ def end_journal(journal: Journal, exit_code: int, *, quiet: bool) -> None:
     """Record in a run's journal that its result is written; if the journal ended early, report the reason."""
     journal.end(exit_code)
     if journal.failure and not quiet:
-        say(f"the run's journal ends early: {journal.failure}")
+        what = "the run has no journal" if journal.path is None else "the run's journal ends early"
+        say(f"{what}: {journal.failure}")
 
 
 @takes_options(HISTORY.formats, without=NO_LEVELS)
@@ -149,8 +150,9 @@ def show(
             raise UsageError(f"file {file} cannot be shown: its parts do not fit together ({error})") from error
 
     outputs.write(draw, answers=result is not None)
-    if saved.missing and not output.quiet:
-        say(f"{file}: {saved.missing}")
+    if not output.quiet:
+        for sentence in filter(None, (saved.newer, saved.missing)):
+            say(f"{file}: {sentence}")
     return ExitCode.CRASHED if saved.damaged else ExitCode.OK
 
 
@@ -206,8 +208,9 @@ def compare(files: FilesArgument, output: OutputOptions, tolerance: ToleranceOpt
         require_clustershell("comparing more than two files")
     saved = load_all(_with_last(files))
     for loaded in saved:
-        if loaded.missing and not output.quiet:
-            say(f"{loaded.path}: {loaded.missing}")
+        for sentence in filter(None, (loaded.newer, loaded.missing)):
+            if not output.quiet:
+                say(f"{loaded.path}: {sentence}")
     spread = spread_of(saved, (lambda _: None) if output.quiet else say)
     compared = comparison.compare(saved, tolerance=tolerance / 100, spread=spread)
     outputs.show(compared)

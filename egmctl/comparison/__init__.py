@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 from egmctl.comparison import facts, paths
 from egmctl.comparison.paths import TOLERANCE, GpuNames, SpreadOf, affected, default_spread, points, touched
+from egmctl.comparison.worth import outcome_of
 from egmctl.errors import UsageError
 from egmctl.model.answer import Cause
 from egmctl.model.bringup import Bringup
 from egmctl.model.comparison import ComparedNode, Comparison, ComparisonCause, Outcome, PathDifference
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import Finding, PlaceKind, Status
+from egmctl.model.finding import Finding, PlaceKind, Status, WaiverKind
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport, Settings
 from egmctl.model.record import Command
@@ -118,8 +119,9 @@ def _machines(comparison: Comparison, names: Sequence[str], machines: Sequence[M
     """Add the differences between the machines; for snapshots and topologies these are the result itself."""
     gpus = GpuNames([_indices((machine,)) for machine in machines])
     sections = facts.sections_of(machines)
-    files = [facts.statements(machine, sections, gpus, file) for file, machine in enumerate(machines)]
-    different = facts.differences(names, files, gpus, facts.outcome_of, of_nodes=comparison.of_nodes)
+    # As they are made, so that those of a thousand equal nodes are never in memory together.
+    files = facts.shared(facts.statements(machine, sections, gpus, file) for file, machine in enumerate(machines))
+    different = facts.differences(names, files, gpus, outcome_of, of_nodes=comparison.of_nodes)
     notes = () if comparison.of_nodes else _swapped(*machines)
     if comparison.kind in (Command.BENCH, Command.BRINGUP, Command.DOCTOR):
         return replace(comparison, machines=different, notes=(*comparison.notes, *notes))
@@ -148,12 +150,12 @@ def _kind(saved: Sequence[Saved]) -> Command:
 def _node(saved: Saved) -> ComparedNode:
     recorded_at = saved.origin.recorded_at if saved.origin is not None else ""
     busy: set[str] = set()
-    problem = saved.failure
-    if isinstance(saved.result, RunReport):
-        recorded_at = saved.result.started_at
-        evidence = [gpu for m in saved.result.measurements if m.evidence for gpu in m.evidence.gpus]
-        busy = {gpu.label for gpu in evidence if gpu.other_processes}
-        problem = "interrupted, a partial report" if saved.result.interrupted else ""
+    problem, run = saved.failure, saved.result.run if isinstance(saved.result, Bringup) else saved.result
+    if isinstance(run, RunReport):
+        recorded_at = run.started_at
+        evidence = [gpu for m in run.measurements if m.evidence for gpu in m.evidence.gpus]
+        busy = {gpu.label for gpu in evidence if gpu.other_processes} | _not_measured(run)
+        problem = "interrupted, a partial report" if run.interrupted else ""
     return ComparedNode(
         name=saved.name,
         tool=saved.tool,
@@ -161,8 +163,17 @@ def _node(saved: Saved) -> ComparedNode:
         modelled=saved.modelled,
         fake=saved.fake,
         busy=tuple(sorted(busy, key=natural)),
+        interrupted=isinstance(run, RunReport) and run.interrupted,
         problem=problem,
     )
+
+
+def _not_measured(run: RunReport) -> set[str]:
+    """Return the GPUs that were not measured because other processes used them."""
+    labels = {gpu.bus_id: gpu.label for gpu in run.gpus}
+    waivers = (waiver for m in run.measurements for waiver in m.waivers)
+    busy = (bus_id for waiver in waivers if waiver.kind is WaiverKind.GPU_BUSY for bus_id in waiver.gpus)
+    return {labels.get(bus_id, bus_id) for bus_id in busy}
 
 
 def _matched(gpus: GpuNames) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from egmctl.doctor.kernel_faults import C2C_XIDS, Blame
 from egmctl.model.finding import TOLD, Finding, PlaceKind, Status, WaiverKind
 from egmctl.model.kernel_log import DriverMessage as M
 from egmctl.model.machine import Machine
-from egmctl.topology.access import Block
+from egmctl.topology.access import LOST, Block
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +205,7 @@ ON_FINDINGS: tuple[Rule, ...] = (
     Rule(("gpu.mig",), ("dev.count-consistency",), when.are_lost(Block.NOT_SEEN_BY_CUDA)),
     Rule(("gpu.compute-mode",), ("dev.count-consistency",), when.are_lost(Block.NOT_SEEN_BY_CUDA, status=Status.FAIL)),
     # The driver gave up the GPU and logged the reason.
-    Rule(
-        ("kernel.xid",), ("dev.count-consistency",), when.are_lost(Block.GPU_LOST, Block.NOT_LISTED, status=Status.FAIL)
-    ),
+    Rule(("kernel.xid",), ("dev.count-consistency",), when.are_lost(*LOST, Block.NOT_LISTED, status=Status.FAIL)),
     Rule(("dev.fell-off-bus",), ("kernel.xid",), when.xids(79)),
     Rule(("dev.fell-off-bus",), ("kernel.aer",), when.same_gpus),
     # The driver logs the errors that it counts.

@@ -2,45 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from egmctl.doctor.kernel_faults import catalogue, meaning
+from egmctl.driver.messages import messages
 from egmctl.driver.signatures import nearest_function, signatures
 from egmctl.errors import UsageError
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.explanation import CauseState, ErrorLog, Explanation, Explanations, Failure, KnownCause, Library
-from egmctl.model.finding import Finding, Status
+from egmctl.model.explanation import (
+    DECIDED,
+    CauseState,
+    ErrorLog,
+    Explanation,
+    Explanations,
+    Failure,
+    KnownCause,
+    Library,
+    Severity,
+)
+from egmctl.model.finding import Status
 from egmctl.model.kernel_log import EventKind, KernelEvent
-from egmctl.units import did_you_mean, printable
+from egmctl.units import did_you_mean, grouped, printable
 
 XID_SOURCE = "https://docs.nvidia.com/deploy/xid-errors/"
 
 
 def checks_of(failures: Iterable[Failure]) -> tuple[str, ...]:
     """Return the ids of the checks that decide between the known causes of these failures; each once."""
-    return tuple(dict.fromkeys(check for each in failures for cause in _known(each)[0] for check in cause.checks))
+    return tuple(dict.fromkeys(check for each in failures for cause in _known(each).causes for check in cause.checks))
 
 
 def explained(log: ErrorLog, diagnosis: Diagnosis | None) -> Explanations:
-    """Return what is known of failures.
+    """Return what is known of failures, the gravest first.
 
     Parameters
     ----------
     diagnosis
         The findings of the checks of :func:`checks_of`; ``None`` if none were run: then no cause is excluded.
     """
-    findings = () if diagnosis is None else diagnosis.findings
+    # A text may come from anywhere: a node without a GPU says nothing about it.
+    is_elsewhere = diagnosis is not None and log.lines is not None and not diagnosis.machine.gpus
+    judge = None if is_elsewhere else diagnosis
+    explanations = [_explained(failure, judge) for failure in log.failures]
     return Explanations(
-        checked=None if diagnosis is None else diagnosis.machine.origin,
-        explanations=tuple(_explained(failure, findings) for failure in log.failures),
+        checked=None if judge is None else judge.machine.origin,
+        explanations=tuple(sorted(explanations, key=lambda each: each.severity.rank)),
         lines=log.lines,
         left_out=log.left_out,
+        interrupted=log.interrupted,
     )
 
 
 def failures_of(call: str | None, error: str | int | None) -> tuple[Failure, ...]:
-    """Return the failure of a call with an error; of one alone, every failure of it that is known.
+    """Return the failure of a call with an error, or of an error alone; of a call alone, each failure that is known.
 
     Parameters
     ----------
@@ -67,59 +82,104 @@ def failures_of(call: str | None, error: str | int | None) -> tuple[Failure, ...
             raise UsageError("; ".join(filter(None, (f"there is no error {error} of {library.upper()}", hint))))
     if call is not None and number is not None:
         return (Failure(library=library, number=number, call=call),)
-    same = [each for each in known.errors.values() if (each.library, each.number) == (library, number)]
-    entries = known.of_call(call) if call else same
+    entries = known.of_call(call) if call else []
     listed = tuple(Failure(library=each.library, number=each.number, call=each.call) for each in entries)
     return listed or (Failure(library=library, number=number, call=call),)
 
 
-def _known(failure: Failure) -> tuple[tuple[KnownCause, ...], tuple[str, ...]]:
-    """Return the known causes of a failure, the most likely first, and their sources."""
+def _known(failure: Failure) -> Explanation:
+    """Return what is known of a failure anywhere: its causes, the most likely first, none of them decided by checks."""
     if failure.library is Library.XID:
-        xid = meaning(KernelEvent(kind=EventKind.XID, time_s=0, number=failure.number))
-        words, remedy = f"{xid.name} ({xid.blame.value})", catalogue().remedies[xid.action].text
-        return (KnownCause(words, remedy, "the kernel log around it", checks=("kernel.xid",)),), (XID_SOURCE,)
+        return _of_xid(failure)
+    if failure.library is Library.MESSAGE:
+        return _of_message(failure)
     if failure.number is None:
         entries = signatures().of_call(failure.call or "")
     else:
         entries = signatures().find(failure.library, failure.call, failure.number)
-    causes = dict.fromkeys(cause for each in entries for cause in each.causes)
-    return tuple(causes), tuple(dict.fromkeys(source for each in entries for source in each.sources))
-
-
-def _explained(failure: Failure, findings: Sequence[Finding]) -> Explanation:
-    causes, sources = _known(failure)
-    judged = [_judged(failure, cause, findings) for cause in causes]
-    # The driver's log states some causes in words; without words, those are less likely.
-    left = [cause for cause in judged if cause.state is CauseState.UNKNOWN and not (cause.log and failure.log == "")]
-    if len(judged) > len(left) == 1 and all(cause.state is not CauseState.HOLDS for cause in judged):
-        judged[judged.index(left[0])] = replace(left[0], state=CauseState.LIKELY)
-    judged.sort(key=lambda cause: (not _stated(failure, cause), list(CauseState).index(cause.state)))
+    causes = tuple(dict.fromkeys(cause for each in entries for cause in each.causes))
+    vague = failure.call is None and any(entry.vague for entry in entries)
+    if vague:
+        causes = (*_by_function(failure), *causes)
     error = signatures().names.get((failure.library, failure.number or 0))
     return Explanation(
         failure=failure,
-        name=error.name if error else f"Xid {failure.number}" if failure.library is Library.XID else "",
+        name=error.name if error else "",
+        severity=Severity.ERROR if failure.call is None else Severity.CALL,
         runtime_name=error.runtime_name if error else "",
         meaning=error.words if error else "",
-        causes=tuple(judged),
-        sources=sources,
+        causes=causes,
+        vague=vague,
+        sources=tuple(dict.fromkeys(source for each in entries for source in each.sources)),
     )
 
 
-def _judged(failure: Failure, cause: KnownCause, findings: Sequence[Finding]) -> KnownCause:
+def _by_function(failure: Failure) -> Iterator[KnownCause]:
+    """Yield the causes of an error from each function that is known to return it."""
+    entries = signatures().errors.values()
+    same = [entry for entry in entries if (entry.library, entry.number) == (failure.library, failure.number)]
+    for cause, calls in grouped((cause, entry.call) for entry in same if entry.call for cause in entry.causes).items():
+        yield replace(cause, calls=tuple(call for call in calls if call))
+
+
+def _of_xid(failure: Failure) -> Explanation:
+    xid = meaning(KernelEvent(kind=EventKind.XID, time_s=0, number=failure.number))
+    remedy = catalogue().remedies[xid.action]
+    cause = KnownCause(f"{xid.name} ({xid.blame.value})", remedy.text, state=CauseState.STATED)
+    severities = {Status.FAIL: Severity.HARDWARE, Status.WARN: Severity.SYSTEM}
+    return Explanation(
+        failure=failure,
+        name=f"Xid {failure.number}",
+        severity=severities.get(xid.status, Severity.FAULT),
+        causes=(cause,),
+        sources=(XID_SOURCE,),
+    )
+
+
+def _of_message(failure: Failure) -> Explanation:
+    message = messages().entries[failure.message]
+    first, *others = message.causes
+    stated = replace(first, state=CauseState.STATED) if message.states else first
+    return Explanation(
+        failure=failure,
+        name=message.program,
+        severity=message.severity,
+        meaning=message.means,
+        causes=(stated, *others),
+        sources=(message.source,),
+    )
+
+
+def _explained(failure: Failure, diagnosis: Diagnosis | None) -> Explanation:
+    known = _known(failure)
+    judged = [_judged(failure, cause, diagnosis) for cause in known.causes]
+    # The driver's log states some causes in words; without words, those are less likely.
+    left = [cause for cause in judged if cause.state is CauseState.UNKNOWN and not (cause.log and failure.log == "")]
+    if len(judged) > len(left) == 1 and not any(cause.state in DECIDED for cause in judged) and not known.vague:
+        judged[judged.index(left[0])] = replace(left[0], state=CauseState.LIKELY)
+    judged.sort(key=lambda cause: list(CauseState).index(cause.state))
+    return replace(known, causes=tuple(judged))
+
+
+def _judged(failure: Failure, cause: KnownCause, diagnosis: Diagnosis | None) -> KnownCause:
+    """Return a cause with its state on the machine of a diagnosis, and the findings that decide it or lack data."""
+    findings = () if diagnosis is None else diagnosis.findings
     own = [finding for check in cause.checks for finding in findings if finding.check == check]
     wrong = [finding for finding in own if finding.status in (Status.FAIL, Status.WARN)]
     # What explains the others comes first: its remedy is the one that helps.
     wrong.sort(key=lambda finding: bool(finding.explained_by))
-    unsure = [finding for finding in own if finding.status is Status.UNKNOWN]
+    if cause.state is CauseState.STATED or (cause.log and cause.log in (failure.log or "")):
+        return replace(cause, state=CauseState.STATED, findings=tuple(wrong))
+    if wrong:
+        return replace(cause, state=CauseState.HOLDS, findings=tuple(wrong))
     # A check that does not apply says nothing, and a note may be the cause: a deliberate configuration.
     passes = bool(own) and all(finding.status is Status.PASS for finding in own)
-    state = CauseState.EXCLUDED if passes and cause.decides else CauseState.UNKNOWN
-    if wrong or _stated(failure, cause):
-        state = CauseState.HOLDS
-    return replace(cause, state=state, findings=tuple(wrong if state is CauseState.HOLDS else unsure))
+    is_excluded = passes and cause.decides and not (cause.holds_in == "container" and not _in_container(diagnosis))
+    unsure = tuple(finding for finding in own if finding.status is Status.UNKNOWN)
+    return replace(cause, state=CauseState.EXCLUDED if is_excluded else CauseState.UNKNOWN, findings=unsure)
 
 
-def _stated(failure: Failure, cause: KnownCause) -> bool:
-    """Return whether CUDA's own log names the cause."""
-    return bool(cause.log) and cause.log in (failure.log or "")
+def _in_container(diagnosis: Diagnosis | None) -> bool:
+    """Return whether the process that was checked is in a container."""
+    process = None if diagnosis is None else diagnosis.machine.process
+    return process is not None and bool(process.container_signs)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from egmctl.compat import StrEnum
 from egmctl.data import read_toml
-from egmctl.doctor.findings import as_root, todo
+from egmctl.doctor.findings import as_root
 from egmctl.doctor.situation import group_by
-from egmctl.model.finding import NODE, Place, Remedy, Status, on_gpus
+from egmctl.model.finding import NODE, Place, Status, on_gpus
 from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent
 from egmctl.model.machine import Machine
+from egmctl.model.remedy import ANYWHERE, ON_HOST, Need, Remedy
 from egmctl.units import grouped, several
 
 
@@ -87,9 +89,7 @@ class Catalogue:
 def catalogue() -> Catalogue:
     """Return the catalogue, which is read on the first call."""
     tables = read_toml(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    remedies = {
-        name: Remedy(**{**entry, "text": " ".join(entry["text"].split())}) for name, entry in tables["remedies"].items()
-    }
+    remedies = {name: _remedy(entry) for name, entry in tables["remedies"].items()}
     return Catalogue(
         xids={
             int(number): Xid(name, Blame[blame.upper()], Status(status), Action(action))
@@ -100,6 +100,17 @@ def catalogue() -> Catalogue:
             for name, (status, remedy, meaning) in tables["messages"].items()
         },
         remedies=remedies,
+    )
+
+
+def _remedy(entry: Mapping[str, Any]) -> Remedy:
+    needs = tuple(map(Need, entry.get("needs", ())))
+    return Remedy(
+        text=" ".join(entry["text"].split()),
+        look=entry.get("look"),
+        run=entry.get("run"),
+        needs=needs,
+        works_in=ON_HOST if Need.ROOT in needs else ANYWHERE,
     )
 
 
@@ -173,7 +184,8 @@ def _xids(machine: Machine, events: Sequence[KernelEvent]) -> Iterator[KernelFau
 
 _SWITCH_REMEDY = as_root(
     "Look up the number in the Fabric Manager guide; reset all GPUs and NVSwitches of the node together, then inspect "
-    "or replace the switch or the GPU at that link."
+    "or replace the switch or the GPU at that link.",
+    Need.NO_JOBS,
 )
 
 
@@ -186,7 +198,9 @@ def _sxids(_machine: Machine, events: Sequence[KernelEvent]) -> Iterator[KernelF
         yield KernelFault(status, NODE, f"NVSwitch {bus_id}", name, Blame.SWITCH, _SWITCH_REMEDY, group)
 
 
-_PCIE_REMEDY = todo("Reseat or replace the card, its riser or cable; compare the link's width and speed (lspci -vv).")
+_PCIE_REMEDY = as_root(
+    "Reseat or replace the card, its riser or cable; compare the link's width and speed in pcie.link.", Need.REBOOT
+)
 
 
 def _pcie(machine: Machine, events: Sequence[KernelEvent]) -> Iterator[KernelFault]:

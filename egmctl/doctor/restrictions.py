@@ -10,10 +10,11 @@ from typing import Literal
 from egmctl.doctor.check import Scope
 from egmctl.doctor.findings import as_root, fact, todo
 from egmctl.doctor.situation import loss, lost, routers
-from egmctl.model.finding import Confidence, Evidence, Remedy, on_gpus
+from egmctl.model.finding import Confidence, Evidence, on_gpus
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Confinement, DeviceNode, DeviceUnit, Driver, Process
 from egmctl.model.machine import Machine
+from egmctl.model.remedy import Remedy
 from egmctl.topology.access import Block
 
 SLURM_PROGRAM, SYSTEMD_PROGRAM = "Slurm_Cgroup_v2", "sd_devices"
@@ -153,7 +154,7 @@ def _systemd(path: str, programs: Mapping[str, str], units: Sequence[DeviceUnit]
     one_word = re.fullmatch(r"[A-Za-z0-9@_.:-]+", last_unit)
     remedy = as_root(
         "In the unit, set DevicePolicy=auto and drop DeviceAllow=, or add DeviceAllow=char-nvidia* rw.",
-        f"systemctl show -p DevicePolicy,DeviceAllow {last_unit}" if one_word else None,
+        look=f"systemctl show -p DevicePolicy,DeviceAllow {last_unit}" if one_word else None,
     )
     return Manager(name=f"systemd for {name}" if name else "systemd", sign=sign, remedy=remedy)
 
@@ -169,7 +170,7 @@ def denies_control_node(machine: Machine) -> bool:
     return any(node.path == "/dev/nvidiactl" and access_of(node) == "EPERM" for node in nodes)
 
 
-LOST_RULES = as_root(
+LOST_RULES = todo(
     "Re-create the container. To keep its device rules across a systemd daemon-reload: nvidia-ctk system "
     "create-dev-char-symlinks --create-all on the host, CDI, or the cgroupfs driver."
 )
@@ -188,9 +189,8 @@ def device_path(process: Process, confinement: Confinement) -> str:
     return first if first.strip("/") and not confinement.device_programs else second or first
 
 
-MAKE_NODES = as_root(
-    "Create the device nodes with nvidia-modprobe; nvidia-persistenced does so at boot.", "nvidia-modprobe -c 0"
-)
+MAKE_NODES = "Create the device nodes with nvidia-modprobe; nvidia-persistenced does so at boot."
+"""The text of the remedy for device nodes that are missing on the host."""
 
 
 def accesses(gpus: Iterable[Gpu]) -> tuple[Evidence, ...]:

@@ -118,6 +118,20 @@ def peer_memory_modules(machine: Machine) -> tuple[str, ...]:
     return tuple(name for name in ("nvidia_peermem", "nv_peer_mem") if name in versions)
 
 
+def peer_memory_registered(machine: Machine) -> bool | None:
+    """Return whether a loaded module of :func:`peer_memory_modules` has registered with the RDMA stack.
+
+    ``None`` if it is unknown: some stacks (DOCA-OFED) list no clients, so that an empty list tells something only of a
+    module that does not use the stack, or of which that was not recorded.
+    """
+    system = machine.system or System()
+    if system.peer_memory_clients is None:
+        return None
+    if any(name.startswith("nv_mem") for name in system.peer_memory_clients):
+        return True
+    return None if system.peermem_linked else False
+
+
 def virtual(machine: Machine) -> bool:
     """Return whether a GPU is passed through to a virtual machine or is a vGPU."""
     modes = {gpu.nvml.virtualization for gpu in machine.gpus or () if gpu.nvml}

@@ -135,6 +135,14 @@ def _words(name: str) -> str:
     return reason[:LOG_SHOWN] if is_own else ""
 
 
+def _library_loads() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
 def _call(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     function = getattr(bindings(), name, None)
     if function is None:
@@ -146,6 +154,9 @@ def _call(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         # version. Only the message for a missing function holds its name ("function cuMemCreate is not found").
         if name in str(error):
             raise DriverTooOld(name, None, "the driver has no such function") from error
+        if _library_loads():
+            lacks = f"libcuda.so.1 lacks a function that cuda-bindings {bindings_version()} needs"
+            raise DriverTooOld(name, None, lacks) from error
         raise DriverLibraryMissing(name, None, "libcuda.so.1 cannot be loaded") from error
     except ValueError as error:
         # A CUresult newer than the bindings' enum.

@@ -30,9 +30,15 @@ _REASONS: Mapping[int, Reason] = {
 }
 """The reason for each return code; every other error is ``failed``."""
 
-GPU_IS_LOST: int = pynvml.NVML_ERROR_GPU_IS_LOST
+LOST: frozenset[int] = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED})
+"""The return codes of a call about a GPU that can no longer be used: it fell off the bus, or needs a reset (nvml.h)."""
 
 _NAMES = {code: name for name, code in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
+
+_MISMATCH: tuple[type[BaseException], ...] = tuple(
+    kind for kind in (getattr(pynvml, "NVMLLibraryMismatchError", None),) if kind is not None
+)
+"""What nvidia-ml-py raises if the library is older than the function's version that it calls."""
 
 _EVENT_REASONS = (
     *("idle", "applications-clocks-setting", "sw-power-cap", "hw-slowdown", "sync-boost", "sw-thermal-slowdown"),
@@ -42,6 +48,7 @@ _EVENT_REASONS = (
 ``nvmlClocksThrottleReason*``."""
 
 _about = ""
+_lost_calls: dict[str, str] = {}
 
 Field = int | tuple[int, int]
 """The id of a field value, or the id and its scope: a link's number."""
@@ -53,8 +60,8 @@ def ask(function: str, *arguments: Any) -> Any:
     Raises
     ------
     Unreadable
-        NVML returned an error, the library or pynvml lacks the function, a string is not UTF-8, or pynvml cannot
-        allocate as many entries as the library reports.
+        NVML returned an error, the library or pynvml lacks the function, a string is not UTF-8, pynvml cannot
+        allocate as many entries as the library reports, or it raised anything else.
     """
     breadcrumb.enter(function, _about)
     try:
@@ -68,19 +75,29 @@ def ask(function: str, *arguments: Any) -> Any:
         raise Unreadable(Reason.DRIVER_TOO_OLD, f"{function}: not in the installed nvidia-ml-py") from error
     except UnicodeDecodeError as error:
         raise Unreadable(Reason.FAILED, f"{function}: the answer is not UTF-8") from error
+    except Exception as error:
+        # nvidia-ml-py has exceptions that are no NVMLError. What one call raises costs the value of that call only.
+        reason = Reason.DRIVER_TOO_OLD if isinstance(error, _MISMATCH) else Reason.FAILED
+        raise Unreadable(reason, f"{function}: nvidia-ml-py raised {type(error).__name__}") from error
     finally:
         breadcrumb.leave()
 
 
 @contextlib.contextmanager
-def about(bus_id: str) -> Iterator[None]:
-    """Name the GPU that the calls in the ``with`` block are about, so that the breadcrumb of a crash names it too."""
-    global _about
-    _about = bus_id
+def about(bus_id: str = "") -> Iterator[dict[str, str]]:
+    """Name the GPU that the calls in the ``with`` block are about, so that the breadcrumb of a crash names it too.
+
+    Yields
+    ------
+    dict[str, str]
+        The calls in the block that ended with one of :data:`LOST`, and the name of that error.
+    """
+    global _about, _lost_calls
+    _about, _lost_calls = bus_id, {}
     try:
-        yield
+        yield _lost_calls
     finally:
-        _about = ""
+        _about, _lost_calls = "", {}
 
 
 def ask_struct(function: str, struct: str, *before: Any) -> Any:
@@ -124,9 +141,16 @@ class Question(NamedTuple):
             The call gave no value.
         """
         arguments = (*subject, *self.arguments)
-        return self.convert(
-            ask(self.function, *arguments) if isinstance(self.function, str) else self.function(*arguments)
-        )
+        try:
+            return self.convert(
+                ask(self.function, *arguments) if isinstance(self.function, str) else self.function(*arguments)
+            )
+        except Unreadable:
+            raise
+        except Exception as error:
+            # An answer that cannot be understood costs the fields of this question only.
+            source = self.function if isinstance(self.function, str) else self.fields
+            raise Unreadable(Reason.FAILED, f"{source}: {type(error).__name__}") from error
 
 
 def read_record(questions: Iterable[Question], *subject: Any, **known: Any) -> dict[str, Any]:
@@ -181,6 +205,8 @@ def gpm_rates(handle: Any, *metrics: int) -> Iterator[list[float] | Unreadable]:
 
 def _error(what: str, code: int) -> Unreadable:
     """Return the exception for a return code other than NVML_SUCCESS."""
+    if code in LOST:
+        _lost_calls.setdefault(what, _NAMES[code])
     detail = f"{what}: {code} ({pynvml.NVMLError(code)})"
     return Unreadable(_REASONS.get(code, Reason.FAILED), detail, _NAMES.get(code), code)
 

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from egmctl.data import read_toml
+from egmctl.driver.messages import known_cause
 from egmctl.model.explanation import KnownCause, Library
 
 
@@ -52,6 +53,8 @@ class Signature:
     """Whether the first cause is the node's state."""
     crash: bool
     """Whether the call also ends its process instead of returning the error."""
+    vague: bool
+    """Whether the error means something else for each function, so that it is of no use without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +113,7 @@ _VERSION = re.compile(r"(_v[0-9]+|_ptsz|_ptds)+$")
 def signatures() -> Signatures:
     """Return the entries, which are read on the first call."""
     tables = read_toml(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    causes = {
-        name: KnownCause(each.pop("cause"), each.pop("fix"), checks=tuple(each.pop("checks")), **each)
-        for name, each in tables["causes"].items()
-    }
+    causes = {name: known_cause(table) for name, table in tables["causes"].items()}
     names = {
         (Library.CUDA, int(number)): ErrorName(name or runtime_name, runtime_name, words)
         for number, (name, runtime_name, words) in tables["cuda"].items()
@@ -126,6 +126,7 @@ def signatures() -> Signatures:
             sources=tuple(tables["sources"][name] for name in each["sources"]),
             node=each.get("node", False),
             crash=each.get("crash", False),
+            vague=each.get("vague", False),
         )
         for each in tables["errors"]
     )

@@ -151,14 +151,13 @@ def _attributes(
         if attribute is None:
             raise _not_in_bindings(name)
         try:
-            value: int = cuda.call(function, attribute, *devices)
+            value: int = _ask(function, attribute, *devices)
             return value
-        except DriverCallError as error:
-            unreadable = _unreadable(error)
+        except Unreadable as error:
             if error.number == _INVALID_VALUE:
                 # The driver returns this for an attribute that is newer than itself.
-                raise Unreadable(Reason.DRIVER_TOO_OLD, str(unreadable)) from None
-            raise unreadable from None
+                raise Unreadable(Reason.DRIVER_TOO_OLD, str(error)) from None
+            raise
 
     return reasons.mapping(field, names, get)
 
@@ -201,6 +200,9 @@ def _ask(function: str, *arguments: Any) -> Any:
         return cuda.call(function, *arguments)
     except DriverCallError as error:
         raise _unreadable(error) from None
+    except Exception as error:
+        # What the bindings raise for one call costs its value only.
+        raise Unreadable(Reason.FAILED, f"{function}: cuda-bindings raised {type(error).__name__}") from error
 
 
 def _not_in_bindings(name: str) -> Unreadable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -180,7 +181,18 @@ def driver(root: Root) -> Driver:
         module_parameters=lambda: _parameters(root),
         uvm_parameters=lambda: {name: root.read(f"{_UVM}/{name}") for name in root.names(_UVM)},
         majors=lambda: _majors(root),
+        modprobe_setuid=lambda: _modprobe_setuid(root),
     )
+
+
+def _modprobe_setuid(root: Root) -> bool:
+    try:
+        mode = root.status("/usr/bin/nvidia-modprobe").st_mode
+    except Unreadable as error:
+        if error.unread.reason is Reason.NOT_PRESENT:
+            return False
+        raise
+    return bool(mode & stat.S_ISUID)
 
 
 def gpus(root: Root) -> dict[str, GpuProc]:

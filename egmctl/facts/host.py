@@ -210,10 +210,11 @@ def _cpu_frequencies(root: Root) -> tuple[CpuFrequencies, ...]:
             CpuFrequencies,
             cpus="",
             governor=functools.partial(root.read, f"{folder}/scaling_governor"),
+            driver=functools.partial(root.read, f"{folder}/scaling_driver"),
             limit_khz=functools.partial(root.number, f"{folder}/scaling_max_freq"),
             max_khz=functools.partial(root.number, f"{folder}/cpuinfo_max_freq"),
         )
-        key = frequencies.governor, frequencies.limit_khz, frequencies.max_khz
+        key = frequencies.governor, frequencies.driver, frequencies.limit_khz, frequencies.max_khz
         alike.setdefault(key, (frequencies, []))[1].append(number)
     return tuple(replace(frequencies, cpus=format_kernel_list(numbers)) for frequencies, numbers in alike.values())
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pynvml
 
 from egmctl.driver.nvml import Field, Question, about, ask, ask_struct, event_reasons, field_values, read_record
-from egmctl.driver.reading import Reasons, Unreadable, normal_bus_id, uuid_text
+from egmctl.driver.reading import Reasons, Unreadable, normal_bus_id, read_or, uuid_text
 from egmctl.model.codec import to_json
 from egmctl.model.record import Reason, Unread
 from egmctl.units import format_kernel_list, grouped
@@ -153,10 +153,11 @@ def read(_parent: object, arguments: dict[str, Any]) -> Any:
         failure = error.library_failure("nvmlInit")
         unread = {name: error.unread for question in _SYSTEM for name in question.fields.split()}
         return to_json({"absent": error.unread, "error": error.name, "failure": failure, "unread": unread})
-    facts = read_record(_SYSTEM)
+    with about() as lost_calls:
+        facts = read_record(_SYSTEM)
     try:
         count = _believed(ask("nvmlDeviceGetCount"), _MOST_GPUS, "nvmlDeviceGetCount", "GPUs, a node")
-        facts |= _gpus(count, pairs=arguments.get("pairs", True))
+        facts |= _gpus(count, lost_calls, pairs=arguments.get("pairs", True))
     except Unreadable as error:
         facts |= {"absent": error.unread, "failure": error.library_failure("nvmlDeviceGetCount")}
     with contextlib.suppress(Unreadable):
@@ -191,7 +192,14 @@ def _believed(count: int, most: int, source: str, what: str) -> int:
     return count
 
 
-def _gpus(count: int, *, pairs: bool) -> dict[str, Any]:
+def _gpus(count: int, lost_calls: Mapping[str, str], *, pairs: bool) -> dict[str, Any]:
+    """Return the fields of ``egmctl.facts.gpus.NvmlFacts`` about GPUs.
+
+    Parameters
+    ----------
+    lost_calls
+        The earlier calls, about no GPU in particular, that NVML ended because of a lost one.
+    """
     handles = {}
     lost = []
     for index in range(count):
@@ -206,10 +214,32 @@ def _gpus(count: int, *, pairs: bool) -> dict[str, Any]:
             lost.append(Unread(reason=error.unread.reason, detail=f"GPU {index}: {error}"))
     gpus = {}
     for index, (bus_id, handle) in handles.items():
-        with about(bus_id):
+        with about(bus_id) as own_lost_calls:
             gpus[bus_id] = read_record(_GPU, handle, index=index)
-    ordered = itertools.permutations(handles.values(), 2) if pairs else ()
-    return {"gpus": gpus, "lost": lost, "pairs": [_pair(*pair) for pair in ordered]}
+        gpus[bus_id]["lost_calls"] = own_lost_calls
+    read_pairs, lost_pairs = [], {}
+    for source, target in itertools.permutations(handles.values(), 2) if pairs else ():
+        with about() as pair_lost_calls:
+            read_pairs.append(_pair(source, target))
+        if pair_lost_calls:
+            lost_pairs[source[0], target[0]] = pair_lost_calls
+    for ends, pair_lost_calls in lost_pairs.items():
+        # A lost GPU loses all its pairs, the other end of each only those with a lost GPU.
+        of_all_pairs = [gpu for gpu in ends if sum(gpu in pair for pair in lost_pairs) == 2 * (len(handles) - 1)]
+        _blame(gpus, of_all_pairs or ends, pair_lost_calls)
+    _blame(gpus, gpus, lost_calls)
+    return {"gpus": gpus, "lost": lost, "pairs": read_pairs}
+
+
+def _blame(gpus: Mapping[str, dict[str, Any]], suspects: Iterable[str], lost_calls: Mapping[str, str]) -> None:
+    """Add the calls about several GPUs, or the node, that ended because one is lost, to the records of these GPUs.
+
+    If calls about one of them ended so too, it is the lost one, and the others get nothing.
+    """
+    suspects = tuple(suspects)
+    if not any(gpus[bus_id]["lost_calls"] for bus_id in suspects):
+        for bus_id in suspects:
+            gpus[bus_id]["lost_calls"] = dict(lost_calls)
 
 
 def _gt_s(generation: int) -> float:
@@ -362,7 +392,7 @@ def links(handle: Any) -> tuple[object, ...]:
     return (
         _if_known(action, _recovery_action),
         nvlinks,
-        _if_known(nvlinks, functools.partial(_nvlinks, handle)),
+        _if_known(nvlinks, functools.partial(_all_nvlinks, handle)),
         _if_known(c2c_links, functools.partial(_c2c_links, handle)),
     )
 
@@ -373,6 +403,32 @@ def _if_known(answer: T | Unreadable, convert: Callable[..., R], *arguments: Any
         return answer if isinstance(answer, Unreadable) else convert(answer, *arguments)
     except Unreadable as error:
         return error
+
+
+def _all_nvlinks(handle: Any, count: int) -> list[dict[str, Any]]:
+    """Return the ``NvLink`` records of ``count`` links, and of those behind if the driver counts active ones only."""
+    links = _nvlinks(handle, count)
+    last = _last_nvlink(handle, count, sum(link["active"] is False for link in links))
+    return links if last == count else _nvlinks(handle, last)
+
+
+def _last_nvlink(handle: Any, count: int, inactive: int) -> int:
+    """Return the number of links to read: ``count``, or more if the driver counts active links only.
+
+    Then there is an active link behind the count for each inactive one below it. A GPU whose links are all active costs
+    no call.
+    """
+    last, missing = count, inactive
+    for link in range(count, pynvml.NVML_NVLINK_MAX_LINKS):
+        if not missing:
+            break
+        state = read_or(None, functools.partial(ask, "nvmlDeviceGetNvLinkState", handle, link))
+        if state is None:
+            # An invalid argument: the GPU has no such link.
+            break
+        if state == pynvml.NVML_FEATURE_ENABLED:
+            last, missing = link + 1, missing - 1
+    return last
 
 
 def _nvlinks(handle: Any, count: int) -> list[dict[str, Any]]:
@@ -478,6 +534,12 @@ _GPU = (
         "remapped_rows_correctable remapped_rows_uncorrectable remapped_rows_pending remapped_rows_failure",
         "nvmlDeviceGetRemappedRows",
         lambda rows: (rows[0], rows[1], bool(rows[2]), bool(rows[3])),
+    ),
+    Question(
+        "sram_threshold_exceeded",
+        lambda handle: bool(
+            ask_struct("nvmlDeviceGetSramEccErrorStatus", "EccSramErrorStatus_v1_t", handle).bThresholdExceeded
+        ),
     ),
     Question("performance_state", "nvmlDeviceGetPerformanceState"),
     Question("sm_clock_mhz", "nvmlDeviceGetClockInfo", arguments=(_CLOCK_SM,)),

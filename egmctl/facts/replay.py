@@ -14,7 +14,7 @@ from egmctl import __version__, data
 from egmctl.documents import check_schema, parse_object, read_content, refuse, short, stem
 from egmctl.errors import UsageError
 from egmctl.facts.cuda import ATTRIBUTES, P2P_ATTRIBUTES
-from egmctl.model.codec import DecodeError, from_json, to_json
+from egmctl.model.codec import DecodeError, Readers, from_json, to_json
 from egmctl.model.gpu import Gpu, GpuCuda, Pair
 from egmctl.model.machine import MACHINE_SCHEMA, SECTION_VERSIONS, Machine, OriginKind, SectionStatus
 from egmctl.model.record import NOT_STATED, Reason, Unread
@@ -59,7 +59,7 @@ def load(name_or_path: str) -> Machine:
     return recorded(decode(document, source), path)
 
 
-def decode(document: dict[str, Any], source: str, where: str = "") -> Machine:
+def decode(document: dict[str, Any], source: str, where: str = "", readers: Readers | None = None) -> Machine:
     """Return the machine in a document, without sections of a newer version than this tool reads.
 
     Fields and sections that the document omits are null with the reason "not stated". So are missing CUDA attributes,
@@ -71,6 +71,8 @@ def decode(document: dict[str, Any], source: str, where: str = "") -> Machine:
         The name of the file in messages.
     where
         The location of the document in the file.
+    readers
+        As for :func:`egmctl.model.codec.from_json`.
 
     Raises
     ------
@@ -79,7 +81,7 @@ def decode(document: dict[str, Any], source: str, where: str = "") -> Machine:
     """
     newer = _drop_newer_sections(document)
     try:
-        machine = from_json(Machine, document, where)
+        machine = from_json(Machine, document, where, readers or {})
     except DecodeError as error:
         refuse(source, f"is not a valid machine: {short(str(error))}")
     for fault in _faults(machine):
@@ -98,7 +100,8 @@ def decode(document: dict[str, Any], source: str, where: str = "") -> Machine:
 
 
 def _with_attributes(gpu: Gpu) -> Gpu:
-    return gpu if gpu.cuda is None else dataclasses.replace(gpu, cuda=_named(gpu.cuda, "attributes", ATTRIBUTES))
+    cuda = None if gpu.cuda is None else _named(gpu.cuda, "attributes", ATTRIBUTES)
+    return gpu if cuda is gpu.cuda else dataclasses.replace(gpu, cuda=cuda)
 
 
 def _named(record: R, field: str, names: tuple[str, ...]) -> R:

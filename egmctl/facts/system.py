@@ -376,9 +376,17 @@ def system(root: Root) -> System:
         imex=imex(root, running),
         module_versions=lambda: _module_versions(root),
         peer_memory_clients=lambda: tuple(root.names_if_any("/sys/kernel/mm/memory_peers")),
+        peermem_linked=lambda: _peermem_linked(root),
         verbs=lambda: _verbs(root),
         nvlink_management=lambda: management(root),
     )
+
+
+def _peermem_linked(root: Root) -> bool:
+    if not root.exists("/sys/module/nvidia_peermem"):
+        raise Unreadable(Reason.NOT_PRESENT, "/sys/module/nvidia_peermem: ENOENT")
+    holders = (f"/sys/module/{name}/holders/nvidia_peermem" for name in ("ib_core", "ib_uverbs"))
+    return any(root.exists(path) for path in holders)
 
 
 def _configuration(root: Root) -> dict[str, str]:

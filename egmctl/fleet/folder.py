@@ -144,9 +144,9 @@ def new_folder(path: Path | None, command: Command, now: datetime) -> Folder:
         path = next_free(path) if path.exists() else path
     name = printable(path)
     with _failing(f"{name} cannot be made", UsageError):
-        with open_parent(path) as (parent, last), contextlib.suppress(FileExistsError):
+        with open_parent(path, own=True) as (parent, last), contextlib.suppress(FileExistsError):
             os.mkdir(last, dir_fd=parent)
-        with open_folder(path) as opened:
+        with open_folder(path, own=True) as opened:
             if (owner := os.fstat(opened).st_uid) != os.geteuid():
                 raise UsageError(f"{name} belongs to user {owner}, who could redirect what is written there")
             if os.listdir(path_of(opened)):

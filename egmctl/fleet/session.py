@@ -17,6 +17,7 @@ from egmctl.fleet.judge import judged_gpus
 from egmctl.fleet.nodes import check_names
 from egmctl.fleet.run import Launch, Progress, run
 from egmctl.model.answer import State
+from egmctl.model.codec import Pool
 from egmctl.model.fleet import Asked, FleetReport, Launcher, NodeResult, Reach, counts
 from egmctl.model.record import Command
 from egmctl.report.exports.json import result_json
@@ -121,7 +122,9 @@ def ask(
         with contextlib.suppress(EgmctlError):
             write(answers)
         report = _report(session, launch.launcher, answers)
-        report = folded(report, lambda answer: load(folder.path / answer.file), warn)
+        # Nodes of a fleet are nearly equal: what they share is decoded and kept once.
+        pool = Pool()
+        report = folded(report, lambda answer: load(folder.path / answer.file, pool), warn)
         try:
             folder.write_report(result_json(report))
         except EgmctlError as error:

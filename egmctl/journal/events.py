@@ -1,8 +1,9 @@
 """The events of a run, and the journal to which they are written: on disk before the next step begins.
 
-A journal has a line of JSON for each event, with a line number and a checksum. The first line is the run's state. It
-has a fixed length and is overwritten in place, so that the end of a run can be recorded on a full disk. All other lines
-are appended.
+A journal has a line of JSON for each event, with a line number, the id of its run and a checksum. The first line is the
+run's state. It has a fixed length and is overwritten in place, so that the end of a run can be recorded on a full disk.
+All other lines are appended. The id is under the checksum of each line: without it, lines of two runs that a file
+system or a hand has put into one file would pass for one run.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import fcntl
 import json
 import os
 import re
+import secrets
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,6 +48,8 @@ _CHECKSUM = b',"crc32":"%08x"}'
 class State:
     """The state of a run: the other keys of the line whose ``event`` is ``state``."""
 
+    run: str = ""
+    """The id of the run, a random number in each of its lines; empty in journals of egmctl before 0.1.0's release."""
     exit_code: int | None = None
     """The run's exit code; ``None`` if it has not ended."""
     lines: int | None = None
@@ -187,7 +191,8 @@ class Journal:
     Parameters
     ----------
     folders
-        Directories for the journal. The first writable one is used; without any, nothing is written.
+        Directories for the journal. The first writable one is used; without any, nothing is written. One of another
+        user but root, or behind a link of such a user, is not used: its owner could redirect what is written there.
     clean
         A function that redacts a part of the report.
     """
@@ -199,7 +204,7 @@ class Journal:
         self._folders = folders
         self._clean = clean
         self._file: int | None = None
-        self._state = State()
+        self._state = State(run=secrets.token_hex(8))
         self._lines = 1
         self._size = STATE_BYTES
 
@@ -251,8 +256,8 @@ class Journal:
     def _make(self) -> None:
         for folder in self._folders:
             try:
-                with open_folder(folder, make=True) as opened:
-                    path, file = _new_file(path_of(opened))
+                with open_folder(folder, make=True, own=True) as opened:
+                    path, file = _new_file(path_of(opened), self._state)
                     # The lock shows other commands that the journal is being written, so that they neither remove it
                     # nor report its run. Network file systems without locks cannot show this.
                     with contextlib.suppress(OSError):
@@ -268,7 +273,7 @@ class Journal:
     def _write(self, event: str, content: Mapping[str, Any]) -> None:
         if self._file is None or self._state.cut is not None:
             return
-        text = line(self._lines, event, content)
+        text = line(self._lines, event, {"run": self._state.run, **content})
         try:
             if self._size + len(text) > FILE_LIMIT:
                 raise OSError(errno.EFBIG, f"it is full at {FILE_LIMIT >> 20} MiB")
@@ -306,7 +311,7 @@ class Journal:
             self.failure = self.failure or f"{self.path}: {error.strerror}"
 
 
-def _new_file(folder: Path) -> tuple[Path, int]:
+def _new_file(folder: Path, state: State) -> tuple[Path, int]:
     """Create a journal with its first line; return its path and descriptor.
 
     Its number is larger than that of every other journal in the directory, because the clock may have been set back.
@@ -326,7 +331,7 @@ def _new_file(folder: Path) -> tuple[Path, int]:
             # Another run created the same name in this second.
             number += 1
     try:
-        write_all(file, state_line(State()))
+        write_all(file, state_line(state))
     except OSError:
         os.close(file)
         path.unlink()
@@ -382,7 +387,7 @@ def prune(folder: Path) -> None:
 
 def mention(path: Path) -> None:
     """Record in a journal that a command has reported that its run did not end."""
-    with contextlib.suppress(OSError), open_folder(path.parent) as folder:
+    with contextlib.suppress(OSError), open_folder(path.parent, own=True) as folder:
         descriptor = open_regular(path_of(folder) / path.name, os.O_RDWR | os.O_NOFOLLOW)
         with open(descriptor, "r+b", buffering=0) as file:
             state = read_state(file.read(STATE_BYTES))

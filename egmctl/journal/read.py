@@ -45,7 +45,7 @@ class Kept:
     missing: str | None
     """A sentence on missing measurements; ``None`` if none are missing."""
     damage: str | None
-    """A phrase with the number of damaged or missing lines; ``None`` if no content is lost."""
+    """A phrase with the number of damaged or missing lines, and of those of other runs; ``None`` if there are none."""
 
 
 def is_journal(content: bytes) -> bool:
@@ -98,7 +98,7 @@ def read(content: bytes, source: str, decode: Decode) -> Kept:
     if sum(map(content.count, (b",", b"[", b"{", b"\n"))) > _MOST_ELEMENTS:
         raise UsageError(f"{source} has more values or lines than any journal of egmctl")
     run = _Run()
-    for entry in _entries(content, run):
+    for entry in _entries(content, run, _run_of(content)):
         run.take(entry)
     if run.begin is None:
         raise UsageError(f"{source}: the lines that say what was to be measured are damaged: nothing can be shown")
@@ -111,12 +111,33 @@ def read(content: bytes, source: str, decode: Decode) -> Kept:
     return _put_together(skeleton, run)
 
 
-def _entries(content: bytes, run: _Run) -> Iterator[dict[str, Any]]:
-    """Yield the contents of intact lines in order; count the damaged lines after the last intact one in ``run``."""
+def _run_of(content: bytes) -> str:
+    """Return the id of the run whose plan the journal has; empty if its lines have no id."""
+    for line in io.BytesIO(content):
+        entry = events.entry(line)
+        if entry is not None and entry.get("event") == events.BEGIN:
+            return _id(entry)
+    return ""
+
+
+def _id(entry: dict[str, Any]) -> str:
+    return str(entry.get("run", ""))
+
+
+def _entries(content: bytes, run: _Run, own: str) -> Iterator[dict[str, Any]]:
+    """Yield the contents of intact lines in order; count the damaged lines after the last intact one in ``run``.
+
+    Parameters
+    ----------
+    own
+        The id of the run: lines with another id are counted only.
+    """
     number = -1
     for line in io.BytesIO(content):
         entry = events.entry(line)
-        if entry is not None and number < entry["line"] < events.FILE_LIMIT:
+        if entry is not None and _id(entry) != own:
+            run.strange += 1
+        elif entry is not None and number < entry["line"] < events.FILE_LIMIT:
             number, run.damaged_at_end = entry["line"], 0
             run.lines = number + 1
             yield entry
@@ -140,6 +161,8 @@ class _Run:
     lines: int = 0
     """The number of lines up to the last intact one."""
     damaged_at_end: int = 0
+    strange: int = 0
+    """The number of intact lines of other runs."""
 
     def take(self, entry: dict[str, Any]) -> None:
         """Apply a line. A line is ignored if the rules for documents make it invalid."""
@@ -194,11 +217,15 @@ def _check(number: int, measurement: Measurement) -> None:
 def _put_together(skeleton: RunReport, run: _Run) -> Kept:
     state = run.state or events.State()
     notes, problems = [*skeleton.notes, *run.notes], [*skeleton.problems, *run.problems]
-    cut = damage = None
+    cut = None
+    damages = []
     if run.damaged:
         held = "it held" if run.damaged == 1 else "they held"
-        damage = f"{several(run.damaged, 'line')} damaged: what {held} is missing"
-        problems.append(f"read from a journal: {damage}")
+        damages.append(f"{several(run.damaged, 'line')} damaged: what {held} is missing")
+    if run.strange:
+        damages.append(f"{several(run.strange, 'line')} of another run: lines of this run may be missing")
+    problems += [f"read from a journal: {damage}" for damage in damages]
+    damage = "; ".join(damages) or None
     # Whether tasks were in progress is known only if the journal reaches the end of the run.
     under_way: dict[int, Task] = {}
     if state.exit_code is not None:

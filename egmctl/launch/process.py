@@ -17,7 +17,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,6 +34,7 @@ from egmctl.launch.channel import (
     forget,
     memory_file,
 )
+from egmctl.launch.starter import in_lasting_thread
 
 if TYPE_CHECKING:
     from egmctl.model.codec import JsonValue
@@ -96,8 +96,7 @@ def wait_for_any(children: Collection[Child], timeout_s: float) -> list[Child]:
 class Child:
     """A child process: the constructor starts it, and :meth:`close` or the end of the ``with`` block ends it.
 
-    Create it in the main thread: the kernel kills a child when the *thread* that started it ends, and only the main
-    thread lives as long as the process.
+    Any thread may create it, and any one thread at a time may use it.
 
     Parameters
     ----------
@@ -144,8 +143,6 @@ class Child:
         grace_s: float = GRACE_S,
         inherited: Sequence[int] = (),
     ) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            raise RuntimeError("children are started from the main thread: they die with the thread that started them")
         request = {
             "arguments": arguments,
             "before": before,
@@ -169,15 +166,20 @@ class Child:
                 asked.write(text)
                 asked.seek(0)
                 own = (child_end.fileno(), crumbs.fileno(), asked.fileno())
-                self._process = subprocess.Popen(  # noqa: S603 - this interpreter and a file of this package
-                    [sys.executable, *_interpreter_flags(), _CHILD, target, *map(str, (os.getpid(), *own))],
-                    stdin=subprocess.DEVNULL,
-                    stdout=self._output,
-                    stderr=self._output,
-                    pass_fds=(*own, *inherited),
-                    env=_environment(environment or {}),
-                    **_OWN_GROUP,
-                )
+                words = [sys.executable, *_interpreter_flags(), _CHILD, target, *map(str, (os.getpid(), *own))]
+
+                def start() -> subprocess.Popen[bytes]:
+                    return subprocess.Popen(  # noqa: S603 - this interpreter and a file of this package
+                        words,
+                        stdin=subprocess.DEVNULL,
+                        stdout=self._output,
+                        stderr=self._output,
+                        pass_fds=(*own, *inherited),
+                        env=_environment(environment or {}),
+                        **_OWN_GROUP,
+                    )
+
+                self._process = in_lasting_thread(start)
             except OSError as error:
                 remedy = f"; {_RAISE[error.errno]}" if error.errno in _RAISE else ""
                 raise ChildNotStarted(f"a child process cannot be started: {error}{remedy}", how="crashed") from None

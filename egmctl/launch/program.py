@@ -95,15 +95,17 @@ def _read(descriptor: int, until: float, limit: int) -> bytes:
     return b"".join(parts)
 
 
-def run_through(words: Sequence[str], environment: Mapping[str, str]) -> int:
+def run_through(words: Sequence[str], environment: Mapping[str, str], standard_error: int | None = None) -> int:
     """Run a program with this process's standard streams and return its exit code, or minus the signal that ended it.
 
-    SIGTERM and SIGHUP are passed on. So is SIGINT, unless a terminal has sent it to the program too.
+    SIGTERM and SIGHUP are passed on. So are SIGINT and SIGQUIT, unless a terminal has sent them to the program too.
 
     Parameters
     ----------
     environment
         The complete environment of the program.
+    standard_error
+        The descriptor of its standard error; ``None``: that of this process.
 
     Raises
     ------
@@ -117,11 +119,11 @@ def run_through(words: Sequence[str], environment: Mapping[str, str]) -> int:
         if process is None:
             # The program may run before its start has returned here.
             early.append(number)
-        elif number != signal.SIGINT or not _in_foreground():
+        elif number not in (signal.SIGINT, signal.SIGQUIT) or not _in_foreground():
             process.send_signal(number)
 
-    with stopping(pass_on):
-        process = subprocess.Popen(list(words), env=dict(environment))  # noqa: S603 - the user's own command
+    with stopping(pass_on, signal.SIGQUIT):
+        process = subprocess.Popen(list(words), env=dict(environment), stderr=standard_error)  # noqa: S603 - the user's
         for number in early:
             pass_on(number, None)
         return process.wait()

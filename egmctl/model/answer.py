@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from egmctl.compat import StrEnum
 from egmctl.errors import ExitCode
-from egmctl.model.finding import Finding, Remedy, Status
+from egmctl.model.finding import Finding, Guard, Status
 from egmctl.model.record import Command, Plain
+from egmctl.model.remedy import Remedy
 
 
 class State(StrEnum):
@@ -146,6 +147,16 @@ class Cause:
         return {Status.FAIL: State.BAD, Status.WARN: State.WARN}.get(self.status, State.GOOD)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PurposeAnswer:
+    """What doctor answers for one of the purposes of ``--for``."""
+
+    purpose: Guard
+    state: State
+    word: Plain
+    sentence: str
+
+
 class GapKind(StrEnum):
     """The reasons why something that was asked is not known, the most important first."""
 
@@ -210,6 +221,8 @@ class Answer:
     """What is not known, in the order of :class:`GapKind`."""
     notes: tuple[str, ...] = ()
     """What a reader should know beside the answer, and that does not change it."""
+    purposes: tuple[PurposeAnswer, ...] = ()
+    """The answer for each purpose of ``--for``, the worst first: that one decides. Empty if none was named."""
     next_step: Remedy | None = None
     """What to do next; null if there is nothing to do."""
     counts: Mapping[Plain, int] = field(default_factory=dict)

@@ -1,6 +1,6 @@
 """Convert dataclasses to JSON and back by their type hints. Every document that the tool reads or writes uses this.
 
-Reading is strict about types and lenient about keys. A wrong type is an error that names its location
+Reading is strict about types and words and lenient about keys. A wrong type is an error that names its location
 (``gpus[0].nvml.name``). An unknown key, which a newer version may have written, is ignored. A missing key gets the
 field's default; in a :class:`egmctl.model.record.Record`, a nullable field without its key is null with the reason that
 the document does not state it. Writing omits only empty ``unread`` maps: a null is written, and its reason is in
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import marshal
 import math
 import re
 import types
@@ -66,7 +67,37 @@ def _written(kind: type) -> tuple[str, ...]:
 
 
 Readers = Mapping[Any, Callable[[Any, str], Any]]
-"""Functions that decode certain dataclasses, by class, from the JSON data and its location in the document."""
+"""Functions that decode certain dataclasses, by class, from the JSON data and its location in the document. One for
+:class:`enum.Enum` decodes the words that are no members of their enumeration (:func:`reader_of_new_words`)."""
+
+
+class Pool:
+    """Records that several documents share: equal parts are decoded once and are the same object.
+
+    The machines of a fleet are nearly equal, so this saves most of the time and memory of all but the first. Put it
+    into :data:`Readers` by its class.
+    """
+
+    def __init__(self) -> None:
+        self._records: dict[tuple[type, bytes], Any] = {}
+
+    def __call__(self, key: tuple[type, bytes], _where: str) -> Any:
+        """Return the record of a key, or ``None``."""
+        return self._records.get(key)
+
+    def keep(self, key: tuple[type, bytes], record: Any) -> None:
+        """Remember the record that was decoded from a key's data."""
+        self._records[key] = record
+
+    @staticmethod
+    def key(kind: type, data: dict[str, Any]) -> tuple[type, bytes]:
+        """Return the key of a record: its class and all of its data."""
+        # Needed for fleets only, and takes a tenth of the time of --help to import.
+        from hashlib import blake2b
+
+        # Version 2 writes equal values as equal bytes; later ones refer to earlier objects by their identity. The
+        # digest is cryptographic: a node must not be able to make its data pass for another's.
+        return kind, blake2b(marshal.dumps(data, 2), digest_size=32).digest()
 
 
 def from_json(cls: type[T], data: Any, where: str = "", readers: Readers = types.MappingProxyType({})) -> T:
@@ -121,14 +152,60 @@ def _decode(kind: Any, data: Any, where: str, readers: Readers) -> Any:
         try:
             return kind(data)
         except ValueError:
+            if Enum in readers and isinstance(data, str) and _WORD.fullmatch(data):
+                return readers[Enum]((kind, data), where)
             words = ", ".join(str(member.value) for member in kind)
             raise DecodeError(f"{where}: expected one of {words}, found {_name(data)}") from None
     return _decode_scalar(kind, data, where)
 
 
+_WORD = re.compile(r"[A-Za-z0-9?][\w ./+-]{0,60}", re.ASCII)
+"""What may be a word of an enumeration: it is shown as it is."""
+
+
+def reader_of_new_words(
+    stands_for: Mapping[type[Enum], Enum], met: Callable[[str, str], None]
+) -> Callable[[tuple[type[Enum], str], str], Enum]:
+    """Return a function for :data:`Readers` that keeps words which a newer version has added to an enumeration.
+
+    An enumeration with a member ``UNKNOWN`` gets that member; so does one of ``stands_for`` the member there. Any other
+    gets a value that is no member and equal to none, but prints and is written as the word.
+
+    Parameters
+    ----------
+    met
+        Called with each word and its location.
+    """
+
+    def read(found: tuple[type[Enum], str], where: str) -> Enum:
+        kind, word = found
+        met(word, where)
+        known = stands_for.get(kind) or kind.__members__.get("UNKNOWN")
+        if known is not None:
+            return known
+        stranger = str.__new__(typing.cast(Any, kind), word)
+        stranger._name_, stranger._value_ = word, word
+        return typing.cast(Enum, stranger)
+
+    return read
+
+
 def _decode_dataclass(cls: type, data: Any, where: str, readers: Readers) -> Any:
     if not isinstance(data, dict):
         raise DecodeError(f"{where or 'the document'}: expected an object, found {_name(data)}")
+    pool = readers.get(Pool)
+    if not isinstance(pool, Pool):
+        return _decode_fields(cls, data, where, readers)
+    # The data of a decoded record is the same JSON, so it is valid too.
+    key = Pool.key(cls, data)
+    record = pool(key, where)
+    if record is None:
+        record = _decode_fields(cls, data, where, readers)
+        pool.keep(key, record)
+    return record
+
+
+def _decode_fields(cls: type, data: dict[str, Any], where: str, readers: Readers) -> Any:
     types_by_name = field_types(cls)
     values: dict[str, Any] = {}
     not_stated = {}

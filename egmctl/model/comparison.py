@@ -41,7 +41,9 @@ class ComparedNode:
     fake: bool = False
     """Whether the GPUs are those of the tests' fake driver, not hardware."""
     busy: tuple[Plain, ...] = ()
-    """The GPUs that other processes used during the measurement."""
+    """The GPUs that other processes used during the measurement, or that were not measured because of that."""
+    interrupted: bool = False
+    """Whether the run was interrupted, so that it is a part of one."""
     problem: str = ""
     """A warning about this file: the run was interrupted, or the reason why there is no result."""
 
@@ -165,7 +167,8 @@ class Comparison(Shown):
     words: tuple[AttributeDifference, ...] = ()
     """Findings that differ, or facts of snapshots."""
     machines: tuple[AttributeDifference, ...] = ()
-    """Differences between the machines of a bench or doctor run; they have no influence on the outcome."""
+    """Differences between the machines of a bench or doctor run. What is worse or better counts, as it does for
+    snapshots; what is only different does not."""
     touches: tuple[Plain, ...] = ()
     """The fewest ends (GPUs, NUMA nodes) so that each worse path has one of them; empty if more than a few, or all, are
     needed."""
@@ -183,5 +186,10 @@ class Comparison(Shown):
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
-        """The outcomes of paths and of findings or facts, not of machines."""
-        return (*(path.outcome for path in self.paths), *(difference.outcome for difference in self.words))
+        """The outcomes of paths and of findings or facts, and of the machines where one is better."""
+        known = (Outcome.WORSE, Outcome.BETTER)
+        return (
+            *(path.outcome for path in self.paths),
+            *(difference.outcome for difference in self.words),
+            *(difference.outcome for difference in self.machines if difference.outcome in known),
+        )

@@ -25,7 +25,10 @@ class Diagnosis(Shown):
     numa_asked: tuple[int, ...] | None
     """The NUMA nodes that were named with ``--numa``; null if all nodes count."""
     purposes: tuple[Guard, ...]
-    """The purposes that the findings are about: the values of ``--for``."""
+    """The purposes that the findings are about."""
+    purposes_asked: tuple[Guard, ...] | None = None
+    """The purposes that were named with ``--for``: the answer is for them, and not for the node. Null if none was
+    named."""
     counts: Mapping[str, int] = field(init=False)
     """The number of checks by status, each by its most severe finding. ``explained`` counts the checks whose faults
     another check explains."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,11 +14,39 @@ from egmctl.model.record import Plain, Shown
 
 
 class Library(StrEnum):
-    """The libraries that number their errors, and the kernel driver, whose errors are Xids."""
+    """Who numbers an error: a library, or the kernel drivers; and messages of programs, which have no numbers."""
 
     CUDA = "cuda"
     NVML = "nvml"
     XID = "xid"
+    MESSAGE = "message"
+    """A message of ``egmctl.driver.messages``; of an SXid, :attr:`Failure.number` is its number."""
+
+
+class Severity(StrEnum):
+    """How grave a failure is, the gravest first: what is upstream of others comes before what it causes."""
+
+    HARDWARE = "hardware"
+    """A GPU, a switch, a link or a board failed."""
+    SYSTEM = "system"
+    """A driver, a service, a container runtime or a setting of the node failed."""
+    FAULT = "fault"
+    """A program failed, and its message says in what."""
+    CALL = "call"
+    """A call of CUDA or NVML failed."""
+    ERROR = "error"
+    """An error without the call that returned it."""
+    WARNING = "warning"
+    """The program goes on, slower or with less."""
+    CONTEXT = "context"
+    """A consequence of something that other lines say."""
+    HARMLESS = "harmless"
+    """No fault."""
+
+    @property
+    def rank(self) -> int:
+        """The place in the order, from 0 for the gravest."""
+        return list(Severity).index(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +58,8 @@ class Failure:
     """The error number; ``None``: any error of the call."""
     call: Plain | None = None
     """The function as it was written; ``None`` if only the error is known."""
+    message: Plain = ""
+    """The id of the entry in ``egmctl.driver.messages``; empty if it is an error of a library or an Xid."""
     log: str | None = None
     """The driver's own reason, from the line before it in CUDA's error log: empty if it gives none, ``None`` if the
     failure is not from that log."""
@@ -48,20 +79,32 @@ class ErrorLog:
     lines: int | None = None
     """The number of lines of the text; ``None`` without a text."""
     left_out: int = 0
-    """The number of lines with further kinds of failures than are kept."""
+    """The number of lines with further kinds of failures than are kept, none of them graver."""
+    interrupted: bool = False
+    """Whether the text was read in part only."""
 
 
 class CauseState(StrEnum):
     """Whether a known cause applies here."""
 
+    STATED = "stated"
+    """The line itself or CUDA's own log states it."""
     HOLDS = "holds"
-    """One of its checks fails or warns here, or the driver's own log states it."""
+    """One of its checks fails or warns here."""
     LIKELY = "likely"
     """It is the only known cause that is left: checks exclude the others, or the driver's log would state them."""
     UNKNOWN = "unknown"
     """No check can decide it, its checks lack data, or none was run."""
     EXCLUDED = "excluded"
     """The checks that decide it pass here."""
+
+
+DECIDED = (CauseState.STATED, CauseState.HOLDS)
+"""The states of a cause that is known to apply."""
+
+
+_NEEDS = {"root": "as root", "idle-gpus": "with the GPUs idle", "reboot": "with a reboot"}
+_PLACES = {"host": "on the host", "container": "in the container", "pod": "in the pod", "job": "in the job"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +117,18 @@ class KnownCause:
     """What to do, as one sentence."""
     see: Plain = ""
     """How to see it."""
+    look: Plain = ""
+    """Commands that show more and change nothing; empty if there are none."""
+    run: Plain = ""
+    """The command that does it; empty if no command is safe."""
+    needs: tuple[Plain, ...] = ()
+    """What the remedy needs: ``root``, ``idle-gpus``, ``reboot``."""
+    works_in: tuple[Plain, ...] = ()
+    """Where the remedy works: ``host``, ``container``, ``pod``, ``job``; empty if that is not known."""
+    holds_in: Plain = ""
+    """``container`` if only a container has it: then checks on a host exclude nothing."""
+    calls: tuple[Plain, ...] = ()
+    """The functions that fail so, if the text names none; empty if it does."""
     checks: tuple[Plain, ...] = ()
     """The checks of doctor that fail where it holds."""
     decides: bool = False
@@ -83,6 +138,14 @@ class KnownCause:
     state: CauseState = CauseState.UNKNOWN
     findings: tuple[Finding, ...] = ()
     """The findings of these checks that fail or warn; for an unknown cause, those that lack data."""
+
+    @property
+    def remedy_words(self) -> str:
+        """What to do about it, with what that needs and, if it works in one place only, where."""
+        needs = [_NEEDS.get(need, need) for need in self.needs]
+        places = [_PLACES[self.works_in[0]]] if self.works_in == ("host",) else []
+        words = ", ".join((*places, *needs))
+        return f"{self.remedy.removesuffix('.')} ({words})." if words else self.remedy
 
     def __str__(self) -> str:
         return f"{self.cause}: {self.remedy[0].lower()}{self.remedy[1:].rstrip('.')}"
@@ -94,15 +157,42 @@ class Explanation:
 
     failure: Failure
     name: Plain
-    """The driver's name of the error: ``CUDA_ERROR_NOT_PERMITTED``, ``Xid 79``; empty for any error of a call."""
+    """The driver's name of the error: ``CUDA_ERROR_NOT_PERMITTED``, ``Xid 79``; the program that printed a message;
+    empty for any error of a call."""
+    severity: Severity = Severity.CALL
     runtime_name: Plain = ""
     """The name of the same number in CUDA's runtime; empty if it has none."""
     meaning: Plain = ""
-    """The library's words for the error."""
+    """The library's words for the error, or what the message says."""
     causes: tuple[KnownCause, ...] = ()
-    """The known causes: those that hold here first, then by likelihood. Empty if none is known."""
+    """The known causes: those that are stated or hold here first, then by likelihood. Empty if none is known."""
+    vague: bool = False
+    """Whether the error is ambiguous without the function that returned it."""
     sources: tuple[Plain, ...] = ()
     """Where the causes were seen or are documented."""
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether a cause is stated or holds here."""
+        return bool(self.causes) and self.causes[0].state in DECIDED
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether it has a cause of its own: neither a consequence of other lines nor harmless."""
+        return self.severity not in (Severity.CONTEXT, Severity.HARMLESS)
+
+
+class Word(StrEnum):
+    """The answers of ``explain``; naming a cause is neither good nor bad."""
+
+    CAUSE = "CAUSE"
+    """A cause is stated by the text, or holds on this node."""
+    POSSIBLE_CAUSE = "POSSIBLE CAUSE"
+    WHICH_ERROR = "WHICH ERROR?"
+    """A call without its error, or an error that means something else for each function."""
+    NOT_KNOWN = "NOT KNOWN"
+    INTERRUPTED = "INTERRUPTED"
+    """Reading ended before anything was found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,9 +204,63 @@ class Explanations(Shown):
     checked: Origin | None
     """The machine on which the checks were run; ``None`` if none were."""
     explanations: tuple[Explanation, ...]
+    """The gravest first."""
     lines: int | None = None
     """The number of lines of the text that was read; ``None`` without a text."""
     left_out: int = 0
-    """The number of lines with further kinds of failures than are kept."""
+    """The number of lines with further kinds of failures than are kept, none of them graver."""
+    interrupted: bool = False
+    """Whether the text was read in part only."""
     answer: Answer = UNANSWERED
     """What the command answers (:mod:`egmctl.verdict.answers`)."""
+
+    @property
+    def asks_for_error(self) -> bool:
+        """Whether a call was named without its error, and several errors of it are known."""
+        calls = {each.failure.call for each in self.explanations}
+        return self.lines is None and len(self.explanations) > 1 and len(calls) == 1
+
+    @property
+    def leading(self) -> Explanation | None:
+        """The explanation that answers; ``None`` if no cause is known."""
+        return leading(self.explanations)
+
+    @property
+    def word(self) -> Word:
+        """The answer, in one word."""
+        return word(self)
+
+
+def leading(explanations: Sequence[Explanation]) -> Explanation | None:
+    """Return the explanation that answers: the first of the gravest kind in which a cause is decided, else the first.
+
+    A cause that holds for a call decides before a possible one of a graver message; hardware faults always lead.
+    """
+    known = [each for each in explanations if each.is_fault and _open(each)]
+    known = known or [each for each in explanations if each.severity is Severity.CONTEXT and _open(each)]
+    if not known:
+        return None
+    if known[0].severity is Severity.HARDWARE:
+        return known[0]
+    grave = [each for each in known if each.severity is not Severity.WARNING]
+    return next((each for each in grave if each.is_decided), known[0])
+
+
+def word(result: Explanations) -> Word:
+    """Return the answer of explanations: the one place that decides it."""
+    leader = leading(result.explanations)
+    if leader is None and any(each.failure.log for each in result.explanations):
+        # The driver's own log states it, in words that no entry has.
+        return Word.CAUSE
+    if leader is None:
+        return Word.INTERRUPTED if result.interrupted else Word.NOT_KNOWN
+    if leader.is_decided and not result.asks_for_error:
+        return Word.CAUSE
+    if leader.vague or result.asks_for_error:
+        return Word.WHICH_ERROR
+    return Word.POSSIBLE_CAUSE
+
+
+def _open(explanation: Explanation) -> bool:
+    """Return whether a cause is known that is not excluded."""
+    return any(cause.state is not CauseState.EXCLUDED for cause in explanation.causes)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from egmctl.compat import StrEnum
 from egmctl.model.gpu import Gpu
 from egmctl.model.record import BusId, Plain
+from egmctl.model.remedy import Remedy
 from egmctl.units import format_kernel_list
 
 
@@ -137,24 +138,6 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remedy:
-    """An action for a person. The tool itself changes nothing."""
-
-    text: str
-    """One sentence."""
-    command: str | None = None
-    """A command to paste unchanged; ``None`` if no command is safe."""
-    needs_root: bool = False
-    needs_reboot: bool = False
-
-    @property
-    def words(self) -> str:
-        """The sentence, and whether it requires root or a reboot."""
-        needs = [word for word, true in (("as root", self.needs_root), ("needs a reboot", self.needs_reboot)) if true]
-        return f"{self.text.removesuffix('.')} ({', '.join(needs)})." if needs else self.text
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """The result of one check for one place. GPUs, NUMA nodes or NICs with the same verdict share a finding."""
 
@@ -170,6 +153,9 @@ class Finding:
     confidence: Confidence = Confidence.HIGH
     note: str = ""
     """Useful information that is no fault."""
+    blocks: tuple[Guard, ...] = ()
+    """The purposes that do not work because of this. With ``--for`` one of them the finding is a ``fail``, whatever its
+    status is without it."""
     check: Plain = ""
     """The check id. The runner sets it, and the two fields below."""
     guards: tuple[Guard, ...] = ()

@@ -163,6 +163,9 @@ class GpuNvml(Record):
 
     index: int
     """NVML's index, for display only: it depends on the device cgroup."""
+    lost_calls: Mapping[Plain, Plain] | None = None
+    """The NVML calls about this GPU that ended with ``NVML_ERROR_GPU_IS_LOST`` or ``NVML_ERROR_RESET_REQUIRED``, and
+    that error; empty for a GPU that works."""
     uuid: Uuid | None = None
     name: Plain | None = None
     serial: str | None = None
@@ -211,6 +214,9 @@ class GpuNvml(Record):
     remapped_rows_uncorrectable: int | None = None
     remapped_rows_pending: bool | None = None
     remapped_rows_failure: bool | None = None
+    sram_threshold_exceeded: bool | None = None
+    """Whether the driver asks to have the GPU serviced, as its SRAM had too many uncorrectable errors
+    (``bThresholdExceeded`` of ``nvmlDeviceGetSramEccErrorStatus``). Only root may read it on some drivers."""
     recovery_action: Plain | None = None
     """The action that the driver requests (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION): ``none``, ``gpu-reset``,
     ``node-reboot``, ``drain-p2p``, ``drain-and-reset``, ``recover-imex-domain``, ``bus-reset``, ``system-reboot``."""

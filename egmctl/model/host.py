@@ -171,6 +171,8 @@ class CpuFrequencies(Record):
     cpus: KernelList
     governor: Plain | None = None
     """``scaling_governor``: ``performance``, ``powersave``, ``schedutil``, ..."""
+    driver: Plain | None = None
+    """``scaling_driver``: ``intel_pstate``, ``acpi-cpufreq``, ``cppc_cpufreq``, ..."""
     limit_khz: int | None = None
     """``scaling_max_freq``: the upper limit for the governor."""
     max_khz: int | None = None
@@ -261,6 +263,9 @@ class Driver(Record):
     driver_version: Plain | None = None
     """The driver version from ``nvmlSystemGetDriverVersion``."""
     nvml_version: Plain | None = None
+    modprobe_setuid: bool | None = None
+    """Whether nvidia-modprobe is there and runs as root for every user: with it CUDA loads ``nvidia_uvm`` and makes
+    device nodes when it first needs them."""
     cuda_driver_version: int | None = None
     """The result of ``cuDriverGetVersion``: 13000 is 13.0."""
     cuda_error: Plain | None = None
@@ -371,7 +376,11 @@ class System(Record):
     """The versions of the loaded modules among ``egmctl.facts.system.RDMA_MODULES``; ``""`` if a module states no
     version."""
     peer_memory_clients: tuple[Plain, ...] | None = None
-    """The names in ``/sys/kernel/mm/memory_peers``; empty if the kernel has no such folder."""
+    """The names in ``/sys/kernel/mm/memory_peers``: the modules that registered with the RDMA stack. Empty if it has no
+    such folder: the stack makes it with the first that registers, but not every one does."""
+    peermem_linked: bool | None = None
+    """Whether ``nvidia_peermem`` uses ``ib_core`` or ``ib_uverbs``: it was built with their functions for peer memory,
+    and could register."""
     verbs: tuple[VerbsNode, ...] | None = None
     """The nodes in ``/dev/infiniband`` with a kernel device; empty if there are none."""
     nvlink_management: tuple[Nic, ...] | None = None

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from egmctl.compat import StrEnum
-from egmctl.model.finding import Remedy, Status
+from egmctl.model.finding import Status
 from egmctl.model.record import BusId, Plain, Record, Unread
+from egmctl.model.remedy import Remedy
 
 
 class EventKind(StrEnum):

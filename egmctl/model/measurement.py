@@ -299,8 +299,9 @@ class Stage:
     """One stage of a handle's life cycle."""
 
     name: Plain
-    """``allocate``, ``export``, ``transfer``, ``open``, ``map``, ``first-touch``, ``second-touch``, ``close`` or
-    ``free``; for memory that UCX registers ``register``, ``pack``, ``unpack`` or ``deregister``."""
+    """``allocate``, ``set-access``, ``export``, ``transfer``, ``open``, ``map``, ``import-access``, ``first-touch``,
+    ``second-touch``, ``close`` or ``free``; for memory that UCX registers ``register``, ``pack``, ``unpack`` or
+    ``deregister``."""
     ms: Summary
 
 

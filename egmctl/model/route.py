@@ -163,18 +163,28 @@ NUMA_MEMORY = frozenset({MemoryKind.HOST_NUMA, *POOLS})
 """The memory that the driver allocates on a NUMA node by number: EGM if the platform has it. Other host memory is
 never EGM; for managed memory this is unknown."""
 
-HOST_NAMES = {
-    MemoryKind.HOST_NUMA: "HOST_NUMA",
-    MemoryKind.HOST_NUMA_POOL: "HOST_NUMA pool",
-    MemoryKind.HOST_NUMA_DEFAULT_POOL: "HOST_NUMA default pool",
-    MemoryKind.HOST_DEFAULT_POOL: "HOST default pool",
-    MemoryKind.PINNED: "pinned",
-    MemoryKind.REGISTERED: "registered",
-    MemoryKind.HUGETLB: "hugetlb",
-    MemoryKind.THP: "THP",
-    MemoryKind.MANAGED: "managed",
-    MemoryKind.SYSTEM: "system",
-}
+
+class _Names(dict[MemoryKind, str]):
+    """The names of kinds of memory; a kind that only a newer version knows has its word."""
+
+    def __missing__(self, kind: MemoryKind) -> str:
+        return kind.value
+
+
+HOST_NAMES = _Names(
+    {
+        MemoryKind.HOST_NUMA: "HOST_NUMA",
+        MemoryKind.HOST_NUMA_POOL: "HOST_NUMA pool",
+        MemoryKind.HOST_NUMA_DEFAULT_POOL: "HOST_NUMA default pool",
+        MemoryKind.HOST_DEFAULT_POOL: "HOST default pool",
+        MemoryKind.PINNED: "pinned",
+        MemoryKind.REGISTERED: "registered",
+        MemoryKind.HUGETLB: "hugetlb",
+        MemoryKind.THP: "THP",
+        MemoryKind.MANAGED: "managed",
+        MemoryKind.SYSTEM: "system",
+    }
+)
 """The names of host memory kinds in output."""
 
 HOST_MEMORY = frozenset(HOST_NAMES)

@@ -114,8 +114,8 @@ class Quantity(StrEnum):
 
     @property
     def unit(self) -> str:
-        """The unit of the quantity; GB/s is 1e9 bytes per second."""
-        return {Quantity.BANDWIDTH: "GB/s", Quantity.LATENCY: "ns", Quantity.DURATION: "ms"}[self]
+        """The unit of the quantity; GB/s is 1e9 bytes per second. Empty if only a newer version knows the quantity."""
+        return {Quantity.BANDWIDTH: "GB/s", Quantity.LATENCY: "ns", Quantity.DURATION: "ms"}.get(self, "")
 
 
 class ChaseOrder(StrEnum):
@@ -209,7 +209,8 @@ class Endpoint:
     allocated_by_label: Plain | None = None
     parts: int | None = None
     """The number of equal parts, one per flow, of one allocation that its process maps for the node's CPUs and all GPUs
-    and that the issuing processes import as a whole. ``None``: an allocation per flow, mapped for one GPU."""
+    and that the issuing processes import as a whole. ``None``: an allocation per flow, which its process maps
+    for one GPU. Importers map memory from cuMemCreate for all GPUs of their node in either case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,6 +110,8 @@ class Command(_Leveled):
     """A shell command, which renderers never wrap, so that it can be pasted."""
 
     text: str
+    name: str
+    """What it is for: ``look`` shows more, ``run`` mends."""
 
 
 @dataclass(frozen=True, slots=True)

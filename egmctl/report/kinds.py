@@ -95,7 +95,7 @@ HISTORY = Kind(name="history", record="egmctl.model.listing:History", views="lis
 PROFILES = Kind(name="profiles", record="egmctl.model.profile:ProfileList", views="lists", pages=False)
 MACHINES = Kind(name="machines", record="egmctl.model.listing:MachineList", views="lists", pages=False)
 CHECKS = Kind(name="checks", record="egmctl.model.listing:CheckList", views="doctor", pages=False)
-EXPLAIN = Kind(name="explain", record="egmctl.model.explanation:Explanations", views="doctor", pages=False)
+EXPLAIN = Kind(name="explain", record="egmctl.model.explanation:Explanations", views="explain", pages=False)
 CASES = Kind(name="cases", record="egmctl.model.listing:CaseList", views="lists", pages=False)
 PLAN = Kind(name="plan", record="egmctl.model.listing:PlanReport", views="lists", pages=False)
 WATCH = Kind(name="watch", record="egmctl.model.machine:TrafficSample", pages=False)

@@ -4,6 +4,8 @@ A GPU passes the steps of :class:`Step`. :func:`classify` returns the first step
 **Precedence**, the first match counts:
 
 1. The PCI configuration space reads as all ones (:data:`Block.OFF_THE_BUS`). No other fact about the GPU is valid then.
+   Next, NVML ended a call about the GPU with GPU_IS_LOST or RESET_REQUIRED: it still lists the GPU, and answers other
+   calls from memory.
 2. NVML or CUDA lists the GPU in this process. Items 3 and 4 are then skipped, because the device node was opened.
    open(2) counts more than the earlier access(2): as root, NVML creates a missing node, and nvidia-modprobe, which is
    setuid root, corrects its mode. For another process (``--pid``), the lists are ignored: they are those of this
@@ -88,6 +90,10 @@ class Block(StrEnum):
     """NVML did not start, crashed, hung or is missing, so it reports no GPU."""
     GPU_LOST = "gpu-lost", Step.NVML, "NVML cannot open it{particular}"
     """NVML counts the GPU but cannot open it."""
+    CALLED_LOST = "called-lost", Step.NVML, "NVML calls it lost ({detail})"
+    """NVML lists the GPU and ends calls about it with GPU_IS_LOST."""
+    RESET_REQUIRED = "reset-required", Step.NVML, "NVML says that it needs a reset ({detail})"
+    """NVML lists the GPU and ends calls about it with RESET_REQUIRED."""
     NOT_LISTED = "not-listed", Step.NVML, "NVML does not list it"
     """All steps before passed, but NVML does not list the GPU."""
     CUDA_FAILED = "cuda-failed", Step.CUDA, "CUDA {detail}"
@@ -102,6 +108,9 @@ class Block(StrEnum):
     NVLINK_DOWN = "nvlink-down"
     NO_P2P = "no-p2p"
 
+
+LOST = frozenset({Block.GPU_LOST, Block.CALLED_LOST, Block.RESET_REQUIRED})
+"""The blocks by which the driver has given the GPU up: NVML counts it, and nothing else it says of it is believed."""
 
 DENIED = frozenset({Block.DEVICE_CGROUP, Block.NOT_IN_CONTAINER, Block.MASKED})
 """The blocks by configuration: the GPU works, but this process was not given access."""
@@ -222,6 +231,10 @@ def _before_libraries(machine: Machine, gpu: Gpu) -> Obstacle | None:
     pci, proc, node = gpu.pci, gpu.proc, gpu.node
     if pci is not None and pci.responds is False:
         return Obstacle(Block.OFF_THE_BUS)
+    if gpu.nvml is not None and gpu.nvml.lost_calls:
+        errors = gpu.nvml.lost_calls
+        block = Block.CALLED_LOST if "NVML_ERROR_GPU_IS_LOST" in errors.values() else Block.RESET_REQUIRED
+        return Obstacle(block, next(iter(errors)))
     if (gpu.nvml is not None or gpu.cuda is not None) and not elsewhere(machine):
         return None
     if pci is not None and pci.driver is not None and pci.driver != "nvidia":
@@ -259,6 +272,10 @@ def _libraries(machine: Machine, gpu: Gpu) -> Obstacle | None:
     if elsewhere(machine):
         return None
     reasons = {library: gpu.reason_of(library) for library in ("nvml", "cuda")}
+    nvml_works = nvml_failure(machine) is None and (machine.driver or Driver()).driver_version is not None
+    if gpu.nvml is None and reasons["nvml"] is Reason.FAILED and nvml_works:
+        # CUDA may list it all the same.
+        return Obstacle(Block.GPU_LOST, _because(gpu, "nvml"))
     if gpu.nvml is None and gpu.cuda is None:
         if failed := nvml_failure(machine):
             return Obstacle(Block.NVML_FAILED, failed.words)

@@ -17,6 +17,7 @@ from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.evidence import EvidenceReport, Observation, Reply, State
 from egmctl.model.finding import Status, WaiverKind
 from egmctl.model.measurement import NVLINK_COUNT, LinkProof, Measurement, RunReport, counted
+from egmctl.model.probes import Outcome
 from egmctl.model.route import HOST_NAMES, LinkKind, MemoryKind
 from egmctl.units import format_size, grouped
 from egmctl.verdict.answers import answered
@@ -28,6 +29,7 @@ class Question:
 
     claim: str
     checks: tuple[str, ...] = ()
+    probes: str = ""
     by: str = ""
     cases: tuple[str, ...] = ()
     link: str = ""
@@ -76,6 +78,8 @@ def _answer(name: str, question: Question, diagnosis: Diagnosis, run: RunReport 
         observed = iter([(None, "no NIC here", "")])
     elif question.checks:
         observed = _by_checks(question, diagnosis)
+    elif question.probes:
+        observed = _by_probes(question, diagnosis)
     elif run is None:
         observed = iter([(None, not_measured, "")])
     else:
@@ -102,6 +106,16 @@ def _by_checks(question: Question, diagnosis: Diagnosis) -> _Observed:
         if finding.check in question.checks:
             shown = "; ".join(f"{each.source}: {each.value}" for each in finding.evidence[:1])
             yield agrees.get(finding.status), f"{finding.summary} ({shown or finding.check})", finding.place.label
+
+
+def _by_probes(question: Question, diagnosis: Diagnosis) -> _Observed:
+    """Yield what each probe of a kind showed: an error is the driver's answer, any other end decides nothing."""
+    agrees = {Outcome.OK: True, Outcome.ERROR: False}
+    for probe in diagnosis.machine.probes or ():
+        if probe.kind == question.probes:
+            decides = probe.outcome is Outcome.OK or probe.error_number is not None
+            value = probe.detail or probe.outcome.value
+            yield agrees.get(probe.outcome) if decides else None, value, f"NUMA{probe.numa_node}"
 
 
 def _all_pass(question: Question, diagnosis: Diagnosis) -> bool:

@@ -335,9 +335,8 @@ def left_out(machine: Machine, gpus: Sequence[Gpu], kind: WaiverKind) -> Finding
         for use in uses
     ]
     remedy = todo(
-        "Wait until they are idle (the command below shows who uses them), or measure beside them with "
-        "'egmctl bench --allow-busy'.",
-        _processes(pids) if pids else "nvidia-smi",
+        "Wait until they are idle, or measure beside them with 'egmctl bench --allow-busy'.",
+        look=_processes(pids) if pids else "nvidia-smi",
     )
     summary = "; ".join([*users, *(str(use) for use in uses if not use.pids)]) or "in use by others"
     return noted(summary, gpus, check=IN_USE, evidence=tuple(evidence), remedy=remedy)
@@ -386,7 +385,7 @@ def _weak_memory(report: RunReport) -> Iterator[tuple[Finding, set[int]]]:
         threshold = below.warn or below.fail or 0
         finding = warned(
             f"memory is slow: its own CPUs reach {below.value:.0f} GB/s, not {threshold:.0f}",
-            todo("See what else uses it, then CPU power limits and memory errors.", "numastat -m"),
+            todo("See what else uses it, then CPU power limits and memory errors.", look="numastat -m"),
             on_numa([node]),
             check=WEAK_MEMORY,
             evidence=(fact(triad.name, f"{below.value:.1f} GB/s; {below.source}"),),
@@ -406,8 +405,8 @@ def _host_busy(load: HostLoad | None) -> Finding | None:
     return warned(
         f"the host was busy: other processes used {cpu_s / load.wall_s:.0f} of {load.cpus} CPUs",
         todo(
-            "Measure again when the host is idle (the command below shows what runs).",
-            "ps -eo pid,user,pcpu,etime,comm --sort=-pcpu | head",
+            "Measure again when the host is idle.",
+            look="ps -e -o pid,user,pcpu,etime,comm --sort=-pcpu | head",
         ),
         check=HOST_BUSY,
         evidence=(
@@ -427,10 +426,10 @@ def _gpu_findings(report: RunReport, check: str) -> Iterator[tuple[Finding, set[
     for sentence, affected in by_sentence.items():
         if check == OTHERS:
             pids = affected[-1][1].other_processes or ()
-            remedy = todo("Measure again when the GPUs are idle.", _processes(pids))
+            remedy = todo("Measure again when the GPUs are idle.", look=_processes(pids))
         else:
             text = "Check fans, coolant and power supplies, then measure again."
-            remedy = todo(text, "nvidia-smi -q -d PERFORMANCE,TEMPERATURE")
+            remedy = todo(text, look="nvidia-smi -q -d PERFORMANCE,TEMPERATURE")
         # GPUs are told apart by label: nodes of one run may have GPUs with the same bus ids.
         labels = dict.fromkeys(gpu.label for _, gpu in affected)
         indices = [label.removeprefix("GPU") for label in labels]

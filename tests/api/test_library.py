@@ -53,7 +53,7 @@ def test_each_record_is_the_one_of_the_schema_that_the_page_names() -> None:
         "Topology": egmctl.topology_of(machine),
         "Diagnosis": egmctl.Doctor().diagnose(machine),
         "Explanations": egmctl.explain("cuMemCreate", 800, machine),
-        "RunReport": egmctl.load_result(ROOT / "tests" / "data" / "runs" / "idle.json.gz").result,
+        "RunReport": egmctl.load_result(RUN).result,
     }
     named = dict(
         re.findall(r"^\|.*?\| `([A-Z]\w+)`:.*\| `(egmctl\.[a-z]+/[0-9]+)` \|$", PAGE.read_text(), re.MULTILINE)
@@ -69,6 +69,54 @@ def test_what_is_written_is_loaded_again(tmp_path: Path) -> None:
     file = tmp_path / "diagnosis.json"
     file.write_text(egmctl.to_json(diagnosis))
     assert egmctl.load_result(file).result == diagnosis
+
+
+RUN = ROOT / "tests" / "data" / "runs" / "idle.json.gz"
+
+
+def test_a_file_is_loaded_as_the_kind_that_the_program_names(tmp_path: Path) -> None:
+    report = egmctl.load_result(RUN, egmctl.RunReport)
+    assert report == egmctl.load_result(RUN).result
+    with pytest.raises(egmctl.EgmctlError, match=r"idle\.json\.gz holds a RunReport, not a Diagnosis$"):
+        egmctl.load_result(RUN, egmctl.Diagnosis)
+    failed = tmp_path / "failed.json"
+    error = {"code": "nothing", "message": "there is no GPU"}
+    failed.write_text(
+        json.dumps(
+            {"schema": "egmctl.error/1", "tool": "egmctl 0.1.0", "exit_code": 3, "machine": None, "errors": [error]}
+        )
+    )
+    with pytest.raises(egmctl.EgmctlError, match=r"failed\.json holds no RunReport: there is no GPU$"):
+        egmctl.load_result(failed, egmctl.RunReport)
+
+
+WITHOUT_THE_COMMAND_LINE = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("typer", "click", "rich"):
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Missing())
+import egmctl
+
+machine = egmctl.read_machine("hgx-h200x4")
+report = egmctl.load_result(sys.argv[1], egmctl.RunReport)
+results = [egmctl.Doctor().diagnose(machine), egmctl.topology_of(machine), egmctl.judge_run(report, machine)]
+egmctl.Bench(suites=["quick"]).plan(machine)
+egmctl.read_machine()
+for result in results:
+    print(type(result).__name__, len(egmctl.to_json(result)) > 1000, len(result._repr_html_()) > 1000)
+"""
+
+
+@pytest.mark.processes
+def test_it_works_where_typer_and_rich_are_not_there() -> None:
+    command = [sys.executable, "-c", WITHOUT_THE_COMMAND_LINE, str(RUN)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "Diagnosis True True\nTopology True True\nRunReport True True\n"
 
 
 def test_a_library_call_says_what_the_command_says() -> None:
@@ -108,8 +156,8 @@ def test_each_public_name_is_there_and_is_no_package_of_that_name() -> None:
         assert getattr(egmctl, name) is not None
     packages = {module.name for module in pkgutil.iter_modules(egmctl.__path__)}
     assert not packages & set(egmctl.__all__), "importing the package would put it into the name's place"
-    with pytest.raises(AttributeError, match="valid are Bench, Doctor"):
-        _ = egmctl.nonsense
+    with pytest.raises(AttributeError, match="valid are Bench, Bringup, "):
+        getattr(egmctl, "non" + "sense")
 
 
 def test_the_page_names_all_that_is_public() -> None:

@@ -17,7 +17,7 @@ from egmctl import files
 from egmctl.errors import EgmctlError, UsageError
 from egmctl.files import FileExists, next_free, open_parent, path_of, read_bounded, write_whole
 from egmctl.fleet.folder import new_folder, old_folder
-from egmctl.journal.events import FILES_LIMIT, Journal, mention
+from egmctl.journal.events import FILES_LIMIT, Journal, State, journal_folder, mention, state_line
 from egmctl.model.record import Command
 from tests.conftest import ROOT, RunEgmctl, command_environment, ended
 
@@ -152,6 +152,57 @@ def test_nor_in_that_of_a_journal(trap: Path, tmp_path: Path) -> None:
     mention(trap / kept[0].name)
     assert sorted((tmp_path / "ours").iterdir()) == kept
     assert {path.read_text() for path in kept} == {"x"}
+
+
+FOREIGN = "who could redirect what is written there"
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize("how", ["a folder", "a link", "a link, and a new folder below"])
+def test_the_journal_of_root_is_not_written_where_another_user_leads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The state folder of a user: one that root did not make, or a link to one of root's own."""
+    private, state = tmp_path / "private", tmp_path / "home" / "state"
+    state.parent.mkdir()
+    (private / "egmctl" / "journal").mkdir(parents=True)
+    if how == "a folder":
+        (state / "egmctl" / "journal").mkdir(parents=True)
+    else:
+        state.symlink_to(private)
+    if how.endswith("below"):
+        (private / "egmctl" / "journal").rmdir()
+    for path in (state.parent, *state.parent.rglob("*")):
+        os.lchown(path, NOBODY, NOBODY)
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    who = f"it belongs to user {NOBODY}" if how == "a folder" else f"state is a link of user {NOBODY}"
+    for folder in (journal_folder(), state / "egmctl" / "journal", state):
+        journal = Journal([folder], str)
+        journal._make()
+        assert (journal.path, journal.failure) == (None, f"{folder}: {who}, {FOREIGN}")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.needs_root
+def test_nor_does_root_note_in_the_journal_of_another_user_that_it_was_mentioned(tmp_path: Path) -> None:
+    path = tmp_path / "bench-000001-20261122T000000Z.journal"
+    path.write_bytes(state_line(State()))
+    os.chown(tmp_path, NOBODY, NOBODY)
+    mention(path)
+    assert path.read_bytes() == state_line(State())
+
+
+@pytest.mark.needs_root
+def test_nor_do_results_of_a_fleet_go_where_another_user_leads_them(tmp_path: Path) -> None:
+    (tmp_path / "ours").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "ours")
+    os.lchown(link, NOBODY, NOBODY)
+    for path in (link, link / "new"):
+        with pytest.raises(UsageError, match=f"link is a link of user {NOBODY}, {FOREIGN}"):
+            new_folder(path, Command.TOPO, datetime.now(timezone.utc))
+    assert os.listdir(tmp_path / "ours") == []
 
 
 def test_a_folder_that_becomes_a_link_while_a_file_is_written_changes_nothing(everybodys: Path, tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 from rich.text import Text
 
 from egmctl.comparison import compare
-from egmctl.comparison.facts import Subject, outcome_of
+from egmctl.comparison.facts import Subject
+from egmctl.comparison.worth import outcome_of
 from egmctl.errors import ExitCode
 from egmctl.facts import replay
 from egmctl.model.comparison import Comparison, Outcome

@@ -96,7 +96,7 @@ def test_the_plugin_ends_with_the_codes_of_node_problem_detector_and_its_first_l
     assert (done.code, done.err) == (code, "")
     assert done.out.startswith(words)
     shown = done.out[: PLUGIN["pluginConfig"]["max_output_length"]]
-    assert code == 0 or re.match(r"EGMCTL CRITICAL - [a-z.-]+: .+", shown)
+    assert code == 0 or re.match(r"EGMCTL CRITICAL - PROBLEMS: [a-z.-]+: .+", shown)
 
 
 def test_a_rule_of_the_plugin_takes_no_longer_than_the_plugin_may() -> None:

@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from egmctl.doctor.check import EVERYTHING, Check, Scope
 from egmctl.doctor.findings import failed, passed, skipped, unknown, warned
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Remedy, on_gpus
+from egmctl.model.finding import Confidence, Evidence, Finding, Guard, on_gpus
 from egmctl.model.machine import Machine
+from egmctl.model.remedy import GPUS as GPUS_OF_FINDING
+from egmctl.model.remedy import Need, Remedy
 from tests.answers import diagnose
 from tests.doctor.machines import shipped
 
@@ -39,21 +41,19 @@ GPUS = NODE_MACHINE.gpus or ()
 
 DENIED = failed(
     "the device cgroup denies /dev/nvidia3",
-    Remedy(
-        text="Give the step all GPUs of the node and choose with CUDA_VISIBLE_DEVICES.", command="srun --gpu-bind=none"
-    ),
+    Remedy(text="Give the step all GPUs of the node and choose with CUDA_VISIBLE_DEVICES.", run="srun --gpu-bind=none"),
     place=on_gpus(GPUS[3:]),
     cause="Slurm's ConstrainDevices took it away from job 42",
     evidence=(Evidence(source="access(/dev/nvidia3)", value="EPERM", errno="EPERM"),),
 )
 PERSISTENCE = warned(
     "persistence mode is off",
-    Remedy(text="Turn it on.", command="nvidia-smi -pm 1", needs_root=True),
+    Remedy(text="Turn it on.", run=f"nvidia-smi -i {GPUS_OF_FINDING} -pm 1", needs=(Need.ROOT,)),
     place=on_gpus(GPUS),
     confidence=Confidence.MEDIUM,
     cause="each first start of a process waits for the GPUs",
 )
-REBOOT = failed("the fabric is broken", Remedy(text="Start anew.", needs_root=True, needs_reboot=True))
+REBOOT = failed("the fabric is broken", Remedy(text="Start anew.", needs=(Need.ROOT, Need.REBOOT)))
 FINE = passed("as it should be", note="4 GPUs are there")
 ABSENT = skipped("not an EGM platform")
 UNTOLD = unknown("NVML is too old to say")

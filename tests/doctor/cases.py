@@ -58,7 +58,7 @@ def verdicts(check: str, machine: Machine, scope: Scope = EVERYTHING) -> str:
 
 def words_of(finding: Finding) -> str:
     """Return all that a finding says."""
-    remedy = [finding.remedy.text, finding.remedy.command or ""] if finding.remedy else []
+    remedy = [finding.remedy.text, finding.remedy.look or "", finding.remedy.run or ""] if finding.remedy else []
     evidence = [f"{item.source}: {item.value}" for item in finding.evidence]
     sentences = (finding.summary, finding.cause, f"{finding.confidence} confidence", finding.note)
     return " | ".join((*sentences, *remedy, *evidence))

@@ -96,7 +96,13 @@ def healthy() -> Machine:
         nvlink_bandwidth_mode="full",
         nodes=tuple(
             DeviceNode(path=f"/dev/{name}", exists=True, access="ok", major=major, minor=minor)
-            for name, major, minor in (("nvidiactl", 195, 255), ("nvidia-uvm", 511, 0), ("nvidia-uvm-tools", 511, 1))
+            for name, major, minor in (
+                ("nvidiactl", 195, 255),
+                ("nvidia-uvm", 511, 0),
+                ("nvidia-uvm-tools", 511, 1),
+                ("nvidia-caps/nvidia-cap1", 236, 1),
+                ("nvidia-caps/nvidia-cap2", 236, 2),
+            )
         ),
         imex_channels=(
             DeviceNode(
@@ -171,7 +177,7 @@ def healthy() -> Machine:
         daemons=("nvidia-imex", "nvidia-persistenced"),
         imex=Imex(configured_nodes=18, duplicate_nodes=0, daemon_state="READY", domain_status="UP"),
         module_versions={"mlx5_core": "", "ib_core": "", "mlx5_ib": "", "nvidia_peermem": "580.126.16"},
-        peer_memory_clients=(),
+        peer_memory_clients=("nv_mem",),
         verbs=verbs,
     )
     for area in _areas():
@@ -273,9 +279,10 @@ FAULTS: dict[str, Fault] = {
             ("kernel.driver-messages", "NVRM: GPU0 x: SBIOS allocated EGM address is incorrect."),
         )
     },
-    "egm.capability": changed("gpus[*].nvml", capabilities=0),
+    "egm.capability": Fault(changed("gpus[*].nvml", capabilities=0).machine, Scope(purposes=(Guard.EGM,))),
     "egm.preconditions": Fault(
-        lambda: patched(patched(healthy(), "gpus[*].nvml", capabilities=0), "system", acpi_egm=False)
+        lambda: patched(patched(healthy(), "gpus[*].nvml", capabilities=0), "system", acpi_egm=False),
+        Scope(purposes=(Guard.EGM,)),
     ),
     "egm.cgroup-route": Fault(lambda: with_gpu_denied(healthy(), 2, 3)),
     "egm.peer-route": Fault(
@@ -291,7 +298,7 @@ FAULTS: dict[str, Fault] = {
     "egm.hypervisor-mode": changed("system", egm_regions=("egm0", "egm1")),
     "egm.override-key": changed("driver", module_parameters={"RegistryDwords": '"RMEnableLocalEgmPeerId=1"'}),
     "gpu.health": changed("gpus[0].nvml", remapped_rows_failure=True),
-    "gpu.mig": changed("gpus[0].nvml", mig_mode=True),
+    "gpu.mig": Fault(lambda: patched(healthy(), "gpus[0].nvml", mig_mode=True), Scope(purposes=(Guard.P2P,))),
     "gpu.cc-mode": changed("driver", confidential_compute="on"),
     "gpu.vgpu": changed("gpus[*].nvml", virtualization="vgpu"),
     "gpu.compute-mode": changed("gpus[0].nvml", compute_mode="prohibited"),
@@ -324,7 +331,10 @@ FAULTS: dict[str, Fault] = {
     "fabric.state": changed("gpus[2].nvml.fabric", state="in-progress"),
     "fabric.domain": changed("gpus[3].nvml.fabric", clique_id=2),
     "fabric.manager": changed("system", daemons=("nv-fabricmanager", "nvidia-imex")),
-    "fabric.same-node-isolation": Fault(lambda: with_gpu_denied(healthy(), 3), Scope(purposes=(Guard.FABRIC,))),
+    "fabric.same-node-isolation": Fault(
+        lambda: patched(with_gpu_denied(healthy(), 3), "process", environment={"SLURM_JOB_GPUS": "0-3"}),
+        Scope(purposes=(Guard.FABRIC,)),
+    ),
     "imex.module": changed("driver", module_parameters={"ImexChannelCount": "0"}),
     "imex.channel": changed("driver.imex_channels[0]", access="EACCES", mode=0o600),
     "imex.domain": changed("system.imex", domain_status="DOWN"),
@@ -456,3 +466,6 @@ ONLY_TOLD = frozenset(
     {"egm.platform", "ipc.ipc-namespace", "ipc.pid-namespace", "mps.env", "ns.container", "numa.page-size", "rdma.ofed"}
 )
 """Checks that tell what is so, and never that it is a fault."""
+
+NOTED = frozenset({"rdma.bar1"})
+"""Checks whose fault is a setting that stops nothing by itself, so that they only note it."""

@@ -34,7 +34,7 @@ class TestPermissions:
         finding = run_one(PERMISSIONS, as_user(with_gpu_denied(HGX, 1, access="EACCES"), 0))
         assert "security module" in finding.cause
         assert finding.remedy is not None
-        assert finding.remedy.command == "ausearch -m avc -ts recent"
+        assert finding.remedy.look == "ausearch -m avc -ts recent"
 
     def test_a_user_namespace_does_not_know_the_owner(self) -> None:
         machine = as_user(with_gpu_denied(HGX, 1, access="EACCES"), 0, uid_map=((0, 1000, 1),))

@@ -15,6 +15,7 @@ from egmctl.model.finding import TOLD, Guard, Status
 from egmctl.model.host import Imex, Nic, NicPort
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
+from egmctl.model.remedy import Need
 from egmctl.report.exports.json import result_json
 from egmctl.topology.platform import platform
 from tests import in_process
@@ -100,7 +101,9 @@ class TestFabric:
     def test_no_channel_is_a_fault_where_handles_are_wanted(self) -> None:
         assert run_one("imex.channel", HGX).status is Status.SKIP
         assert run_one("imex.channel", HGX, asked(Guard.FABRIC)).status is Status.FAIL
-        assert run_one("imex.channel", patched(healthy(), "driver", imex_channels=())).status is Status.WARN
+        assert run_one("imex.channel", patched(healthy(), "driver", imex_channels=())).status is Status.NOTE
+        in_a_job = patched(patched(healthy(), "driver", imex_channels=()), "process", environment={"SLURM_JOB_ID": "7"})
+        assert run_one("imex.channel", in_a_job).status is Status.WARN
 
     @pytest.mark.parametrize(
         ("daemons", "state", "reason", "hidden", "status"),
@@ -202,9 +205,8 @@ class TestDomain:
         finding = run_one("fabric.domain", fallen())
         assert finding.summary == "outside the NVLink domain (clique 0)"
         assert finding.remedy is not None
-        assert {word for word in ("NMX-C", "Drain", "reset", "IMEX") if word in finding.remedy.text} == {
-            *("NMX-C", "Drain", "reset")
-        }
+        assert {word for word in ("NMX-C", "reset", "IMEX") if word in finding.remedy.text} == {"NMX-C", "reset"}
+        assert Need.GPU_RESET in finding.remedy.needs
 
     @pytest.mark.parametrize(
         ("imex", "effect"), [({"daemon_state": "STARTING"}, "imex.daemon"), ({"domain_status": "DOWN"}, "imex.domain")]

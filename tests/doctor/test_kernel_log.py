@@ -14,6 +14,7 @@ from egmctl.model.host import Bridge
 from egmctl.model.kernel_log import DriverMessage, KernelLog
 from egmctl.model.machine import Machine, OriginKind, SectionStatus
 from egmctl.model.record import Reason, Unread
+from egmctl.model.remedy import Need
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import patched, run, run_one, shipped
 
@@ -51,7 +52,7 @@ def test_a_gpu_off_the_bus_is_named_with_its_age_and_what_to_do() -> None:
     assert one.title.startswith("GPU2: Xid 79")
     assert one.cause == "blamed on: hardware"
     assert one.remedy is not None
-    assert one.remedy.needs_reboot
+    assert Need.REBOOT in one.remedy.needs
 
 
 @pytest.mark.parametrize(

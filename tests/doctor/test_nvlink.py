@@ -75,9 +75,9 @@ LINKS = [
             "a parameter": one_less("driver", module_parameters={"RmNvlinkBandwidthLinkCount": "17"}),
         }.items()
     ),
-    case("H800", "nvlink.links", one_less("gpus[*].nvml", name="NVIDIA H800"), "unknown GPU0-3", "17 of 18 NVLinks"),
+    case("H800", "nvlink.links", one_less("gpus[*].pci", device_id=0x2324), "unknown GPU0-3", "17 of 18 NVLinks"),
     case("vGPU", "nvlink.links", one_less("gpus[*].nvml", virtualization="vgpu"), "unknown GPU0-3"),
-    case("H800 with all links", "nvlink.links", hgx("gpus[*].nvml", name="NVIDIA H800"), "pass GPU0-3"),
+    case("H800 with all links", "nvlink.links", hgx("gpus[*].pci", device_id=0x2324), "pass GPU0-3"),
     case("vGPU with all links", "nvlink.links", hgx("gpus[*].nvml", virtualization="vgpu"), "pass GPU0-3"),
     case("no link is up in a fabric", "nvlink.links", ALL_DOWN, "fail GPU0-3"),
     case(
@@ -122,7 +122,7 @@ LINKS = [
     case(
         "another product without links",
         "nvlink.links",
-        hgx("gpus[*].nvml", name="NVIDIA H100 PCIe", nvlinks=(), nvlink_count=0),
+        patched(hgx("gpus[*].nvml", nvlinks=(), nvlink_count=0), "gpus[*].pci", device_id=0x2331),
         "skip GPU0-3",
     ),
     *(

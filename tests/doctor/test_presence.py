@@ -38,7 +38,7 @@ class TestCount:
         ("expectation", "remedy"),
         [
             (Expectation(gpus=4), "The other dev.* checks say where each was lost"),
-            (Expectation(gpus=8), "Power-cycle the node; replace a GPU"),
+            (Expectation(gpus=8), "On the host: Power-cycle the node; replace a GPU"),
         ],
     )
     def test_fewer_than_expected(self, expectation: Expectation, remedy: str) -> None:
@@ -49,11 +49,11 @@ class TestCount:
         assert finding.remedy.text.startswith(remedy)
 
     def test_open_to_this_process_and_not_listed_by_nvml(self) -> None:
-        finding = run_one(COUNT, lost_by(HGX, 1, "nvml", "cuda"))
+        finding = run_one(COUNT, lost_by(patched(HGX, "process", container_signs=()), 1, "nvml", "cuda"))
         assert finding.status is Status.FAIL
         assert finding.place.ids == (bus_id(HGX, 1),)
         assert finding.remedy is not None
-        assert finding.remedy.command == "dmesg | grep -iE 'NVRM|Xid'"
+        assert finding.remedy.look == "dmesg | grep -iE 'NVRM|Xid'"
 
     def test_listed_by_nvml_and_not_by_cuda(self) -> None:
         finding = run_one(COUNT, lost_by(HGX, 1, "cuda"))

@@ -126,7 +126,7 @@ def test_a_missing_node_on_a_host(node: Node) -> None:
     node.device(3).unlink()
     code, findings = node.doctor()
     assert (code, findings[NODES]["status"]) == (1, "fail")
-    assert findings[NODES]["remedy"]["command"] == "nvidia-modprobe -c 3"
+    assert findings[NODES]["remedy"]["run"] == "nvidia-modprobe -c 3"
 
 
 @pytest.mark.long

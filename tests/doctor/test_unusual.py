@@ -34,7 +34,11 @@ def mig(machine: Machine = HGX) -> Machine:
     machine = patched(without_peers(machine), "gpus[*].nvml", mig_mode=True, mig_mode_pending=True)
     for index in range(1, len(machine.gpus or ())):
         machine = patched(machine, f"gpus[{index}]", cuda=None, unread=unread(Reason.NOT_PRESENT, "cuda"))
-    return machine
+    nodes = tuple(
+        replace(node, exists=True, access="ok") if "nvidia-caps" in node.path else node
+        for node in (machine.driver and machine.driver.nodes) or ()
+    )
+    return patched(machine, "driver", nodes=nodes)
 
 
 def mig_of_ampere() -> Machine:
@@ -80,14 +84,15 @@ def on_pcie() -> Machine:
     machine = patched(
         HGX, "gpus[*].nvml", name="NVIDIA H100 PCIe", fabric=None, unread=unread(Reason.NOT_SUPPORTED, "fabric")
     )
+    machine = patched(machine, "gpus[*].pci", device_id=0x2331)
     machine = patched(machine, "gpus[*].nvml.nvlinks[*]", active=False, remote_type="unknown", remote_bus_id=None)
     return patched(machine, "pairs[*]", nvlink_count=0, nvlink_through=None, p2p_status=REFUSED, can_access_peer=False)
 
 
 UNUSUAL: dict[str, tuple[Callable[[], Machine], dict[str, Status]]] = {
-    "MIG on every GPU": (mig, {"gpu.mig": Status.WARN}),
-    "MIG, which takes the links down": (mig_of_ampere, {"gpu.mig": Status.WARN}),
-    "MIG on a Grace node": (lambda: mig(healthy()), {"gpu.mig": Status.WARN}),
+    "MIG on every GPU": (mig, {"gpu.mig": Status.NOTE}),
+    "MIG, which takes the links down": (mig_of_ampere, {"gpu.mig": Status.NOTE}),
+    "MIG on a Grace node": (lambda: mig(healthy()), {"gpu.mig": Status.NOTE}),
     "confidential computing": (confidential, {"gpu.cc-mode": Status.WARN}),
     "vGPUs": (vgpu, {"gpu.vgpu": Status.WARN}),
     "a virtual machine with one GPU": (partition_of_one, {"nvlink.links": Status.WARN}),

@@ -14,8 +14,9 @@ from egmctl.doctor.findings import failed
 from egmctl.doctor.runner import CHECKS
 from egmctl.errors import ExitCode
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import Guard, Remedy, Status, on_gpus, on_numa
+from egmctl.model.finding import Guard, Status, on_gpus, on_numa
 from egmctl.model.listing import CheckEntry, CheckList
+from egmctl.model.remedy import Remedy
 from egmctl.report.document import Level
 from egmctl.report.exports.json import result_json
 from egmctl.report.exports.junit import doctor_junit
@@ -44,7 +45,14 @@ HOSTILE = 'a\x1b[31m"<&>|\\\n\u202e'
 def entry(check_id: str, *guards: Guard) -> CheckEntry:
     title = f"the title of {check_id}"
     return CheckEntry(
-        id=check_id, title=title, guards=guards, sections=(), why="Because.", read="From a file.", fix="With care."
+        id=check_id,
+        title=title,
+        guards=guards,
+        blocks=guards,
+        sections=(),
+        why="Because.",
+        read="From a file.",
+        fix="With care.",
     )
 
 
@@ -64,14 +72,14 @@ class TestText:
             "      cause  Slurm's ConstrainDevices took it away from job 42\n"
             "      fix    Give the step all GPUs of the node and choose with\n"
             "             CUDA_VISIBLE_DEVICES.\n"
-            "             $ srun --gpu-bind=none\n"
+            "      run    $ srun --gpu-bind=none\n"
             "FAIL  the fabric is broken  [fabric.state]\n"
             "      fix  Start anew (as root, needs a reboot).\n"
             "WARN  GPU0-3: persistence mode is off  [gpu.persistence]\n"
             "      cause  each first start of a process waits for the GPUs (medium\n"
             "             confidence)\n"
             "      fix    Turn it on (as root).\n"
-            "             $ nvidia-smi -pm 1\n"
+            f"      run    $ nvidia-smi -i {','.join(gpu.bus_id for gpu in GPUS)} -pm 1\n"
             "\n"
             "Not determined (-v says why): c2c.link\n"
         )
@@ -143,9 +151,9 @@ class TestText:
 
     @pytest.mark.parametrize("width", [60, 80, 200])
     def test_no_line_is_wider_than_the_terminal_but_a_command(self, width: int) -> None:
-        long = failed("word " * 60, Remedy(text="do " * 60, command="x" * 300), cause="so " * 60)
+        long = failed("word " * 60, Remedy(text="do " * 60, look="y" * 300, run="x" * 300), cause="so " * 60)
         for line in doctor_text(diagnosis(check("a.one", long)), level=Level.ALL, width=width).splitlines():
-            assert len(line) <= width or line.strip() == "$ " + "x" * 300
+            assert len(line) <= width or line.split() in (["look", "$", "y" * 300], ["run", "$", "x" * 300])
 
     def test_it_names_no_host_so_that_the_outputs_of_many_fold_together(self) -> None:
         machine = patched(healthy(), "host", hostname="node-0815")
@@ -167,7 +175,7 @@ class TestText:
 
 @pytest.mark.parametrize("format", DOCTOR.formats)
 def test_strings_of_the_machine_are_data_in_every_format(format: Format) -> None:
-    hostile = failed(HOSTILE, Remedy(text=HOSTILE, command=HOSTILE), cause=HOSTILE, note=HOSTILE)
+    hostile = failed(HOSTILE, Remedy(text=HOSTILE, look=HOSTILE, run=HOSTILE), cause=HOSTILE, note=HOSTILE)
     for verbose in (0, 1, 2):
         shown = str(render(diagnosis(check("a.one", hostile)), format, verbose=verbose))
         assert all(line.isprintable() for line in shown.split("\n"))
@@ -186,7 +194,7 @@ class TestJson:
         (finding,) = result["findings"]
         assert finding["place"] == {"kind": "gpu", "ids": [GPUS[3].bus_id], "label": "GPU3"}
         assert finding["evidence"] == [{"source": "access(/dev/nvidia3)", "value": "EPERM", "errno": "EPERM"}]
-        assert finding["remedy"]["command"] == "srun --gpu-bind=none"
+        assert finding["remedy"]["run"] == "srun --gpu-bind=none"
 
     def test_nothing_determined_is_an_error_in_it(self) -> None:
         document = json.loads(result_json(diagnosis(check("a.one", ABSENT))))
@@ -200,7 +208,7 @@ class TestNagios:
             "EGMCTL CRITICAL - dev.cgroup-restricted: GPU3: the device cgroup denies /dev/nvidia3 (+2 more)"
             " | fail=2 warn=1 unknown=1 note=0 pass=1 skip=2"
         )
-        assert lines[2] == "FAIL fabric.state: the fabric is broken. Start anew."
+        assert lines[2] == "FAIL fabric.state: the fabric is broken. Start anew (as root, needs a reboot)."
         assert len(lines) == 4
 
     def test_other_states(self) -> None:

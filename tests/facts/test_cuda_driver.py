@@ -85,14 +85,29 @@ NO_LIBRARY = r"cuInit failed: libcuda\.so\.1 cannot be loaded"
     ],
 )
 def test_a_wrong_argument_a_missing_function_and_a_missing_library_are_told_apart(
-    bindings: SimpleNamespace, raised: Exception, error: type[Exception], sentence: str
+    bindings: SimpleNamespace,
+    raised: Exception,
+    error: type[Exception],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bindings.cuInit = answering(raised)
+    monkeypatch.setattr(cuda, "_library_loads", lambda: False)
 
     with pytest.raises(error, match=sentence) as caught:
         cuda.call("cuInit", 0)
 
     assert getattr(caught.value, "number", None) is None
+
+
+def test_a_library_that_loads_and_lacks_what_the_bindings_need_is_too_old_and_not_missing(
+    bindings: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bindings.cuInit = answering(RuntimeError("Failed to get cuGetProcAddress_v2"))
+    monkeypatch.setattr(cuda, "_library_loads", lambda: True)
+
+    with pytest.raises(DriverTooOld, match=r"libcuda\.so\.1 lacks a function that cuda-bindings \S+ needs"):
+        cuda.call("cuInit", 0)
 
 
 def test_a_function_that_the_bindings_lack_says_which_bindings(bindings: SimpleNamespace) -> None:

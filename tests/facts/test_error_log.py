@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from egmctl.facts.error_log import read_failures
+from egmctl.facts.error_log import BLOCK, read_failures
 from egmctl.model.explanation import ErrorLog, Failure, Library
 
 CUDA_LOG = "[03:06:38.965][139710266687808][CUDA][E] "
@@ -24,11 +24,11 @@ def stated(*lines: str) -> list[tuple[Library, str | None, int | None]]:
 # The messages are those of public issue threads, named in signatures.toml; hosts and paths are shortened.
 MESSAGES = [
     ("RuntimeError: CUDA error: operation not permitted", None, 800),
-    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 79.1 GiB", None, 2),
+    ("RuntimeError: CUDA error: out of memory", None, 2),
     ("RuntimeError: CUDA driver error: unknown error", None, 999),
     ("cudaGetDeviceCount(). Error 803: system has unsupported display driver", "cudaGetDeviceCount", 803),
     ("cuda runtime error (802) : system not yet initialized at THCGeneral.cpp:50", None, 802),
-    ("transport/nvls.cc:598 NCCL WARN Cuda failure 1 'invalid argument'", None, 1),
+    ("init.cc:598 NCCL WARN Cuda failure 1 'invalid argument'", None, 1),
     ("NCCL WARN Cuda failure 'operation not permitted'", None, 800),
     ("failed to open CUDA IPC handle : 217 peer access is not supported between these two devices", None, 217),
     ("Multicast memory of size 2097152 : CUDA error 401 'the operation cannot be performed", None, 401),
@@ -56,9 +56,8 @@ def test_an_error_is_found_as_each_source_writes_it(line: str, call: str | None,
 @pytest.mark.parametrize(
     ("line", "library", "number"),
     [
-        ("Failed to initialize NVML: Driver/library version mismatch", Library.NVML, 18),
-        ("Failed to initialize NVML: Unknown Error", Library.NVML, 999),
-        ("nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown", Library.NVML, 9),
+        ("nvmlInit failed: Driver/library version mismatch", Library.NVML, 18),
+        ("nvmlInit failed: Unknown Error", Library.NVML, 999),
         ("pynvml.NVMLError_DriverNotLoaded: Driver Not Loaded", Library.NVML, 9),
         ("nvmlInit_v2() failed: NVML_ERROR_GPU_IS_LOST", Library.NVML, 15),
         ("[ 12.3] NVRM: Xid (PCI:0000:00:06): 31, pid=2228, name=python3, MMU Fault", Library.XID, 31),
@@ -138,20 +137,20 @@ class Large(io.RawIOBase):
     def __init__(self) -> None:
         self.given = 0
 
-    def readline(self, size: int | None = -1, /) -> bytes:
+    def read1(self, size: int) -> bytes:
         if self.given >= self.SIZE:
             return b""
         if self.given % self.LINE == 0:
-            line = b"[1:2][%d][CUDA][E] %s\n" % (self.given, b"r" * 5000)
+            part = b"\n[1:2][%d][CUDA][E] %s\n" % (self.given, b"r" * 5000)
         else:
-            line = b"cuda" + b"y" * ((self.LINE if size in (None, -1) else size) - 4)
-        self.given = min(self.given + len(line), (self.given // self.LINE + 1) * self.LINE)
-        return line
+            part = b"cuda" + b"y" * (size - 4)
+        self.given = min(self.given + len(part), (self.given // self.LINE + 1) * self.LINE)
+        return part
 
 
 def test_the_messages_of_many_threads_are_not_kept() -> None:
-    text = b"".join(b"[1:2][%d][CUDA][E] %s\n" % (thread, b"r" * 200) for thread in range(10_000))
-    assert peak_bytes(io.BytesIO(text)) < 200_000
+    text = b"".join(b"[1:2][%d][CUDA][E] %s\n" % (thread, b"r" * 200) for thread in range(50_000))
+    assert peak_bytes(io.BytesIO(text)) < 8 * BLOCK
 
 
 def peak_bytes(stream: io.RawIOBase | io.BytesIO) -> int:
@@ -168,5 +167,99 @@ def peak_bytes(stream: io.RawIOBase | io.BytesIO) -> int:
 @pytest.mark.long
 def test_two_hundred_megabytes_are_read_in_constant_memory() -> None:
     text = Large()
-    assert peak_bytes(text) < 1_000_000
+    assert peak_bytes(text) < 8 * BLOCK
     assert text.given >= Large.SIZE
+
+
+def found(text: str) -> list[str]:
+    """The entries of messages that are found in a text."""
+    return [failure.message for failure in read_failures(io.BytesIO(text.encode())).failures if failure.message]
+
+
+def test_a_long_line_is_looked_at_in_few_places() -> None:
+    """Quadratic time, or a look at each place, would take minutes."""
+    log = read_failures(io.BytesIO(b"cuda error failed x ab_cd " * 400_000))
+    assert log.lines == 1
+
+
+def test_a_message_is_found_within_a_long_line() -> None:
+    line = "x" * 3_000_000 + " NVRM: GPU 0000:5f:00.0: GPU has fallen off the bus. " + "y" * 3_000_000
+    assert found(line) == ["fell-off"]
+
+
+def test_lines_of_the_kernel_driver_that_belong_together_are_joined() -> None:
+    text = (
+        "[1.0] NVRM: The NVIDIA GPU 0000:1b:00.0 (PCI ID: 10de:2901)\n"
+        "[1.0] NVRM: installed in this system requires use of the NVIDIA\n"
+        "[1.0] NVRM: open kernel modules.\n"
+    )
+    assert found(text) == ["open-modules-required"]
+
+
+def test_a_message_has_the_lines_that_continue_it() -> None:
+    text = (
+        "NVRM: API mismatch: the client 'python3' (pid 4711)\n"
+        "NVRM: has the version 570.124.04, but this kernel module has\n"
+        "NVRM: the version 570.124.06.\n"
+    )
+    (failure,) = read_failures(io.BytesIO(text.encode())).failures
+    assert "570.124.04, but this kernel module has the version 570.124.06" in failure.line
+
+
+def test_a_short_text_may_be_wrapped() -> None:
+    text = "Unable to determine the device handle for GPU0000:A1:00.0: Unknown\n  Error\n"
+    assert found(text) == ["smi-device-handle"]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("Xid 79", 79), ("xid: XID 31 seen", 31), ("Xid (PCI:0000:09:00): 48, pid=1", 48), ("gpu event Xid=94", 94)],
+)
+def test_a_short_xid_is_one(text: str, number: int) -> None:
+    assert stated(text) == [(Library.XID, None, number)]
+
+
+def test_an_sxid_has_its_number_and_whether_it_is_fatal() -> None:
+    switch = "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): "
+    fatal, other = read(f"{switch}20034, Fatal, Link 30 LTSSM Fault Up", f"{switch}12028, Non-fatal, Link 1").failures
+    assert (fatal.message, fatal.number) == ("sxid", 20034)
+    assert (other.message, other.number) == ("sxid-non-fatal", 12028)
+
+
+def test_a_grave_line_after_many_kinds_is_kept() -> None:
+    lines = [f"cuFunction{number}A failed: 1" for number in range(60)]
+    log = read(*lines, "NVRM: GPU 0000:5f:00.0: GPU has fallen off the bus.")
+    assert "fell-off" in [failure.message for failure in log.failures]
+    assert (len(log.failures), log.left_out) == (50, 11)
+
+
+def test_a_bare_error_beside_the_message_that_says_what_failed_is_its_echo() -> None:
+    assert stated(
+        "transport/nvls.cc:244 NCCL WARN Cuda failure 1 'invalid argument'", "CUDA error: invalid argument"
+    ) == [(Library.MESSAGE, None, None)]
+
+
+@pytest.mark.parametrize(("free", "entry"), [("66.43 GiB", "torch-oom-but-free"), ("1.20 GiB", "torch-oom")])
+def test_out_of_memory_is_believed_only_if_less_is_free_than_was_asked_for(free: str, entry: str) -> None:
+    text = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 7 has a total capacity of 79.11 GiB of which "
+    assert found(f"{text}{free} is free.") == [entry]
+
+
+def test_a_function_of_cupy_is_the_runtimes() -> None:
+    lines = (
+        'File "api/runtime.pyx", line 461, in cupy_backends.cuda.api.runtime.ipcGetMemHandle',
+        'File "api/runtime.pyx", line 146, in cupy_backends.cuda.api.runtime.check_status',
+        "cupy_backends.cuda.api.runtime.CUDARuntimeError: cudaErrorInvalidValue: invalid argument",
+    )
+    assert stated(*lines) == [(Library.CUDA, "cudaIpcGetMemHandle", 1)]
+
+
+def test_an_interrupt_gives_what_was_found_so_far() -> None:
+    class Interrupted(io.BytesIO):
+        def read1(self, size: int | None = -1, /) -> bytes:
+            if not (part := super().read1(size)):
+                raise KeyboardInterrupt
+            return part
+
+    log = read_failures(Interrupted(b"cuMemCreate failed: 800\n"))
+    assert (len(log.failures), log.interrupted) == (1, True)

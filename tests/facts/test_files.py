@@ -225,6 +225,7 @@ OF_FILES = {"module_version", "module_flavour", "modules", "module_parameters", 
 
 def test_the_drivers_files(tree: Tree) -> None:
     assert gpus.driver(tree.root) == Driver(
+        modprobe_setuid=False,
         module_version="580.159.04",
         module_flavour="open",
         modules=("nvidia", "nvidia_uvm"),
@@ -388,7 +389,7 @@ def test_where_there_is_nothing_there_is_none_or_a_reason(tmp_path: Path) -> Non
     assert caught.value.unread.reason is Reason.NOT_PRESENT
     driver = gpus.driver(empty)
     assert set(driver.unread) == OF_FILES
-    assert driver == Driver(unread=driver.unread)
+    assert driver == Driver(modprobe_setuid=False, unread=driver.unread)
     assert system.nics(empty) == ()
     nodes = system.read_all(empty, [])
     assert (nodes.gpus, nodes.imex_channels, nodes.unread) == ({}, (), {})

@@ -28,6 +28,24 @@ if TYPE_CHECKING:
 # --- what is there ---------------------------------------------------------------------------------------------------
 
 
+def test_an_nvml_that_lacks_a_versioned_function_costs_its_values_only(fake_node: MakeFakeNode, on: Collect) -> None:
+    """Drivers before 510 have no nvmlDeviceGetComputeRunningProcesses_v3: nvidia-ml-py raises what is no NVMLError."""
+    collected = on(fake_node("hgx-h200x4"), faults="nvmlDeviceGetComputeRunningProcesses=missing")
+
+    for gpu in collected.gpus or ():
+        nvml = known(gpu.nvml)
+        assert (nvml.processes, nvml.unread["processes"].reason) == (None, Reason.DRIVER_TOO_OLD)
+        assert (nvml.name, nvml.nvlink_count) == ("FAKE NVIDIA H200", 18)
+
+
+def test_a_libcuda_that_loads_and_lacks_a_symbol_is_not_missing(fake_node: MakeFakeNode, on: Collect) -> None:
+    collected = on(fake_node("hgx-h200x4"), faults="cuGetProcAddress=missing")
+
+    failure = known(known(collected.driver).cuda_failure)
+    assert (failure.how, failure.call) == ("too-old", "cuDriverGetVersion")
+    assert "libcuda.so.1 lacks a function" in failure.words
+
+
 @pytest.mark.parametrize("hidden", ["1", "", "GPU-none"])
 def test_cuda_visible_devices_hides_no_facts(fake_node: MakeFakeNode, on: Collect, hidden: str) -> None:
     collected = on(fake_node("gb200-tray"), CUDA_VISIBLE_DEVICES=hidden, CUDA_DEVICE_ORDER="FASTEST_FIRST")

@@ -14,7 +14,7 @@ import pynvml
 import pytest
 
 from egmctl.driver import cuda as driver_cuda
-from egmctl.driver.nvml import Question, ask, ask_struct, field_values, read_record
+from egmctl.driver.nvml import Question, about, ask, ask_struct, field_values, read_record
 from egmctl.driver.reading import Unreadable
 from egmctl.facts import cuda, nvml
 from egmctl.facts.nvml import PLATFORM, decode_health, fabric, links
@@ -73,6 +73,43 @@ def test_a_function_that_pynvml_lacks_is_too_old() -> None:
         ask("nvmlNewer")
 
     assert raised.value.unread.reason == "driver-too-old"
+
+
+class LibraryMismatch(Exception):
+    """An exception of nvidia-ml-py that is no NVMLError, as NVMLLibraryMismatchError is."""
+
+
+@pytest.mark.parametrize("error", [LibraryMismatch("unversioned"), TypeError("None"), KeyError("x")])
+def test_an_exception_that_is_no_error_of_nvml_costs_the_value_of_that_call_only(
+    answer: Answer, error: Exception
+) -> None:
+    def refuse(_handle: object) -> str:
+        raise error
+
+    answer("nvmlDeviceGetName", refuse)
+    answer("nvmlDeviceGetSerial", "1320")
+    record = read_record((Question("name", "nvmlDeviceGetName"), Question("serial", "nvmlDeviceGetSerial")), None)
+    assert (record["name"], record["serial"]) == (None, "1320")
+    assert record["unread"]["name"].reason is Reason.FAILED
+    assert type(error).__name__ in record["unread"]["name"].detail
+
+
+def test_an_answer_that_cannot_be_understood_costs_its_fields_only(answer: Answer) -> None:
+    answer("nvmlDeviceGetMigMode", 7)
+    answer("nvmlDeviceGetSerial", "1320")
+    modes = Question("mig_mode mig_mode_pending", "nvmlDeviceGetMigMode", lambda modes: map(bool, modes))
+    record = read_record((modes, Question("serial", "nvmlDeviceGetSerial")), None)
+    assert (record["mig_mode"], record["serial"]) == (None, "1320")
+    assert record["unread"]["mig_mode_pending"].detail == "nvmlDeviceGetMigMode: TypeError"
+
+
+@pytest.mark.parametrize("code", [15, 16])
+def test_calls_that_end_because_the_gpu_is_lost_are_kept_by_name(answer: Answer, code: int) -> None:
+    answer("nvmlDeviceGetName", pynvml.NVMLError(code))
+    answer("nvmlDeviceGetSerial", pynvml.NVMLError(3))
+    with about("0000:1b:00.0") as lost_calls:
+        read_record((Question("name", "nvmlDeviceGetName"), Question("serial", "nvmlDeviceGetSerial")), None)
+    assert lost_calls == {"nvmlDeviceGetName": {15: "NVML_ERROR_GPU_IS_LOST", 16: "NVML_ERROR_RESET_REQUIRED"}[code]}
 
 
 def no_utf_8(_handle: object) -> str:
@@ -148,8 +185,8 @@ def test_a_gpu_whose_bus_id_is_none_costs_itself_alone(
     answer("nvmlDeviceGetHandleByIndex", lambda index: index)
     answer("nvmlDeviceGetPciInfo", lambda index: SimpleNamespace(busId=garbage if index else "00000000:1B:00.0"))
     monkeypatch.setattr(nvml, "_GPU", ())
-    facts = nvml._gpus(2, pairs=True)
-    assert facts["gpus"] == {"0000:1b:00.0": {"index": 0, "unread": {}}}
+    facts = nvml._gpus(2, {}, pairs=True)
+    assert facts["gpus"] == {"0000:1b:00.0": {"index": 0, "lost_calls": {}, "unread": {}}}
     (lost,) = facts["lost"]
     assert lost.detail.startswith("GPU 1: nvmlDeviceGetPciInfo: ")
 

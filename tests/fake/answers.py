@@ -207,7 +207,7 @@ def _nvml(gpu: Gpu, nvml: GpuNvml, key: str) -> Iterator[tuple[str, str]]:
         yield one(field, field, getattr(nvml, field))
     for field in ("capabilities", "c2c_enabled", "mig_mode", "mig_mode_pending", "persistence_mode", "ecc_mode"):
         yield one(field, field, getattr(nvml, field))
-    for field in ("ecc_uncorrected_volatile", "performance_state"):
+    for field in ("ecc_uncorrected_volatile", "sram_threshold_exceeded", "performance_state"):
         yield one(field, field, getattr(nvml, field))
     for field in ("correctable", "uncorrectable", "pending", "failure"):
         yield one(f"remapped_rows_{field}", f"remapped_rows_{field}", getattr(nvml, f"remapped_rows_{field}"))

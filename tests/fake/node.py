@@ -109,14 +109,15 @@ class FakeNode:
         self._log.unlink(missing_ok=True)
 
     def _library_folder(self, faults: str) -> Path:
-        """Return a folder with this node's libraries, less the NVML functions that the plan says are missing."""
-        hidden = sorted(set(re.findall(r"(nvml\w+)\s*=\s*missing", faults)))
+        """Return a folder with this node's libraries, less the exported functions that the plan says are missing."""
+        hidden = sorted(set(re.findall(r"(nvml\w+|cuGetProcAddress)\s*=\s*missing", faults)))
         folder = self.directory / "-".join(("libraries", *hidden))
         if not folder.exists():
             folder.mkdir()
             for name in self._libraries:
-                if name == NVML and hidden:
-                    without_symbols(self._built / name, hidden, folder / name)
+                own = [function for function in hidden if function.startswith("nvml") is (name == NVML)]
+                if own:
+                    without_symbols(self._built / name, own, folder / name)
                 else:
                     (folder / name).symlink_to(self._built / name)
         return folder

@@ -127,7 +127,8 @@ def test_three_faults_are_named_in_the_first_lines_with_the_gpus_they_cost(
         "  GPU2 of tray03: 17 of 18 NVLinks are active, tray12 cannot be reached (4 GPUs",
         "  assumed)",
     ]
-    assert {answer.node for answer in report.answers if answer.state is State.BAD} == {"tray03", "tray07"}
+    wrong = {answer.node for answer in report.answers if answer.state is State.BAD}
+    assert wrong == ({"tray03", "tray07"} if arguments else {"tray03"})
     validate(json.loads(result_json(report)), "fleet")
 
 
@@ -187,7 +188,7 @@ def test_each_gpu_that_is_not_ready_has_its_reason(
 def test_a_bringup_says_go_and_what_was_not_measured_is_not_ready(rack: Ask) -> None:
     report = rack({"tray02": OUT}, command=Command.BRINGUP, nodes=TRAYS[:3])
     outside = "tray02 is outside the NVLink domain (clique 0)"
-    assert first(report) == f"NO-GO: 0 of 12 GPUs are ready: {outside}, tray[01,03]: not determined"
+    assert first(report) == f"INCOMPLETE: 0 of 12 GPUs are ready: {outside}, tray[01,03]: not determined"
 
 
 def test_a_warning_costs_gpus_where_it_counts_as_a_failure(rack: Ask) -> None:

@@ -77,10 +77,11 @@ REPORT = answered(
 
 def test_it_says_which_nodes_are_well_and_each_cause_once() -> None:
     text = text_of(REPORT)
-    assert text.splitlines()[:7] == [
+    assert text.splitlines()[:8] == [
         "NO-GO: 2 of 4 nodes are ready",
         "Next: the causes are below; 'egmctl show' reads each node's file; --list bad",
         "      prints the node set",
+        "",
         "OK 2: node[01-02] \N{MIDDLE DOT} BROKE 1: node04 (ssh: \\x1b[2Jdown) \N{MIDDLE DOT} PROBLEMS 1: node03",
         "(check.0 [bold]: no)",
         "4 nodes node[01-04] by ssh: egmctl doctor --for egm; results: results",
@@ -133,7 +134,7 @@ COMPARED = Comparison(
     ],
 )
 def test_a_node_that_is_worse_counts_also_where_it_is_the_first_of_two(nodes: int, outcome: Outcome, code: int) -> None:
-    path = PathDifference(node="b", case="c", path="p", link="w", size_bytes=1, unit="ns", outcome=outcome)
+    path = PathDifference(node="b", case="c", path="p", link="w", size_bytes=1, unit="ns", outcome=outcome, change=0.2)
     named = tuple(ComparedNode(name=f"n{number}", tool="", at="") for number in range(nodes))
     made = Comparison(kind=Command.BENCH, nodes=named, folded="", tolerance=0.05, compared=1, paths=(path,))
     assert answered(replace(REPORT, answers=ANSWERS[:2], comparison=made)).exit_code == code
@@ -152,7 +153,7 @@ def test_what_differs_between_fake_gpus_says_first_that_they_are_fake(tmp_path: 
     made = Comparison(kind=Command.DOCTOR, nodes=named, folded="node[01-04]", tolerance=0.05, compared=1)
     file = tmp_path / "fleet.json"
     file.write_text(result_json(replace(REPORT, comparison=made)))
-    head = "FAKE GPUs, nothing of this is hardware: node01, node02, node03\n\nNO-GO: "
+    head = "FAKE GPUs, nothing of this is hardware: node01, node02, node03\nNO-GO: "
     assert run("show", file).out.startswith(head)
 
 

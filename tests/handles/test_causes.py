@@ -37,8 +37,8 @@ KNOWN = [
     ("cuMemAlloc", 2, "not enough free memory"),
     ("cuDevicePrimaryCtxRetain", 46, "exclusive use"),
     ("cuCtxSynchronize", 800, "an IMEX channel, access"),
-    ("cuInit", 802, "fabric or confidential computing"),
-    ("cuInit", 803, "kernel module's version"),
+    ("cuInit", 802, "Fabric Manager does not run"),
+    ("cuInit", 803, "are of two versions"),
     ("cuInit", 804, "forward compatibility"),
 ]
 

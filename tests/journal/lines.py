@@ -25,7 +25,9 @@ def changed(line: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
 
 def with_state(content: bytes, **state: Any) -> bytes:
     """Return a journal whose first line says this."""
-    return events.state_line(State(**state)) + content[events.STATE_BYTES :]
+    _, begin, *_ = content.splitlines(keepends=True)
+    run = (events.entry(begin) or {}).get("run", "")
+    return events.state_line(State(run=run, **state)) + content[events.STATE_BYTES :]
 
 
 def ended(content: bytes) -> bytes:

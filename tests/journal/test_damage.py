@@ -22,6 +22,7 @@ from egmctl.journal.read import Kept, is_journal
 from egmctl.model.codec import ITEMS_LIMIT
 from egmctl.model.measurement import RunReport, Status
 from egmctl.report.kinds import BENCH
+from tests.answers import code_of
 from tests.fuzz.documents import original
 from tests.in_process import run
 from tests.journal.lines import changed, ended, with_state
@@ -54,7 +55,7 @@ def outcome(content: bytes, whole: Kept) -> str:
     except UsageError:
         return "refused"
     if kept.report.problems:
-        assert kept.report.exit_code is ExitCode.CRASHED
+        assert code_of(kept.report) is ExitCode.CRASHED
         return "damage is said"
     return "nothing is missing" if kept == whole else "SILENT LOSS"
 
@@ -253,3 +254,48 @@ def test_what_calls_itself_a_journal_costs_little(piece: bytes) -> None:
             read(content)
 
     assert most_bytes(refused) < 150 << 20
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """Return the journal of another run of the same bench, with other numbers."""
+    lines = original("journal", tmp_path_factory.mktemp("other")).splitlines(keepends=True)
+    for number, line in enumerate(lines):
+        if b'"event":"measurement"' in line:
+            lines[number] = changed(line, lambda entry: entry["measurement"].update(wall_s=77.0))
+    return ended(b"".join(lines))
+
+
+def test_200_mixtures_of_two_runs_lose_nothing_silently(content: bytes, other: bytes) -> None:
+    """A file system that gives a block to two files, or a hand that puts two journals together."""
+    choice = random.Random(3)  # noqa: S311
+    whole = {journal: read(journal) for journal in (content, other)}
+    first, second = content.splitlines(keepends=True), other.splitlines(keepends=True)
+    outcomes: Counter[str] = Counter()
+    for _ in range(200):
+        if choice.random() < 0.5:
+            place, end = choice.randrange(len(first)), choice.randrange(len(second))
+            mixture = [*first[:place], *second[end:]]
+        else:
+            mixture = [choice.choice(pair) for pair in zip(first, second, strict=True)]
+        text = b"".join(mixture)
+        begins_as_second = b'"event":"begin"' in text and reading._run_of(text) == reading._run_of(other)
+        outcomes[outcome(text, whole[other if begins_as_second else content])] += 1
+    assert outcomes["SILENT LOSS"] == 0
+    assert outcomes["damage is said"] > 100
+
+
+def test_lines_of_another_run_are_counted_and_not_shown(content: bytes, other: bytes) -> None:
+    lines, strange = content.splitlines(keepends=True), other.splitlines(keepends=True)
+    mixed = read(b"".join([*lines, *strange[-2:]]))
+    assert mixed.damage == "2 lines of another run: lines of this run may be missing"
+    assert mixed.report.measurements == read(content).report.measurements
+    replaced = read(b"".join([*lines[:5], strange[5], *lines[6:]]))
+    assert replaced.damage == f"{ONE_LINE}; 1 line of another run: lines of this run may be missing"
+
+
+def test_a_journal_without_ids_is_read_as_before(content: bytes) -> None:
+    lines = content.splitlines(keepends=True)
+    earlier = [changed(line, lambda entry: entry.pop("run")) for line in lines[1:]]
+    without = read(with_state(lines[0] + b"".join(earlier), exit_code=0, lines=len(lines)))
+    assert without == read(content)

@@ -167,7 +167,7 @@ def test_where_it_is_kept(egmctl: RunEgmctl, env: dict[str, str | None], folder:
     assert len(earlier(tmp_path / "results")) == 1, "beside the result"
     done = egmctl(*BENCH, env=nowhere)
     assert done.code == 0
-    assert "egmctl: the run's journal ends early: /dev/null/egmctl/journal: Not a directory\n" in done.err
+    assert "egmctl: the run has no journal: /dev/null/egmctl/journal: Not a directory\n" in done.err
     wrong = egmctl("bench", "--journal", tmp_path, "--no-journal", env=env)
     assert (wrong.code, wrong.err) == (2, "egmctl: --no-journal and --journal exclude each other; give one of them\n")
 

@@ -50,6 +50,11 @@ def bench(node: FakeNode, folder: Path, *options: str, limit: int | None = None)
     return ended([sys.executable, *command, *BENCH, "--journal", str(folder), *options], env=env, timeout_s=240)
 
 
+def said(done: Ended) -> list[str]:
+    """Return what a command said, but for what it waited for: a busy machine may take its time."""
+    return [line for line in done.err.splitlines() if not line.startswith("egmctl: waiting for ")]
+
+
 @pytest.fixture(scope="module")
 def needed(node: FakeNode, tmp_path_factory: pytest.TempPathFactory) -> int:
     """Return how long the journal of this bench is."""
@@ -88,7 +93,7 @@ def test_on_a_full_disk_a_quiet_run_that_ended_well_is_one(node: FakeNode, tmp_p
         # No room for a second journal.
         second = bench(node, folder)
         assert second.code == 0
-        assert second.err == f"egmctl: the run's journal ends early: {folder}: No space left on device\n"
+        assert said(second) == [f"egmctl: the run has no journal: {folder}: No space left on device"]
         assert len(earlier(folder)) == 1
 
 
@@ -101,7 +106,6 @@ def test_at_the_limit_of_a_files_size_too(node: FakeNode, tmp_path: Path, needed
 def test_where_there_is_no_room_for_its_beginning_none_is_kept(node: FakeNode, tmp_path: Path) -> None:
     done = bench(node, tmp_path / "kept", limit=PAGE)
     assert done.code == 0
-    assert re.fullmatch(
-        r"egmctl: the run's journal ends early: \S+/bench-000001-\w+\.journal: File too large\n", done.err
-    )
+    (sentence,) = said(done)
+    assert re.fullmatch(r"egmctl: the run has no journal: \S+/bench-000001-\w+\.journal: File too large", sentence)
     assert list((tmp_path / "kept").iterdir()) == []

@@ -11,8 +11,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -22,6 +24,7 @@ from egmctl.launch.channel import RAISED, RESULT
 from tests.launch.start import ROOT, is_alive, open_descriptors, run, spawn, wait_until
 
 pytestmark = pytest.mark.processes
+T = TypeVar("T")
 
 HEADER_OF_A_HUGE_MESSAGE = b"egmm" + (0).to_bytes(4, "little") + (1 << 30).to_bytes(4, "little")
 HALF_A_MESSAGE = b"egmm" + (0).to_bytes(4, "little") + (100).to_bytes(4, "little") + b'{"half":'
@@ -221,19 +224,54 @@ def test_a_child_has_what_it_needs_and_nothing_else_open() -> None:
     assert len(reported["descriptors of a child of its own"]) == 4
 
 
-def test_children_are_started_from_the_main_thread_only() -> None:
-    caught: list[BaseException] = []
-
-    def start() -> None:
-        try:
-            spawn("echo")
-        except RuntimeError as error:
-            caught.append(error)
-
-    thread = threading.Thread(target=start)
+def in_thread(work: Callable[[], T]) -> T:
+    """Call a function in a thread of its own, which ends before this returns."""
+    results: list[T] = []
+    thread = threading.Thread(target=lambda: results.append(work()))
     thread.start()
     thread.join()
-    assert "main thread" in str(caught[0])
+    return results[0]
+
+
+def test_a_child_outlives_the_thread_that_started_it() -> None:
+    with in_thread(lambda: spawn("converse")) as child:
+        child.channel.send({"number": 4})
+        assert child.receive(60)[0] == {"doubled": 8}
+
+
+def test_a_failed_start_is_an_error_in_the_thread_that_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+
+    def start() -> str:
+        with pytest.raises(ChildNotStarted, match="No such file") as caught:
+            run("echo")
+        return str(caught.value)
+
+    assert "cannot be started" in in_thread(start)
+
+
+def test_many_threads_start_children_at_once() -> None:
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda number: run("echo", {"number": number}), range(16)))
+    assert [answer["number"] for answer in answers] == list(range(16))
+
+
+def test_a_thread_of_a_forked_process_starts_children_although_the_starting_thread_was_not_forked() -> None:
+    program = (
+        "import os, warnings\n"
+        "from tests.launch.start import run\n"
+        "from tests.launch.test_ends import in_thread\n"
+        # Python 3.12 and newer warn of a fork beside threads.
+        "warnings.simplefilter('ignore', DeprecationWarning)\n"
+        "in_thread(lambda: run('echo'))\n"
+        "if os.fork() == 0:\n"
+        "    os._exit(in_thread(lambda: run('echo', {'code': 7}))['code'])\n"
+        "print(os.waitstatus_to_exitcode(os.wait()[1]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout == "7\n"
 
 
 def test_a_process_that_cannot_be_started_is_a_child_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:

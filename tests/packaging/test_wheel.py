@@ -33,6 +33,7 @@ def test_the_wheel_holds_what_the_checkout_ships_with_the_whole_guide_and_nothin
         assert {f"{place}/{path.relative_to(ROOT / folder)}" for path in files} <= held
     guide = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*") if path.is_file()}
     assert {f"egmctl/_docs/{name}" for name in guide} == {name for name in held if name.startswith("egmctl/_docs/")}
+    assert "egmctl/py.typed" in held
     manual = f"egmctl-{__version__}.data/data/share/man/man1/egmctl.1"
     assert wheel.read(manual) == (ROOT / "docs/egmctl.1").read_bytes()
     strangers = [name for name in held - {manual} if not re.match(r"egmctl(/|-[^/]*\.dist-info/)", name)]

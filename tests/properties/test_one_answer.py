@@ -124,6 +124,9 @@ def _of_parts(result: Any) -> list[str]:
     if isinstance(result, FleetReport):
         states += [node.state for node in result.answers]
         states += [result.fabric.run.answer.state] if result.fabric and result.fabric.run else []
+    if isinstance(result, Topology):
+        # It answers what is connected: what doctor knows to be wrong is a warning there, with --strict a fault.
+        states = [gap.kind.state for gap in answer.gaps]
     if isinstance(result, Explanations):
         states = [gap.kind.state for gap in answer.gaps]
     fine = worst([*states, answer.state]) is answer.state or type(result).__name__ == "Comparison"

@@ -24,6 +24,7 @@ from egmctl.report.kinds import Format
 from egmctl.report.render.html import matrix_html
 from egmctl.report.render.page import style
 from egmctl.topology.topology import topology
+from egmctl.verdict.answers import answered
 from tests.answers import diagnose, render
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import patched, shipped
@@ -233,7 +234,7 @@ def test_nothing_to_compare_is_no_pass() -> None:
     nothing = replace(
         found, compared=0, paths=(), affected=(), machines=(), notes=("the files have no path in common",)
     )
-    told = words(parse(str(render(nothing, Format.HTML))))
+    told = words(parse(str(render(answered(nothing), Format.HTML))))
     assert "NOT COMPARED" in told
     assert "the files have no path in common" in told
 

@@ -142,7 +142,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, name: str, fault: str) -> No
         ("", "is not JSON, or is truncated"),
         ("[]", "expected an object"),
         ("{}", "it states no schema, expected egmctl.bench/3, egmctl.topo/2, egmctl.doctor/1, egmctl.bringup/"),
-        ('{"schema": "egmctl.bench/4"}', "has the schema 'egmctl.bench/4', of another version of egmctl"),
+        ('{"schema": "egmctl.bench/4"}', "has the schema 'egmctl.bench/4', of a newer version of egmctl: this one"),
         ('{"schema": "egmctl.bench/1"}', "this one reads egmctl.bench/3"),
         ('{"schema": "egmctl.bench/2"}', "the key 'tool' is missing"),
         ('{"schema": "other/1"}', "its schema is 'other/1', expected egmctl.bench/3"),

@@ -66,6 +66,14 @@ ALONE: dict[str, tuple[Machine, Block]] = {
     "nodev": (unlisted(nodev=True), Block.NODEV),
     "NVML crashed": (patched(unlisted(DEAD), "driver", nvml_failure=CRASH), Block.NVML_FAILED),
     "lost": (unlisted(LOST), Block.GPU_LOST),
+    "called lost": (
+        patched(HGX, "gpus[1].nvml", lost_calls={"nvmlDeviceGetTemperature": "NVML_ERROR_GPU_IS_LOST"}),
+        Block.CALLED_LOST,
+    ),
+    "needs a reset": (
+        patched(HGX, "gpus[1].nvml", lost_calls={"nvmlDeviceGetTemperature": "NVML_ERROR_RESET_REQUIRED"}),
+        Block.RESET_REQUIRED,
+    ),
     "not listed": (unlisted(), Block.NOT_LISTED),
     "not seen by CUDA": (patched(HGX, "gpus[1]", cuda=None, unread={"cuda": GONE}), Block.NOT_SEEN_BY_CUDA),
     "CUDA failed": (
@@ -107,6 +115,14 @@ DISAGREED: dict[str, tuple[Machine, Block | None]] = {
     "NVML is dead and CUDA works": (
         patched(patched(HGX, "gpus[1]", nvml=None, unread={"nvml": DEAD}), "driver", nvml_failure=CRASH),
         None,
+    ),
+    "NVML cannot open it and CUDA works": (
+        patched(HGX, "gpus[1]", nvml=None, unread={"nvml": LOST}),
+        Block.GPU_LOST,
+    ),
+    "listed by both libraries, and called lost": (
+        patched(HGX, "gpus[1].nvml", lost_calls={"field 91": "NVML_ERROR_GPU_IS_LOST"}),
+        Block.CALLED_LOST,
     ),
     "listed, and reads all ones": (patched(HGX, "gpus[1].pci", responds=False), Block.OFF_THE_BUS),
     "another process, denied": (patched(listed(access="EPERM"), "process", pid=42), Block.DEVICE_CGROUP),

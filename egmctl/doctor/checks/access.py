@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+import stat
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from egmctl.doctor import restrictions
 from egmctl.doctor.check import Scope, Verdicts, check, findings_on, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, noted, passed, skipped, todo, unknown, warned
+from egmctl.doctor.job import OwnJob, own_job
 from egmctl.doctor.situation import NO_NVIDIA_GPU, in_container, loss, lost, may_have_egm, requested, routers
 from egmctl.model.finding import NODE, Confidence, Finding, Guard, on_gpus
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Confinement, DeviceNode, Driver, Process
 from egmctl.model.machine import Machine
+from egmctl.model.record import Reason
+from egmctl.model.remedy import Remedy
 from egmctl.topology.access import Block, Obstacle, classify, elsewhere, given_some, node_mounts, node_obstacle
 
+UVM = "/dev/nvidia-uvm"
 _NO_NODE = "no GPU has a device node"
 _MOUNT_WITH_DEV = as_root("Mount that file system with dev (mount -o remount,dev), or bind the host's nodes.")
-_MAKE_ANEW = as_root("Remove it and create it again.", "nvidia-modprobe -c 0 -u")
 _UNMASK = todo("Start the container, or the service, without that mount; choose with CUDA_VISIBLE_DEVICES.")
 
 
@@ -30,7 +35,7 @@ def _cgroup_restricted(machine: Machine, scope: Scope) -> Verdicts:
         reason = (obstacle and obstacle.detail) or "not read"
         yield unknown(f"whether these GPUs are accessible is unknown: {reason}", gpu)
     if denied:
-        yield _cgroup_denies(machine, scope, denied)
+        yield from _cgroup_denies(machine, scope, denied)
     elif readable:
         hides = "CUDA_VISIBLE_DEVICES" in ((machine.process or Process()).environment or {})
         note = "CUDA_VISIBLE_DEVICES only hides GPUs from CUDA: EGM routes over them stay" if hides else ""
@@ -40,7 +45,7 @@ def _cgroup_restricted(machine: Machine, scope: Scope) -> Verdicts:
         yield skipped(_NO_NODE)
 
 
-def _cgroup_denies(machine: Machine, scope: Scope, denied: list[Gpu]) -> Finding:
+def _cgroup_denies(machine: Machine, scope: Scope, denied: list[Gpu]) -> Iterator[Finding]:
     all_denied = restrictions.denies_control_node(machine)
     owner = restrictions.manager(machine, is_container=all_denied)
     evidence = (
@@ -48,7 +53,7 @@ def _cgroup_denies(machine: Machine, scope: Scope, denied: list[Gpu]) -> Finding
         *restrictions.cgroup_evidence(machine),
         *((owner.sign,) if owner.sign else ()),
     )
-    return _withheld_finding(
+    return _withheld(
         machine,
         scope,
         denied,
@@ -75,14 +80,14 @@ def _nodes_missing(machine: Machine, scope: Scope) -> Verdicts:
     )
     if masked:
         hidden = "/dev/null is bound over {}"
-        yield _withheld_finding(machine, scope, masked, hidden, remedy=_UNMASK, evidence=restrictions.accesses(masked))
+        yield from _withheld(machine, scope, masked, hidden, remedy=_UNMASK, evidence=restrictions.accesses(masked))
     if withheld:
-        yield _not_given(machine, scope, withheld)
+        yield from _not_given(machine, scope, withheld)
     if unmade:
         numbers = " ".join(f"-c {minor}" for gpu in unmade if (minor := restrictions.minor_of(gpu)) is not None)
         yield failed(
             f"there is no device node: {restrictions.node_names(unmade)}",
-            as_root(restrictions.MAKE_NODES.text, f"nvidia-modprobe {numbers}" if numbers else None),
+            as_root(restrictions.MAKE_NODES, run=f"nvidia-modprobe {numbers}" if numbers else None),
             unmade,
             evidence=restrictions.accesses(unmade),
             cause="it was not created yet, or ModifyDeviceFiles=0 stops the driver's tools from creating it",
@@ -92,7 +97,7 @@ def _nodes_missing(machine: Machine, scope: Scope) -> Verdicts:
         yield passed("every GPU of the driver has its device node", present) if present else skipped(_NO_NODE)
 
 
-def _not_given(machine: Machine, scope: Scope, gpus: list[Gpu]) -> Finding:
+def _not_given(machine: Machine, scope: Scope, gpus: list[Gpu]) -> Iterator[Finding]:
     environment = (machine.process or Process()).environment or {}
     owner = restrictions.manager(machine, is_container=True)
     remedy, cause = owner.remedy, f"set by {owner.name}" if owner.name else "the container was started without them"
@@ -103,7 +108,7 @@ def _not_given(machine: Machine, scope: Scope, gpus: list[Gpu]) -> Finding:
         cause += f"; NVIDIA_VISIBLE_DEVICES={environment['NVIDIA_VISIBLE_DEVICES']}"
     mounts = (fact("/proc/self/mountinfo", path) for path in node_mounts(machine))
     all_withheld = "this container was started without GPUs ({} not given)"
-    return _withheld_finding(
+    return _withheld(
         machine,
         scope,
         gpus,
@@ -123,33 +128,67 @@ def lacks_all_gpus(machine: Machine) -> bool:
     return losses == {Block.NOT_IN_CONTAINER} and control == {"ENOENT"}
 
 
-def _withheld_finding(machine: Machine, scope: Scope, withheld: list[Gpu], sentence: str, **more: Any) -> Finding:
-    """Return the finding on GPUs that were deliberately withheld from this process.
+def _withheld(machine: Machine, scope: Scope, withheld: list[Gpu], sentence: str, **more: Any) -> Iterator[Finding]:
+    """Yield the findings on GPUs that were deliberately withheld from this process.
 
-    ``fail`` if the user requires one of them, no GPU is left, or no GPU that can route EGM to a NUMA node is left;
-    ``warn`` if fewer such GPUs are left for a node; else ``note``, a partial allocation.
+    It fails if the user requires one of them or no GPU is left. Else it is a partial allocation: a warning where it
+    blocks EGM routes, a note elsewhere. What it blocks depends on whose GPUs they are.
     """
-    text, names = sentence.format(restrictions.node_names(withheld)), on_gpus(withheld).label
+    left = [gpu for gpu in machine.gpus or () if loss(machine, gpu) is None]
     required = [gpu for gpu in withheld if requested(machine, scope, gpu)]
     if required:
-        return failed(f"{text}, but {on_gpus(required).label} is required (--gpus, --expect)", place=withheld, **more)
-    left = [gpu for gpu in machine.gpus or () if loss(machine, gpu) is None]
+        text = f"{_named(sentence, withheld)}, but {on_gpus(required).label} is required (--gpus, --expect)"
+        yield failed(text, place=withheld, **more)
+        return
     if not left:
-        return failed(f"{text}: no GPU can be used", place=withheld, **more)
-    if may_have_egm(machine) and not _local_only(machine, scope):
-        reduced = {node: gpus for node, gpus in routers(machine, scope).items() if any(gpu in withheld for gpu in gpus)}
-        cut_off = [str(node) for node, gpus in reduced.items() if not any(gpu in left for gpu in gpus)]
-        if cut_off:
-            nodes = ", ".join(cut_off)
-            return failed(f"{text}: EGM to NUMA {nodes} has no GPU left to go through", place=withheld, **more)
-        if reduced:
-            nodes = ", ".join(map(str, reduced))
-            return warned(f"{text}: EGM to NUMA {nodes} has fewer GPUs to go through", place=withheld, **more)
-    note = (
-        f"normal for a partial allocation (--gpus or --expect make it a fault). {on_gpus(left).label} cannot import "
-        f"memory of {names} by legacy, descriptor, pool or fabric handle, and EGM is not routed through it"
-    )
-    return noted(text, withheld, note=note, **more)
+        yield failed(f"{_named(sentence, withheld)}: no GPU can be used", place=withheld, **more)
+        return
+    of_job = own_job(machine, withheld)
+    for gpus in (of_job.gpus, [gpu for gpu in withheld if gpu not in of_job.gpus]):
+        if gpus:
+            yield _partial(machine, scope, gpus, left, of_job if gpus is of_job.gpus else OwnJob(), sentence, **more)
+
+
+def _partial(
+    machine: Machine, scope: Scope, gpus: Sequence[Gpu], left: list[Gpu], of_job: OwnJob, sentence: str, **more: Any
+) -> Finding:
+    """Return the finding on GPUs that a partial allocation leaves out.
+
+    Parameters
+    ----------
+    left
+        The GPUs that this process can use.
+    of_job
+        The GPUs and what says that they are this job's; none if they are others'.
+    """
+    text = ", ".join(filter(None, (_named(sentence, gpus), of_job.words)))
+    handles = "by legacy, descriptor, pool or fabric handle"
+    imports = f"{on_gpus(left).label} cannot import memory of {on_gpus(gpus).label} {handles}"
+    note = f"normal for a partial allocation (--gpus or --expect make it a fault). {imports}"
+    blocks: tuple[Guard, ...] = ()
+    if of_job.gpus:
+        blocks = (Guard.P2P, Guard.IPC, Guard.FABRIC)
+        note = f"{imports}, so NCCL between the processes of this job ends with CUDA error 101 or 1 (measured on H200)"
+        more["evidence"] = (*more["evidence"], of_job.sign)
+    if routes := _blocked_routes(machine, scope, gpus, left):
+        return warned(f"{text}: {routes}", place=gpus, note=note, blocks=(Guard.EGM, *blocks), **more)
+    return noted(text, gpus, note=note, blocks=blocks, **more)
+
+
+def _named(sentence: str, gpus: Sequence[Gpu]) -> str:
+    return sentence.format(restrictions.node_names(gpus))
+
+
+def _blocked_routes(machine: Machine, scope: Scope, gpus: Sequence[Gpu], left: list[Gpu]) -> str:
+    """Return the EGM routes that the absence of these GPUs blocks, as a clause; empty if it blocks none."""
+    if not may_have_egm(machine) or _local_only(machine, scope):
+        return ""
+    reduced = {node: on for node, on in routers(machine, scope).items() if any(gpu in gpus for gpu in on)}
+    blocked = [str(node) for node, on in reduced.items() if not any(gpu in left for gpu in on)]
+    fewer = [str(node) for node in reduced if str(node) not in blocked]
+    clauses = [f"EGM routes to NUMA {', '.join(blocked)} are blocked"] if blocked else []
+    clauses += [f"EGM to NUMA {', '.join(fewer)} has fewer GPUs to go through"] if fewer else []
+    return ", and ".join(clauses)
 
 
 def _local_only(machine: Machine, scope: Scope) -> bool:
@@ -195,7 +234,24 @@ def _node_fault(machine: Machine, node: DeviceNode, obstacle: Obstacle, user: st
                 yield fact("/proc/self/mountinfo", f"{mount.path} {mount.kind} {','.join(mount.options)}")
         yield failed(f"{name} lies on a mount with the option nodev: open(2) fails with EACCES", _MOUNT_WITH_DEV)
     else:
-        yield failed(f"{obstacle.cause}{needed}", _UNMASK if obstacle.block is Block.MASKED else _MAKE_ANEW)
+        yield failed(f"{obstacle.cause}{needed}", _UNMASK if obstacle.block is Block.MASKED else _remake(machine, node))
+
+
+_GPU_NODE = re.compile(r"/dev/nvidia([0-9]{1,3})")
+_LOAD_UVM = "modprobe nvidia_uvm && nvidia-modprobe -u -c 0"
+_CONTROL_NODES = {"/dev/nvidiactl": "nvidia-modprobe -c 255", "/dev/nvidia-uvm": "nvidia-modprobe -u -c 0"}
+"""The commands that make the nodes all GPUs need: 255 is the minor number of nvidiactl (nvidia-modprobe.c)."""
+
+
+def _remake(machine: Machine, node: DeviceNode) -> Remedy:
+    """Return the remedy for a node that is no device, or has the numbers of an earlier load of the driver."""
+    if in_container(machine):
+        return todo("Start the container again: its node is of an earlier load of the driver. Make a CDI file anew.")
+    gpu = _GPU_NODE.fullmatch(node.path)
+    make = f"nvidia-modprobe -c {int(gpu[1])}" if gpu else _CONTROL_NODES.get(node.path)
+    if make is None or node.kind == "directory":
+        return as_root("Move it away, and make the device node again with nvidia-modprobe.")
+    return as_root("Remove this one node and make it again.", run=f"rm {node.path} && {make}")
 
 
 def _denial(machine: Machine, node: DeviceNode) -> dict[str, Any]:
@@ -204,18 +260,22 @@ def _denial(machine: Machine, node: DeviceNode) -> dict[str, Any]:
     if any(line != (0, 0, 2**32 - 1) for line in confinement.uid_map or ()):
         return {
             "cause": "the nodes' owner is not mapped into this user namespace: only the mode for others applies",
-            "remedy": as_root("Give the nodes mode 0666, or run outside of the user namespace."),
+            "remedy": todo("Map the nodes' owner or group into the user namespace, or run outside of it."),
         }
     if process.effective_uid == 0:
         return {
             "cause": "mode bits do not stop root, so this is a security module (SELinux, AppArmor)",
-            "remedy": as_root("Look for the denial in the audit log, and allow it.", "ausearch -m avc -ts recent"),
+            "remedy": as_root("Look for the denial in the audit log, and allow it.", look="ausearch -m avc -ts recent"),
         }
     mode = "" if node.mode is None else f" (mode {node.mode:04o}, uid {node.uid}, gid {node.gid})"
     user = "this user" if process.effective_uid is None else f"uid {process.effective_uid}"
     return {
         "cause": f"the mode bits{mode} or a security module deny {user}",
-        "remedy": as_root("Join the group that owns the nodes, or set NVreg_DeviceFileMode and NVreg_DeviceFileGID."),
+        "remedy": as_root(
+            "Add the user to the group that owns the nodes. NVreg_DeviceFileGID and NVreg_DeviceFileMode set group and "
+            "mode, from the next load of the driver on.",
+            look="ls -l /dev/nvidiactl",
+        ),
     }
 
 
@@ -228,19 +288,62 @@ def _control_nodes(machine: Machine, _scope: Scope) -> Verdicts:
     yield from restrictions.node_evidence(nodes)
     users = {"/dev/nvidiactl": "NVML and CUDA", "/dev/nvidia-uvm": "CUDA"}
     faults = [fault for node in nodes if node.path in users for fault in _fault(machine, node, users[node.path])]
+    faults += [fault for fault in _without_uvm(machine) if not any(UVM in earlier.summary for earlier in faults)]
     yield from faults
     if not faults:
         absent = ", ".join(node.path for node in nodes if restrictions.access_of(node) == "ENOENT")
         note = f"{absent}: not there; the driver's libraries make it when they first need it" if absent else ""
         yield passed("nvidiactl and nvidia-uvm are accessible", note=note)
-    denied = [node.path for node in nodes if "/nvidia-caps/" in node.path and restrictions.access_of(node) == "EPERM"]
-    with_mig = [gpu for gpu in machine.gpus or () if gpu.nvml and gpu.nvml.mig_mode]
-    if denied and with_mig:
-        yield failed(
-            f"the device cgroup denies {', '.join(denied)}, through which MIG instances are opened",
-            restrictions.manager(machine).remedy,
-            with_mig,
+    if with_mig := [gpu for gpu in machine.gpus or () if gpu.nvml and gpu.nvml.mig_mode]:
+        yield from _capabilities(machine, [node for node in nodes if "/nvidia-caps/" in node.path], with_mig)
+
+
+def _capabilities(machine: Machine, nodes: list[DeviceNode], with_mig: list[Gpu]) -> Iterator[Finding]:
+    """Yield a finding on the nodes in /dev/nvidia-caps, through which MIG instances are opened.
+
+    The first is for changing MIG's configuration, by root. Programs open the others for reading only.
+    """
+    opened = "through which MIG instances are opened"
+    answers = {node.path: restrictions.access_of(node) for node in nodes}
+    denied = [path for path, answer in answers.items() if answer == "EPERM"]
+    hidden = [
+        node.path
+        for node in nodes
+        if answers[node.path] == "EACCES" and node.minor != 1 and node.mode is not None and not node.mode & stat.S_IROTH
+    ]
+    if denied:
+        summary = f"the device cgroup denies {', '.join(denied)}, {opened}"
+        yield failed(summary, restrictions.manager(machine).remedy, with_mig)
+    if hidden:
+        remedy = as_root(
+            "Make them readable for the users of MIG (DeviceFileMode in /proc/driver/nvidia/capabilities)."
         )
+        yield failed(f"this user may not read {', '.join(hidden)}, {opened}", remedy, with_mig)
+    caps_unread = (machine.driver or Driver()).reason_of("nodes.nvidia-caps")
+    if caps_unread not in (None, Reason.NOT_PRESENT):
+        yield unknown("whether the nodes of MIG instances are there: /dev/nvidia-caps was not read", with_mig)
+    elif all(answer == "ENOENT" for answer in answers.values()):
+        remedy = todo("Start the container with the MIG instances that it is to use (NVIDIA_VISIBLE_DEVICES, a claim).")
+        if not given_some(machine):
+            remedy = as_root("Have the driver's tools create them: 'nvidia-smi -L', run by root, does so.")
+        yield failed(f"there is no node in /dev/nvidia-caps, {opened}", remedy, with_mig)
+
+
+def _without_uvm(machine: Machine) -> Iterator[Finding]:
+    """Yield a finding if nvidia_uvm is not loaded and nothing will load it when CUDA first needs it."""
+    driver = machine.driver or Driver()
+    modules = driver.modules
+    cuda_works = any(gpu.cuda for gpu in machine.gpus or ())
+    if cuda_works or modules is None or "nvidia" not in modules or "nvidia_uvm" in modules:
+        return
+    summary = "nvidia_uvm is not loaded: cuInit ends with CUDA_ERROR_UNKNOWN (999)"
+    if in_container(machine):
+        yield failed(summary, as_root("Load it, then start the container again.", run=_LOAD_UVM))
+    elif driver.modprobe_setuid is None:
+        yield unknown("nvidia_uvm is not loaded; whether nvidia-modprobe can load it for CUDA was not read")
+    elif not driver.modprobe_setuid:
+        remedy = as_root("Load it, now and at each boot; or install nvidia-modprobe.", run=_LOAD_UVM)
+        yield failed(summary, remedy, cause="there is no nvidia-modprobe, which loads it when CUDA first needs it")
 
 
 def _fault(machine: Machine, node: DeviceNode, user: str) -> Iterator[Finding]:
@@ -264,7 +367,10 @@ def _fault(machine: Machine, node: DeviceNode, user: str) -> Iterator[Finding]:
             cause=f"NVIDIA_DRIVER_CAPABILITIES is {capabilities}",
         )
     elif answer == "ENOENT" and is_control:
-        yield failed(f"{path} is not there", restrictions.MAKE_NODES, cause="it was not created yet")
+        remedy = as_root(restrictions.MAKE_NODES, run=_CONTROL_NODES[path])
+        if in_container(machine):
+            remedy = restrictions.manager(machine, is_container=True).remedy
+        yield failed(f"{path} is not there", remedy, cause="it was not created yet")
     elif answer == "ENOENT" or stopped is None:
         return
     elif stopped.block is Block.DEVICE_CGROUP:

@@ -17,22 +17,26 @@ from egmctl.doctor.findings import (
     unknown,
     warned,
 )
+from egmctl.doctor.job import own_job
 from egmctl.doctor.restrictions import accesses
 from egmctl.facts.redact import replace_uuids
-from egmctl.model.finding import Guard, Remedy, on_gpus
+from egmctl.model.finding import Guard, on_gpus
 from egmctl.model.gpu import Fabric, Gpu
 from egmctl.model.host import Driver, System
 from egmctl.model.machine import Machine
+from egmctl.model.remedy import Need, Remedy
 from egmctl.topology.access import DENIED
-from egmctl.topology.platform import in_rack
+from egmctl.topology.platform import in_chassis, in_rack
 
 INFO = "nvmlDeviceGetGpuFabricInfoV"
 NO_FABRIC = "the GPUs are in no fabric"
 NOT_VISIBLE = "the host's processes are not visible from here"
 ALONE = "it reaches no GPU of another tray over NVLink, and imports none of their fabric handles"
-REJOIN = todo(
-    "Drain the node, restore its GPUs' partition in the rack's fabric manager (NMX-C), then reset them.",
-    "nvidia-smi -q | grep -A12 Fabric",
+_SHOW_FABRIC = "nvidia-smi -q | grep -A12 Fabric"
+REJOIN = as_root(
+    "Restore the GPUs' partition in the rack's fabric manager (NMX-C), then reset them.",
+    Need.GPU_RESET,
+    look=_SHOW_FABRIC,
 )
 BOOT_GRACE_S = 300
 """The time after boot during which a fabric may still be starting, in seconds (NVSentinel, fabric-manager-monitor)."""
@@ -51,11 +55,12 @@ def _manager_of(machine: Machine) -> Remedy:
     """Return the remedy for the kind of fabric manager that this node's fabric has."""
     if situation.coherent(machine):
         partition = "Look at the rack's fabric manager (NMX-C): the tray's GPUs must be in a partition."
-        return todo(partition, "nvidia-smi -q | grep -A12 Fabric")
-    text = "Start the driver's fabric manager and read its log."
+        return todo(partition, look=_SHOW_FABRIC)
+    look = "systemctl status nvidia-fabricmanager"
     if situation.manages_nvlink5(machine):
         text = "See fabric.management and fabric.manager; with FABRIC_MODE=1 activate a partition, then reset the GPUs."
-    return as_root(text, "systemctl status nvidia-fabricmanager")
+        return as_root(text, Need.GPU_RESET, look=look)
+    return as_root("Start the driver's fabric manager and read its log.", look=look)
 
 
 @situation.check_gpus("fabric.state", Guard.FABRIC, Guard.P2P, Guard.EGM)
@@ -101,13 +106,15 @@ def _health(info: Fabric) -> Verdicts:
     yield fact(f"{INFO}: health summary", summary)
     if faults:
         text = f"the fabric's registration is complete, but {'; '.join(text for _, text in faults)}"
-        remedy = todo("Drain the node; check these GPUs in the fabric manager.", "nvidia-smi -q | grep -A12 Fabric")
+        remedy = todo("Drain the node; check these GPUs in the fabric manager.", look=_SHOW_FABRIC)
         stops_work = summary == "unhealthy" or any(stops_work for stops_work, _ in faults)
         yield (failed if stops_work else warned)(text, remedy)
     elif unread := gap(info, "status") or gap(info, "health", "health_summary", newer=True):
         yield unknown(f"registered in the fabric, but its status or health was not read ({unread})")
-    else:
+    elif summary == "healthy" or any(health.get(name, "not-supported") != "not-supported" for name in MASK):
         yield passed("registered in the fabric, and healthy")
+    else:
+        yield passed("registered in the fabric", note="the driver reports nothing of the fabric's health here")
 
 
 @check("fabric.domain", Guard.FABRIC, Guard.P2P, Guard.EGM)
@@ -132,14 +139,20 @@ def _domain(machine: Machine, scope: Scope) -> Verdicts:
     for gpu in outside:
         problem = failed if wanted or inside else warned
         reason = "clique 0" if infos[gpu.bus_id].clique_id == 0 else "no cluster UUID"
-        yield problem(f"outside the NVLink domain ({reason})", REJOIN, gpu, cause=ALONE)
-    if wanted and (homeless := [gpu for gpu in gpus if gpu not in (*registered, *unread)]):
-        yield failed("in no NVLink domain: not registered in a fabric", _manager_of(machine), homeless)
+        yield problem(f"outside the NVLink domain ({reason})", REJOIN, gpu, cause=ALONE, blocks=(Guard.FABRIC,))
+    unregistered = [gpu for gpu in gpus if gpu not in (*registered, *unread)]
+    for gpu in unregistered:
+        if wanted:
+            yield failed("in no NVLink domain: not registered in a fabric", _manager_of(machine), gpu)
+        elif _is_away(gpu):
+            text = "outside the NVLink domain: in a slot of a rack, and not registered in its fabric"
+            yield warned(text, REJOIN, gpu, cause=ALONE, blocks=(Guard.FABRIC,))
     # A document has the pseudonym of the cluster.
     cluster, clique = expected.clique or ("", 0)
     identities = {infos[gpu.bus_id].identity for gpu in inside}
     if len(identities) > 1:
-        remedy = todo("Put the tray's GPUs into one partition of the fabric manager (NMX-C), then reset them.")
+        text = "Put the tray's GPUs into one partition of the fabric manager (NMX-C), then reset them."
+        remedy = as_root(text, Need.GPU_RESET)
         cause = "GPUs of different cliques cannot be peers, nor import each other's fabric handles"
         yield failed("the GPUs of this node are in different NVLink domains or cliques", remedy, cause=cause)
     elif inside and cluster and identities.isdisjoint(((cluster, clique), (replace_uuids(cluster), clique))):
@@ -152,8 +165,14 @@ def _domain(machine: Machine, scope: Scope) -> Verdicts:
         yield passed("the fabric is this node's own", inside, note="there is no multi-node NVLink here")
     if expected.domain_gpus is not None:
         yield unknown(f"whether the domain has {expected.domain_gpus} GPUs: 'egmctl fleet' counts them on all nodes")
-    elif not (registered or unread or wanted):
+    elif not (registered or unread or wanted or any(map(_is_away, unregistered))):
         skip("no GPU is registered in a fabric")
+
+
+def _is_away(gpu: Gpu) -> bool:
+    """Return whether a GPU in a slot of a rack has no fabric at all. ``fabric.state`` has one that is not ready."""
+    info = situation.fabric(gpu)
+    return in_chassis(gpu) and (info is None or info.state == "not-supported")
 
 
 def _types(info: Fabric) -> str:
@@ -177,7 +196,8 @@ def _manager(machine: Machine, _scope: Scope) -> Verdicts:
     yield fact("NVSwitches on PCIe", len(switches))
     yield daemon_fact(daemons, "nv-fabricmanager")
     if situation.in_domain(machine) and runs:
-        remedy = as_root("Stop it: the rack's switches have one.", "systemctl disable --now nvidia-fabricmanager")
+        text, run = "Stop it: the rack's switches have one.", "systemctl disable --now nvidia-fabricmanager"
+        remedy = as_root(text, Need.NO_JOBS, run=run)
         yield warned("a fabric manager runs on a node whose fabric is managed from outside", remedy)
     elif not switches and not situation.manages_nvlink5(machine):
         yield skipped("this node has no NVSwitch: its fabric, if any, is managed elsewhere")
@@ -188,24 +208,27 @@ def _manager(machine: Machine, _scope: Scope) -> Verdicts:
     elif daemons is None or situation.services_hidden(machine):
         yield unknown(NOT_VISIBLE)
     else:
-        remedy = as_root("Start the one of the driver's version.", "systemctl enable --now nvidia-fabricmanager")
+        remedy = as_root("Start the one of the driver's version.", run="systemctl enable --now nvidia-fabricmanager")
         cause = "it brings up the NVLinks; without it CUDA ends with CUDA_ERROR_SYSTEM_NOT_READY (802)"
         yield failed("no fabric manager runs for this node's NVSwitches", remedy, cause=cause)
 
 
 @check("fabric.same-node-isolation", Guard.FABRIC, Guard.IPC)
-def _isolation(machine: Machine, scope: Scope) -> Verdicts:
+def _isolation(machine: Machine, _scope: Scope) -> Verdicts:
     away = situation.lost(machine, *DENIED)
-    text = f"memory of {on_gpus(away).label} cannot be imported from another process, not even by fabric handle"
+    of_job = own_job(machine, away)
+    others = [gpu for gpu in away if gpu not in of_job.gpus]
     yield from accesses(away)
     if not away:
         yield passed("this process can import memory of every GPU")
-    elif scope.names_purpose(Guard.FABRIC) or scope.names_purpose(Guard.IPC):
+    if of_job.gpus:
         remedy = todo("Give every rank all GPUs and choose with CUDA_VISIBLE_DEVICES: see dev.cgroup-restricted.")
         cause = "an import fails with 801, 101 or 1 where the device cgroup denies the owner (measured on H200)"
-        yield warned(text, remedy, away, cause=cause)
-    else:
-        yield passed("this process cannot open some GPUs", note=text)
+        text = "this process cannot import memory of these GPUs of its job, not even by fabric handle"
+        yield noted(text, of_job.gpus, remedy=remedy, cause=cause, blocks=(Guard.IPC, Guard.FABRIC))
+    if others:
+        note = f"memory of {on_gpus(others).label} cannot be imported from another process, not even by fabric handle"
+        yield passed("this process cannot open some GPUs", note=note)
 
 
 MODULES = ("mlx5_core", "mlx5_ib", "ib_umad")
@@ -233,20 +256,21 @@ def _management(machine: Machine, _scope: Scope) -> Verdicts:
     elif modules is None:
         yield unknown("the loaded kernel modules were not read")
     elif missing:
-        command = f"modprobe -a {' '.join(missing)}"
+        run = f"modprobe -a {' '.join(missing)} && systemctl restart nvidia-fabricmanager"
         yield failed(
             f"{' and '.join(missing)} not loaded: nothing reaches the NVLink switches",
-            as_root("Load them at each boot, then restart the fabric manager.", command),
+            as_root("Load them, now and at each boot, and restart the fabric manager.", Need.NO_JOBS, run=run),
             cause="the fabric then stays in progress (https://github.com/NVIDIA/gpu-operator/issues/2781)",
         )
     elif daemons is None or situation.services_hidden(machine):
         yield unknown(NOT_VISIBLE)
     elif "nvlsm" not in daemons:
-        remedy = as_root("Install nvlsm, then restart the fabric manager.", "systemctl restart nvidia-fabricmanager")
+        text, look = "Install nvlsm, then restart the fabric manager.", "systemctl status nvidia-fabricmanager"
+        remedy = as_root(text, Need.NO_JOBS, look=look)
         cause = "the fabric manager ends without it (https://github.com/siderolabs/extensions/issues/717)"
         yield failed("nvlsm, the NVLink subnet manager, does not run", remedy, cause=cause)
     elif devices and not any(port.state == "ACTIVE" for _, port in ports):
-        remedy = as_root("Check these devices and their switches; nvlsm brings their ports up.", "ibstat")
+        remedy = as_root("Check these devices and their switches; nvlsm brings their ports up.", look="ibstat")
         yield failed("no port of the switches' management devices is active", remedy)
     else:
         yield passed("the NVLink 5 switches are reachable")

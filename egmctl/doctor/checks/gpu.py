@@ -5,24 +5,43 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from egmctl.doctor.check import Check, Scope, Verdicts, check
-from egmctl.doctor.findings import as_root, fact, failed, gap, passed, skipped, todo, unknown, unreported, warned
+from egmctl.doctor.findings import as_root, fact, failed, gap, noted, passed, skipped, todo, unknown, unreported, warned
 from egmctl.doctor.situation import check_gpus
 from egmctl.model.finding import Finding, Guard
 from egmctl.model.gpu import Gpu, GpuNvml
 from egmctl.model.host import Driver
 from egmctl.model.machine import Machine
+from egmctl.model.record import Reason
+from egmctl.model.remedy import GPUS, Need
 
 RECOVERY_ACTION = "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"
+_RESET_COMMAND = f"nvidia-smi --gpu-reset -i {GPUS}"
+RESET = as_root(
+    "End what uses the GPU and reset it; if the errors return, replace it.", Need.GPU_RESET, run=_RESET_COMMAND
+)
+_REBOOT = as_root("Drain the node and reboot it.", Need.REBOOT)
 RECOVERY = {
-    "gpu-reset": ("reset of the GPU", "Drain the node and reset the GPU.", False),
-    "node-reboot": ("reboot of the node", "Drain the node and reboot it.", True),
-    "drain-p2p": ("stop of its peers' work", "Stop jobs on other GPUs that use this GPU as a peer.", False),
-    "drain-and-reset": ("drain of the node, then a reset", "Let the GPU's work finish, then reset it.", False),
-    "recover-imex-domain": ("recovery of the IMEX domain", "Restart nvidia-imex on the domain's nodes.", False),
-    "bus-reset": ("reset of the bus", "Drain the node and reset the GPU's bus, or reboot.", True),
-    "system-reboot": ("reboot of the system", "Drain the node and reboot it.", True),
+    "gpu-reset": (
+        "reset of the GPU",
+        as_root("End what uses the GPU, and reset it.", Need.GPU_RESET, run=_RESET_COMMAND),
+    ),
+    "node-reboot": ("reboot of the node", _REBOOT),
+    "drain-p2p": ("stop of its peers' work", todo("Stop jobs on other GPUs that use this GPU as a peer.")),
+    "drain-and-reset": (
+        "drain of the node, then a reset",
+        as_root("Let the GPU's work finish, then reset it.", Need.GPU_RESET, run=_RESET_COMMAND),
+    ),
+    "recover-imex-domain": (
+        "recovery of the IMEX domain",
+        todo("Recover the IMEX domain: imex.recovery says how on this node."),
+    ),
+    "bus-reset": (
+        "reset of the bus",
+        as_root("Drain the node and reset the GPU's bus, or reboot.", Need.GPU_RESET, Need.REBOOT),
+    ),
+    "system-reboot": ("reboot of the system", _REBOOT),
 }
-"""The recovery actions (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION): name in output, remedy, and whether it needs a reboot."""
+"""The recovery actions (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION): name in output, and remedy."""
 
 SLOWDOWNS = {
     "hw-slowdown": "hardware slowdown (heat or power)",
@@ -34,6 +53,7 @@ SLOWDOWNS = {
 
 SIGNS = {
     "uncorrected errors": ("ecc_uncorrected_volatile",),
+    "SRAM errors above the driver's threshold": ("sram_threshold_exceeded",),
     "pending row remapping": ("remapped_rows_pending", "remapped_rows_failure"),
     "recovery action": ("recovery_action",),
 }
@@ -43,35 +63,40 @@ SIGNS = {
 @check_gpus("gpu.health", *Guard)
 def _health(_machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
     if gpu.nvml is not None:
-        yield from list(_faults(gpu.bus_id, gpu.nvml)) or [_no_fault(gpu.nvml)]
+        yield from list(_faults(gpu.nvml)) or [_no_fault(gpu.nvml)]
 
 
 def _no_fault(nvml: GpuNvml) -> Finding:
     """Return the finding on a GPU without a fault: ``pass`` if the signs were read, else ``unknown``."""
     read = [sign for sign, names in SIGNS.items() if all(getattr(nvml, name) is not None for name in names)]
-    unread = [f"{sign} ({reason})" for sign, names in SIGNS.items() if (reason := gap(nvml, *names))]
+    # Only root may read the flag of SRAM, and older recordings lack it.
+    may_lack = nvml.reason_of("sram_threshold_exceeded") in (None, Reason.NO_PERMISSION, Reason.NOT_STATED)
+    signs = {sign: names for sign, names in SIGNS.items() if not (may_lack and "sram_threshold_exceeded" in names)}
+    unread = [f"{sign} ({reason})" for sign, names in signs.items() if (reason := gap(nvml, *names))]
     if unread or not read:
         return unknown(f"NVML did not report {'; '.join(unread or SIGNS)}")
     return passed(", ".join(f"no {sign}" for sign in read))
 
 
-def _faults(bus_id: str, nvml: GpuNvml) -> Iterator[Finding]:
+def _faults(nvml: GpuNvml) -> Iterator[Finding]:
     action, errors = nvml.recovery_action, nvml.ecc_uncorrected_volatile
-    command = f"nvidia-smi --gpu-reset -i {bus_id}"
-    reset = as_root("Drain the node and reset the GPU; if the errors return, replace it.", command)
     if action not in (None, "none"):
-        request, text, reboot = RECOVERY.get(action, (action, "Look up the action in NVIDIA's NVML reference.", False))
-        remedy = as_root(text, command if action in ("gpu-reset", "drain-and-reset") else None, reboot=reboot)
+        request, remedy = RECOVERY.get(action, (action, todo("Look up the action in NVIDIA's NVML reference.")))
         yield failed(f"the driver asks for a {request}", remedy, evidence=(fact(RECOVERY_ACTION, action),))
+    if nvml.sram_threshold_exceeded:
+        service = todo("Replace the GPU.", look=f"nvidia-smi -i {GPUS} -q -d ECC")
+        evidence = (fact("nvmlDeviceGetSramEccErrorStatus", "bThresholdExceeded"),)
+        text = "the driver asks to have the GPU serviced: its SRAM had too many uncorrectable errors"
+        yield failed(text, service, evidence=evidence)
     if nvml.remapped_rows_failure:
-        replace_it = todo("Replace the GPU.", "nvidia-smi -q -d ROW_REMAPPER")
+        replace_it = todo("Replace the GPU.", look=f"nvidia-smi -i {GPUS} -q -d ROW_REMAPPER")
         yield failed("a row of the GPU's memory could not be remapped", replace_it)
     elif nvml.remapped_rows_pending:
         cause = "an uncorrectable error was found; it can recur until the reset"
-        yield warned("rows of the GPU's memory will be remapped at the next reset", reset, cause=cause)
+        yield warned("rows of the GPU's memory will be remapped at the next reset", RESET, cause=cause)
     if errors and not nvml.remapped_rows_pending:
         evidence = (fact("nvmlDeviceGetTotalEccErrors(volatile)", errors),)
-        yield failed(f"{errors} uncorrectable memory errors since the driver was loaded", reset, evidence=evidence)
+        yield failed(f"{errors} uncorrectable memory errors since the driver was loaded", RESET, evidence=evidence)
 
 
 GpuRule = Callable[[GpuNvml, Scope], Verdicts]
@@ -100,7 +125,7 @@ def _throttle(nvml: GpuNvml, _scope: Scope) -> Verdicts:
     elif slow := [SLOWDOWNS[reason] for reason in reasons if reason in SLOWDOWNS]:
         yield warned(
             f"clocks throttled: {'; '.join(slow)}",
-            todo("Check fans, coolant and power supplies.", "nvidia-smi -q -d PERFORMANCE,TEMPERATURE"),
+            todo("Check fans, coolant and power supplies.", look=f"nvidia-smi -i {GPUS} -q -d PERFORMANCE,TEMPERATURE"),
         )
     else:
         yield passed("clocks are not throttled by heat or power supplies")
@@ -110,15 +135,22 @@ SHARING = (Guard.P2P, Guard.IPC, Guard.EGM)
 
 
 @_check_of_gpus("gpu.mig", *SHARING)
-def _mig(nvml: GpuNvml, scope: Scope) -> Verdicts:
+def _mig(nvml: GpuNvml, _scope: Scope) -> Verdicts:
     mode, pending = nvml.mig_mode, nvml.mig_mode_pending
     yield fact("nvmlDeviceGetMigMode", f"current {_on(mode)}, pending {_on(pending)}")
-    disable = as_root("Turn MIG off if GPUs work together, then reset them.", "nvidia-smi -mig 0")
+    # MIG guide: instances and whatever uses them must be gone; Ampere also resets the GPU.
+    disable = as_root(
+        "Where these GPUs are to work together, turn MIG off: that destroys its instances.",
+        Need.IDLE_GPUS,
+        look=f"nvidia-smi -i {GPUS} -q",
+        run=f"nvidia-smi -i {GPUS} -mig 0",
+    )
     if mode is None:
         yield unreported(nvml, "mig_mode", "MIG", "these GPUs do not support MIG")
     elif mode:
         no_peers = "MIG is on: no P2P, no CUDA IPC and no remote EGM between GPUs"
-        yield (failed if any(map(scope.names_purpose, SHARING)) else warned)(no_peers, disable)
+        note = "instances are a choice; --for p2p, ipc or egm makes that a fault"
+        yield noted(no_peers, note=note, remedy=disable, blocks=SHARING)
     elif pending is None:
         yield unreported(nvml, "mig_mode_pending", "the MIG mode after the next reset", "MIG is off")
     elif pending:
@@ -132,7 +164,7 @@ def _on(value: bool | None) -> str:
 
 
 @check("gpu.cc-mode", Guard.P2P, Guard.RDMA, sections=("driver",))
-def _confidential(machine: Machine, scope: Scope) -> Verdicts:
+def _confidential(machine: Machine, _scope: Scope) -> Verdicts:
     driver = machine.driver or Driver()
     mode = driver.confidential_compute
     yield fact("nvmlSystemGetConfComputeSettings", mode)
@@ -143,10 +175,10 @@ def _confidential(machine: Machine, scope: Scope) -> Verdicts:
     elif mode == "off":
         yield passed("confidential computing is off")
     elif mode == "on":
-        named = scope.names_purpose(Guard.P2P) or scope.names_purpose(Guard.RDMA)
-        yield (failed if named else warned)(
+        yield warned(
             "confidential computing is on for single GPUs: no P2P, no GPUDirect RDMA",
-            as_root("Set its multi-GPU mode, or turn confidential computing off.", reboot=True),
+            as_root("Set its multi-GPU mode, or turn confidential computing off.", Need.REBOOT),
+            blocks=(Guard.P2P, Guard.RDMA),
         )
     else:
         note = "transfers are encrypted and slower"
@@ -171,7 +203,7 @@ def _vgpu(nvml: GpuNvml, _scope: Scope) -> Verdicts:
 def _compute_mode(nvml: GpuNvml, _scope: Scope) -> Verdicts:
     mode = nvml.compute_mode
     yield fact("nvmlDeviceGetComputeMode", mode)
-    restore = as_root("Set the mode back to default.", "nvidia-smi -c DEFAULT")
+    restore = as_root("Set the mode back to default.", run=f"nvidia-smi -i {GPUS} -c DEFAULT")
     if mode == "prohibited":
         yield failed("no process may use these GPUs with CUDA", restore)
     elif mode in ("exclusive-process", "exclusive-thread"):
@@ -194,5 +226,5 @@ def _persistence(nvml: GpuNvml, _scope: Scope) -> Verdicts:
     elif mode:
         yield passed("persistence mode is on")
     else:
-        remedy = as_root("Run nvidia-persistenced, or set the mode.", "nvidia-smi -pm 1")
+        remedy = as_root("Run nvidia-persistenced, or set the mode.", run=f"nvidia-smi -i {GPUS} -pm 1")
         yield warned("persistence mode is off: each first use takes seconds and drops the GPU's settings", remedy)

@@ -2,55 +2,81 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 from egmctl.compat import StrEnum
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
-from egmctl.doctor.findings import as_root, fact, failed, gap, noted, passed, remove_option, todo, unknown, warned
+from egmctl.doctor.findings import (
+    as_root,
+    fact,
+    failed,
+    gap,
+    noted,
+    passed,
+    remove_option,
+    skipped,
+    todo,
+    unknown,
+    warned,
+)
+from egmctl.doctor.remedies import site
 from egmctl.doctor.restrictions import node_evidence
-from egmctl.doctor.situation import NO_NVIDIA_GPU, in_domain, need_domain, services_hidden, usable_gpus
-from egmctl.model.finding import Guard, Remedy
-from egmctl.model.host import DeviceNode, Driver, Imex, System
+from egmctl.doctor.situation import (
+    NO_NVIDIA_GPU,
+    in_container,
+    in_domain,
+    need_domain,
+    numbers,
+    services_hidden,
+    usable_gpus,
+)
+from egmctl.model.finding import Guard, Status
+from egmctl.model.host import DeviceNode, Driver, Imex, Process, System
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
+from egmctl.model.remedy import IN_CONTAINER, Need, Remedy, Site
 from egmctl.topology.access import Block, node_obstacle
 
 MAJOR = "nvidia-caps-imex-channels"
 CHANNELS = f"/dev/{MAJOR}"
+BLOCKS = (Guard.FABRIC,)
+FIRST_BRANCH = (550,)
+"""The first driver branch with IMEX channels (NVIDIA's IMEX guide)."""
 REFUSED = "cuMemCreate and imports with a fabric handle end with CUDA_ERROR_NOT_PERMITTED (800) without a channel"
-CREATE = as_root(
-    "Make a channel: on a host with nvidia-modprobe (or NVreg_CreateImexChannel0=1), in a container by asking for it "
-    "(NVIDIA_IMEX_CHANNELS=0, a ComputeDomain claim in Kubernetes, switch/nvidia_imex in Slurm).",
-    "nvidia-modprobe -c 0",
-)
-
-
-def _wanted(machine: Machine, scope: Scope) -> bool:
-    """Return whether fabric handles are needed: in an NVLink domain, or with ``--for fabric``."""
-    return in_domain(machine) or scope.names_purpose(Guard.FABRIC)
 
 
 @check("imex.module", Guard.FABRIC, sections=("gpus", "driver"))
-def _module(machine: Machine, scope: Scope) -> Verdicts:
+def _module(machine: Machine, _scope: Scope) -> Verdicts:
     if not machine.gpus:
         skip(NO_NVIDIA_GPU)
-    if not _wanted(machine, scope):
-        skip("not needed: the node is in no multi-node NVLink domain and --for fabric was not given")
+    # Only fabric handles need channels, and outside of an NVLink domain nothing but --for fabric asks for them.
+    status = Status.FAIL if in_domain(machine) else Status.SKIP
     driver = machine.driver or Driver()
     count = (driver.module_parameters or {}).get("ImexChannelCount")
     yield fact(f"/proc/devices: {MAJOR}", (driver.majors or {}).get(MAJOR, "not there"))
     yield fact("NVreg_ImexChannelCount", count)
     if count == "0":
         option = remove_option("NVreg_ImexChannelCount=0 (on all nodes of the domain)")
-        yield failed("the driver was loaded without IMEX channels", option)
+        yield replace(failed("the driver was loaded without IMEX channels", option, blocks=BLOCKS), status=status)
     elif MAJOR not in known(driver.majors, "/proc/devices was not read"):
-        remedy = as_root("Use a driver of branch 550 or newer, with open kernel modules.")
-        yield failed("the driver has no IMEX channels", remedy)
+        remedy = as_root("Look in the kernel log for nv-caps-imex, and reload the driver.", Need.DRIVER_RELOAD)
+        if (numbers(driver.driver_version or driver.module_version) or (0,)) < FIRST_BRANCH:
+            text = "Use a driver of branch 550 or newer, with open kernel modules."
+            remedy = as_root(text, Need.DRIVER_RELOAD)
+        yield replace(failed("the driver has no IMEX channels", remedy, blocks=BLOCKS), status=status)
     else:
         known(driver.module_parameters, "whether the driver was loaded without channels: its parameters were not read")
         yield passed("the driver has IMEX channels")
 
 
+def _in_slurm_job(machine: Machine) -> bool:
+    """Return whether this process is in a job of Slurm, which would have made a channel for it."""
+    return "SLURM_JOB_ID" in ((machine.process or Process()).environment or {})
+
+
 @check("imex.channel", Guard.FABRIC, sections=("gpus", "driver"), wants=("system",))
-def _channel(machine: Machine, scope: Scope) -> Verdicts:
+def _channel(machine: Machine, _scope: Scope) -> Verdicts:
     if not machine.gpus:
         skip(NO_NVIDIA_GPU)
     driver = machine.driver or Driver()
@@ -67,27 +93,82 @@ def _channel(machine: Machine, scope: Scope) -> Verdicts:
         others = f"{len(bad)} other channels are not accessible" if bad else ""
         yield passed(f"an IMEX channel is accessible ({good[0].path.rpartition('/')[2]})", note=others)
     elif bad:
-        yield (failed if _wanted(machine, scope) else warned)(*_refusal(bad[0], major), cause=REFUSED)
-    elif scope.names_purpose(Guard.FABRIC):
-        yield failed("no IMEX channel: fabric handles fail", CREATE, cause=REFUSED)
+        report = failed if in_domain(machine) else warned
+        yield report(*_refusal(machine, bad[0], major), cause=REFUSED, blocks=BLOCKS)
     elif in_domain(machine) and ((machine.system or System()).imex or Imex()).compute_domains:
-        skip("Kubernetes' DRA driver gives each pod with a ComputeDomain an IMEX channel; the host needs none")
+        by_pod = "no IMEX channel: Kubernetes' DRA driver gives one to each pod with a ComputeDomain, not to the host"
+        yield skipped(by_pod, remedy=_create(machine), cause=REFUSED, blocks=BLOCKS)
+    elif in_domain(machine) and (in_container(machine) or _in_slurm_job(machine)):
+        no_channel = "no IMEX channel on a node of an NVLink domain"
+        yield warned(no_channel, _create(machine), cause=REFUSED, blocks=BLOCKS)
     elif in_domain(machine):
-        yield warned("no IMEX channel on a node of an NVLink domain", CREATE, cause=REFUSED)
+        note = (
+            "right where Slurm (switch/nvidia_imex) or Kubernetes makes one for each job; --for fabric makes it a fault"
+        )
+        no_channel = "no IMEX channel outside of a job"
+        yield noted(no_channel, note=note, cause=REFUSED, remedy=_create(machine), blocks=BLOCKS)
     else:
-        skip("no IMEX channel, so fabric handles would fail; --for fabric makes that a fault")
+        yield skipped("no IMEX channel: fabric handles fail", remedy=_create(machine), cause=REFUSED, blocks=BLOCKS)
 
 
-def _refusal(node: DeviceNode, major: int | None) -> tuple[str, Remedy]:
+def _create(machine: Machine) -> Remedy:
+    """Return the remedy for a missing channel: a request to whoever makes channels here, or the commands of root.
+
+    https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/imexchannels.html: mknod with the driver's major, or
+    the module parameter NVreg_CreateImexChannel0 where one user has the node.
+    """
+    match site(machine):
+        case Site.POD:
+            return todo("Request a ComputeDomain for the pod: Kubernetes' DRA driver makes its channel.")
+        case Site.CONTAINER:
+            return todo(
+                "Start the container with a channel of the host (NVIDIA_IMEX_CHANNELS=0, or by CDI). If the host has "
+                "none, its administrator makes one with mknod."
+            )
+        case Site.JOB:
+            return todo(
+                "Ask for a channel of the job: Slurm's plugin switch/nvidia_imex makes one for each. Without it the "
+                "administrator makes one with mknod, or NVreg_CreateImexChannel0=1."
+            )
+    major = ((machine.driver or Driver()).majors or {}).get(MAJOR)
+    return as_root(
+        "Make a channel, and give it the owner and mode of its users, whose memory it keeps apart from others'. Where "
+        "one user has the node, and neither Slurm nor Kubernetes makes channels, NVreg_CreateImexChannel0=1 in "
+        "/etc/modprobe.d makes it at each load of the driver.",
+        look=f"grep {MAJOR} /proc/devices",
+        run=None if major is None else f"mkdir -p {CHANNELS} && mknod -m 0600 {CHANNELS}/channel0 c {major} 0",
+    )
+
+
+def _refusal(machine: Machine, node: DeviceNode, major: int | None) -> tuple[str, Remedy]:
     """Return the summary and remedy for a channel that cannot be used."""
     stopped = node_obstacle(node, (major, None))
-    remedy = as_root("Make the channel readable and writable for its users.", f"chmod 0666 {node.path}")
+    remedy = todo(
+        "Ask for a channel of this user's own, or for membership of the group that owns this one: a channel keeps the "
+        "memory of its users apart from others'.",
+        look=f"ls -l {CHANNELS}",
+    )
     if stopped and stopped.block is Block.STALE_NODE:
-        remedy = as_root("Remove the node and create it again.", f"rm -r {CHANNELS} && nvidia-modprobe -c 0")
+        remedy = _remake(machine, node, major)
     elif stopped and stopped.block is Block.DEVICE_CGROUP:
         remedy = todo("Assign the channel to this job or container: see the IMEX guide and the resource manager.")
     reason = stopped.cause if stopped else node.access or "unknown reason"
     return f"an IMEX channel cannot be used: {reason}", remedy
+
+
+def _remake(machine: Machine, node: DeviceNode, major: int | None) -> Remedy:
+    """Return the remedy for a channel's node with the numbers of an earlier load of the driver."""
+    if site(machine) in IN_CONTAINER:
+        return todo("Start the container again: its channel is of an earlier load of the driver. On the host: mknod.")
+    text = "Remove this one node and make it again (mknod) with the driver's major, its owner and its mode."
+    channel = re.fullmatch(rf"{CHANNELS}/channel([0-9]{{1,4}})", node.path)
+    if channel is None or major is None:
+        return as_root(text, look=f"grep {MAJOR} /proc/devices")
+    mode = 0o600 if node.mode is None else node.mode & 0o777
+    run = f"rm {node.path} && mknod -m {mode:04o} {node.path} c {major} {int(channel[1])}"
+    if node.uid is not None and node.gid is not None:
+        run += f" && chown {node.uid}:{node.gid} {node.path}"
+    return as_root(text, look=f"ls -l {CHANNELS}", run=run)
 
 
 class _Manager(StrEnum):
@@ -119,10 +200,16 @@ ONE_SESSION = (
 )
 
 
+FIND = todo(
+    "Find the node that is missing or of another version, and start or update its service: the others need nothing.",
+    look="nvidia-imex-ctl -N",
+)
+
+
 def _restart(machine: Machine, text: str) -> Remedy:
     """Return a remedy that restarts IMEX, with a command if it is known to be a host service."""
     if _manager(machine) in (_Manager.SERVICE, _Manager.HOST_MANAGED):
-        return as_root(text, "systemctl restart nvidia-imex")
+        return as_root(text, Need.NO_DOMAIN_JOBS, run="systemctl restart nvidia-imex")
     return todo(f"{text} With driver-managed ComputeDomains IMEX runs in pods: delete these instead.")
 
 
@@ -137,7 +224,7 @@ def _daemon(machine: Machine, _scope: Scope) -> Verdicts:
     yield fact("nvidia-imex-ctl -q", state or gap(imex, "daemon_state"))
     if manager is not _Manager.SERVICE:
         yield fact("managed by", manager)
-    restart = _restart(machine, "Restart the service on every node of the domain, and read /var/log/nvidia-imex.log.")
+    restart = _restart(machine, "Read /var/log/nvidia-imex.log, then restart the service of this node.")
     no_answer = state in (None, "UNAVAILABLE")
     if manager is _Manager.DRIVER_MANAGED:
         yield from _driver_managed(imex, runs)
@@ -145,7 +232,7 @@ def _daemon(machine: Machine, _scope: Scope) -> Verdicts:
         yield unknown("the host's IMEX service is not visible from here")
     elif state != "READY" and imex.session_in_use and (runs or manager is not _Manager.KUBERNETES):
         yield fact("/var/log/nvidia-imex.log", "NV_ERR_IN_USE")
-        remedy = as_root(f"Run one of the two: {BOTH}.")
+        remedy = as_root(f"Run one of the two: {BOTH}.", Need.NO_DOMAIN_JOBS)
         yield failed("another IMEX daemon holds the GPU driver's session", remedy, cause=ONE_SESSION)
     elif manager is _Manager.KUBERNETES and (state == "READY" or (no_answer and not runs)):
         remedy = todo(f"Find out who manages IMEX here (docs/kubernetes.md): {BOTH}.")
@@ -155,7 +242,7 @@ def _daemon(machine: Machine, _scope: Scope) -> Verdicts:
         yield passed("the IMEX service is ready")
     elif state is not None and state.startswith("WAITING"):
         cause = "peers of nodes_config.cfg do not answer"
-        yield warned(f"the IMEX service is waiting ({state})", restart, cause=cause)
+        yield warned(f"the IMEX service is waiting ({state})", FIND, cause=cause)
     elif state is not None and (runs or state != "UNAVAILABLE"):
         yield failed(f"the IMEX service is not ready ({state})", restart)
     elif runs and imex.reason_of("daemon_state") is Reason.TIMED_OUT:
@@ -165,7 +252,8 @@ def _daemon(machine: Machine, _scope: Scope) -> Verdicts:
     else:
         socket = ", for host-managed ComputeDomains with a command socket (IMEX_CMD_UNIX_DOMAIN_PATH)"
         condition = "" if manager is _Manager.SERVICE else socket
-        start = as_root(f"Start it on every node of the domain{condition}.", "systemctl enable --now nvidia-imex")
+        text = f"Start it, on each node of the domain that lacks it{condition}."
+        start = as_root(text, run="systemctl enable --now nvidia-imex")
         yield failed("the IMEX service does not run on a node of an NVLink domain", start)
 
 
@@ -173,7 +261,8 @@ def _driver_managed(imex: Imex, runs: bool) -> Verdicts:
     """Yield the finding on a node where a pod of Kubernetes' DRA driver runs IMEX for each ComputeDomain."""
     locations = known(imex.runs_in, "whether the host's IMEX service runs beside the DRA driver's is unknown")
     if "host" in locations:
-        remedy = as_root("Turn it off: the DRA driver starts its own.", "systemctl disable --now nvidia-imex")
+        text, run = "Turn it off: the DRA driver starts its own.", "systemctl disable --now nvidia-imex"
+        remedy = as_root(text, Need.NO_DOMAIN_JOBS, run=run)
         conflict = "the host's IMEX service runs on a node whose ComputeDomains are driver-managed"
         yield failed(conflict, remedy, cause=ONE_SESSION)
     elif runs:
@@ -192,13 +281,13 @@ def _domain(machine: Machine, _scope: Scope) -> Verdicts:
     yield fact("nvidia-imex-ctl -N -j", state or gap(imex, "domain_status"))
     config = "/etc/nvidia-imex/nodes_config.cfg"
     yield fact(config, None if nodes is None else f"{nodes} nodes, {duplicates or 0} of them twice")
-    find = todo("Find the node that is missing or of another version, and restart its service.", "nvidia-imex-ctl -N")
     if state == "DOWN":
-        yield failed("the IMEX domain is down", find)
+        yield failed("the IMEX domain is down", FIND)
     elif state == "DEGRADED":
-        yield warned("the IMEX domain is degraded: some nodes are not in it", find)
+        yield warned("the IMEX domain is degraded: some nodes are not in it", FIND)
     elif duplicates:
-        remedy = as_root(f"Correct {config}, the same on all nodes, and restart the service.")
+        text = f"Correct {config}, the same on all nodes, and restart the service there."
+        remedy = as_root(text, Need.NO_DOMAIN_JOBS)
         yield warned("nodes_config.cfg lists an address twice", remedy)
     elif state != "UP":
         yield unknown("the state of the IMEX domain could not be queried")

@@ -9,9 +9,13 @@ from egmctl.model.finding import Evidence, Finding, Guard
 from egmctl.model.host import CpuFrequencies, Host
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
+from egmctl.model.remedy import Need
 from egmctl.topology.platform import MemoryMode, memory_mode, own_node
 
 GRACE_ONLY = "matters on Grace only"
+_CHOOSE_THEMSELVES = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
+"""The values of ``scaling_driver`` in the active mode, where the processor chooses the frequency; in the passive mode
+they are ``intel_cpufreq`` and ``amd-pstate``."""
 
 
 @check("cpu.governor", Guard.PERF, sections=("host", "gpus"))
@@ -22,14 +26,14 @@ def _governor(machine: Machine, _scope: Scope) -> Verdicts:
         skip("a virtual machine without cpufreq: its host sets the frequency")
     frequencies = known(host.cpu_frequencies, "the CPU frequency governor was not read", unread)
     yield from map(_evidence, frequencies)
-    slow = [cpus for cpus in frequencies if cpus.governor not in (None, "performance") or cpus.limited]
+    slow = [cpus for cpus in frequencies if _is_slowing(cpus) or cpus.limited]
     if slow:
-        reasons = {f"governor {cpus.governor}" for cpus in slow if cpus.governor not in (None, "performance")}
+        reasons = {f"governor {cpus.governor}" for cpus in slow if _is_slowing(cpus)}
         reasons |= {"a limit below the hardware's maximum" for cpus in slow if cpus.limited}
         names = ", ".join(cpus.cpus for cpus in slow)
         yield warned(
             f"CPUs {names} run below their maximum frequency: {'; '.join(sorted(reasons, reverse=True))}",
-            as_root("Set the governor at each boot.", "cpupower frequency-set --governor performance"),
+            as_root("Set the governor, at each boot.", run="cpupower frequency-set --governor performance"),
         )
     elif any(None in (cpus.governor, cpus.limited) for cpus in frequencies):
         yield unknown("the governor or frequency limit of some CPUs was not read")
@@ -37,9 +41,22 @@ def _governor(machine: Machine, _scope: Scope) -> Verdicts:
         yield passed("all CPUs may run at their maximum frequency")
 
 
+def _is_slowing(cpus: CpuFrequencies) -> bool:
+    """Return whether the governor keeps CPUs below the frequency that their load asks for.
+
+    In the active mode of intel_pstate and amd-pstate the hardware chooses the frequency: ``powersave`` there is the
+    default, and reaches the limit under load (Documentation/admin-guide/pm/intel_pstate.rst, "Active Mode", and
+    amd-pstate.rst).
+    """
+    if cpus.governor == "powersave" and cpus.driver in _CHOOSE_THEMSELVES:
+        return False
+    return cpus.governor not in (None, "performance")
+
+
 def _evidence(cpus: CpuFrequencies) -> Evidence:
     limit, maximum = (f"{khz} kHz" if khz is not None else "not read" for khz in (cpus.limit_khz, cpus.max_khz))
-    value = f"{cpus.governor or 'not read'}, scaling_max_freq {limit}, cpuinfo_max_freq {maximum}"
+    driver = f" ({cpus.driver})" if cpus.driver else ""
+    value = f"{cpus.governor or 'not read'}{driver}, scaling_max_freq {limit}, cpuinfo_max_freq {maximum}"
     return fact(f"/sys/devices/system/cpu/cpu*/cpufreq of CPUs {cpus.cpus}", value)
 
 
@@ -62,10 +79,9 @@ def _auto_online(machine: Machine, scope: Scope) -> Verdicts:
     elif mode is MemoryMode.UNKNOWN:
         yield unknown("whether the driver brings GPU memory online: its module parameters were not read", offline)
     else:
-        command = "echo online_movable > /sys/devices/system/memory/auto_online_blocks"
         yield failed(
             f"the policy for new memory is {policy}, but the driver brings GPU memory online as movable only",
-            as_root("Boot with memhp_default_state=online_movable.", command, reboot=True),
+            as_root("Boot with memhp_default_state=online_movable.", Need.REBOOT),
             offline,
         )
 
@@ -77,7 +93,7 @@ def _balancing(machine: Machine, _scope: Scope) -> Verdicts:
     balancing = known(host.numa_balancing, "numa_balancing was not read", host.unread.get("numa_balancing"))
     yield fact("/proc/sys/kernel/numa_balancing", balancing)
     if balancing:
-        remedy = as_root("Turn it off, at boot by numa_balancing=disable.", "sysctl -w kernel.numa_balancing=0")
+        remedy = as_root("Turn it off, at boot by numa_balancing=disable.", run="sysctl -w kernel.numa_balancing=0")
         cause = "NVIDIA's Grace Performance Tuning Guide asks to disable it"
         yield warned("automatic NUMA balancing is on: it unmaps pages that GPUs use", remedy, cause=cause)
     else:
@@ -105,16 +121,16 @@ def _command_line(machine: Machine, _scope: Scope) -> Verdicts:
     enabled = [name for name in params if params[name].lower() in ("1", "y", "on")] if grace else []
     faults: list[Finding] = []
     if params.get("numa") == "off":
-        remedy = as_root("Boot without numa=off.", reboot=True)
+        remedy = as_root("Boot without numa=off.", Need.REBOOT)
         one_node = "the kernel was started with numa=off: there is one node, so memory cannot be placed"
         faults.append((failed if grace else warned)(one_node, remedy))
     if "iommu.passthrough" in enabled and modes != {"ats"}:
-        remedy = as_root("Boot without iommu.passthrough.", reboot=True)
+        remedy = as_root("Boot without iommu.passthrough.", Need.REBOOT)
         cause = "a coherent GPU shares page tables through the SMMU (https://github.com/NVIDIA/NV-Kernels/issues/22)"
         no_ats = "the kernel was started with iommu.passthrough, and the GPUs do not use ATS"
         faults.append(warned(no_ats, remedy, cause=cause))
     if "init_on_alloc" in enabled:
-        remedy = as_root("Boot with init_on_alloc=0, as NVIDIA's Grace Performance Tuning Guide asks.", reboot=True)
+        remedy = as_root("Boot with init_on_alloc=0, as NVIDIA's Grace Performance Tuning Guide asks.", Need.REBOOT)
         clears = "the kernel clears every page that it allocates (init_on_alloc), GPU memory too"
         faults.append(warned(clears, remedy))
     yield from faults or [passed("no known-harmful kernel parameters")]

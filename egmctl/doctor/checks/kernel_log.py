@@ -16,7 +16,7 @@ from egmctl.units import several
 
 _SHOWN = 3
 """The maximum number of events that a finding quotes: the first and the newest."""
-_MAY_READ = as_root("Run as root or with CAP_SYSLOG, on the host.", "sudo egmctl doctor --check 'kernel.*'")
+_MAY_READ = as_root("Run as root or with CAP_SYSLOG, on the host.", look="egmctl doctor --check 'kernel.*'")
 
 
 @check("kernel.xid", *Guard, wants=("kernel_log",))

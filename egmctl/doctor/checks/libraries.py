@@ -9,22 +9,29 @@ from egmctl.doctor.check import Scope, Verdicts, check, known, skip
 from egmctl.doctor.findings import as_root, daemon_fact, fact, failed, passed, remove_option, todo, unknown, warned
 from egmctl.doctor.situation import NO_NVIDIA_GPU, driver_parameters, in_container, loss, services_hidden
 from egmctl.driver.signatures import cause_of
-from egmctl.model.finding import Finding, Guard, Remedy
+from egmctl.model.finding import Finding, Guard
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Confinement, Driver, LibraryFailure, Process, System
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
+from egmctl.model.remedy import Need, Remedy
 from egmctl.topology.access import Block, cuda_failure, nvml_failure
 from egmctl.units import format_size, several
 
 _LOG = "dmesg | grep -iE 'NVRM|Xid'"
-_SICK = as_root("Look for Xids in the kernel log; stop what uses the GPUs, then reset them or reboot.", _LOG)
+_SICK = as_root("Look in the kernel log for what the driver says; each Xid there has a remedy of its own.", look=_LOG)
 _FREE = todo("Free memory, processes or descriptors, or raise their limits (ulimit -a, pids.max, memory.max).")
+_RELOAD = as_root("Reload the kernel module of the installed driver, or reboot.", Need.DRIVER_RELOAD)
+_HOST_LIBRARIES = todo(
+    "Use the host's driver libraries, as the NVIDIA Container Toolkit mounts them: the image's own libcuda and "
+    "libnvidia-ml, or a compat folder in LD_LIBRARY_PATH or ld.so.conf, must not come first.",
+    look="ldconfig -p | grep -E 'libcuda|libnvidia-ml'",
+)
 _BY_NAME: Mapping[str, Remedy] = {
-    "NVML_ERROR_DRIVER_NOT_LOADED": as_root("Load the driver's kernel module, or install it.", "modprobe nvidia"),
+    "NVML_ERROR_DRIVER_NOT_LOADED": as_root("Load the driver's kernel module, or install it.", run="modprobe nvidia"),
     "NVML_ERROR_NO_PERMISSION": as_root("Run as root, or see dev.permissions and dev.control-nodes."),
-    "NVML_ERROR_LIB_RM_VERSION_MISMATCH": as_root("Reload the kernel module of the installed driver, or reboot."),
-    "NVML_ERROR_GPU_IS_LOST": as_root("Drain the node and power-cycle it.", _LOG, reboot=True),
+    "NVML_ERROR_LIB_RM_VERSION_MISMATCH": _RELOAD,
+    "NVML_ERROR_GPU_IS_LOST": as_root("Drain the node and power-cycle it.", Need.REBOOT, look=_LOG),
     "NVML_ERROR_MEMORY": _FREE,
     "NVML_ERROR_INSUFFICIENT_RESOURCES": _FREE,
 }
@@ -62,6 +69,8 @@ def _failed(machine: Machine, library: str, failure: LibraryFailure, gpus: list[
     signature = cause_of(failure.call, failure.number) if library == "CUDA" else None
     cause = signature.cause if signature else ""
     remedy = todo(signature.remedy) if signature else _BY_NAME.get(failure.name or "", _SICK)
+    if library == "CUDA" and (known := _cuda_remedy(machine, failure, is_known=signature is not None)) is not None:
+        cause, remedy = known
     match failure.how:
         case "missing" if in_container(machine):
             remedy = todo("Start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility.")
@@ -81,6 +90,33 @@ def _failed(machine: Machine, library: str, failure: LibraryFailure, gpus: list[
         evidence=(fact(call, failure.detail or failure.name or failure.how),),
         cause=cause,
     )
+
+
+_MISMATCH = "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
+_LOAD_UVM = as_root(
+    "Load nvidia_uvm, which makes /dev/nvidia-uvm with nvidia-modprobe. A container has to be started again then.",
+    run="modprobe nvidia_uvm && nvidia-modprobe -u -c 0",
+)
+
+
+def _cuda_remedy(machine: Machine, failure: LibraryFailure, *, is_known: bool) -> tuple[str, Remedy] | None:
+    """Return cause and remedy of a failure of CUDA that this node's facts explain, or that has no known cause."""
+    driver = machine.driver or Driver()
+    agree = driver.module_version is not None and driver.module_version == driver.driver_version
+    if failure.name == _MISMATCH and (agree or in_container(machine)):
+        return (
+            "another libcuda than the driver's is loaded first: the image's own, or CUDA's compat folder",
+            _HOST_LIBRARIES,
+        )
+    if is_known or failure.how != "error":
+        return None
+    uvm = next((node for node in driver.nodes or () if node.path == "/dev/nvidia-uvm"), None)
+    if uvm is not None and not uvm.exists and "nvidia_uvm" not in (driver.modules or ("nvidia_uvm",)):
+        return "the kernel module nvidia_uvm is not loaded, so that there is no /dev/nvidia-uvm", _LOAD_UVM
+    if re.fullmatch("[A-Za-z0-9_]+", failure.call or "") and failure.number is not None:
+        explain = f"egmctl explain {failure.call} {failure.number}"
+        return "", todo("Look at its known causes, and at what the driver says in the kernel log.", look=explain)
+    return None
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -108,7 +144,7 @@ NO_ENVIRONMENT = "the environment of that process could not be read"
 
 
 @check("env.visible-devices", Guard.EGM, Guard.P2P, Guard.IPC, sections=("process",))
-def _visible_devices(machine: Machine, scope: Scope) -> Verdicts:
+def _visible_devices(machine: Machine, _scope: Scope) -> Verdicts:
     environment = known((machine.process or Process()).environment, NO_ENVIRONMENT)
     yield from (fact("environment", f"{name}={text}") for name, text in environment.items() if re.search(_SHOWN, name))
     text, gpus = environment.get(VISIBLE), machine.gpus or ()
@@ -121,12 +157,13 @@ def _visible_devices(machine: Machine, scope: Scope) -> Verdicts:
         others = "; numbers count those only, not the node's" if len(usable) < len(gpus) else ""
         yield warned(
             f"{VISIBLE}: {wrong}; CUDA ignores it and everything after it",
-            todo("Name GPUs by UUIDs, or by numbers from 0 among those that can be opened.", f"unset {VISIBLE}"),
+            todo("Name GPUs by UUIDs, or by numbers from 0 among those that can be opened.", run=f"unset {VISIBLE}"),
             cause=f"{several(len(usable), 'GPU')} can be used from here{others}",
         )
     elif text.strip() in _NO_GPU:
         hides = f"{VISIBLE} hides every GPU from CUDA"
-        yield warned(hides, todo("Unset it.", f"unset {VISIBLE}")) if scope.purposes else passed(hides)
+        blocks = (Guard.EGM, Guard.P2P, Guard.IPC)
+        yield passed(hides, remedy=todo("Unset it.", run=f"unset {VISIBLE}"), blocks=blocks)
     else:
         entries = [part for part in text.split(",") if part.strip()]
         note = "use it to choose GPUs where EGM matters: hidden GPUs stay accessible, for imports and EGM routes too"
@@ -160,7 +197,7 @@ def _bad_environment(machine: Machine, _scope: Scope) -> Verdicts:
     harmful = [name for name, (bad, _) in _HARMFUL.items() if name in environment and bad in (None, environment[name])]
     for name in harmful:
         bad, effect = _HARMFUL[name]
-        remedy = todo("Unset it, unless it is intended.", f"unset {name}")
+        remedy = todo("Unset it, unless it is intended.", run=f"unset {name}")
         # The output must not contain the path of a tool.
         yield warned(f"{name} is set: {effect}", remedy, evidence=(fact("environment", f"{name}={bad or '(set)'}"),))
     if not harmful:
@@ -193,11 +230,11 @@ def _limits(machine: Machine, _scope: Scope) -> Verdicts:
             low = f"{title.format(value)}, too few for CUDA on {several(len(gpus), 'GPU')}"
             by = f"{f'ulimit {letter}' if letter else 'pids.max'}, docker run {docker}, or {unit} of the systemd unit"
             command = f"ulimit {letter} {max(needed, 1024)}" if letter else None
-            faults.append(warned(low, todo(f"Raise the limit to {needed} or more ({by}).", command)))
+            faults.append(warned(low, todo(f"Raise the limit to {needed} or more ({by}).", run=command)))
     space, memory = limits.get("as"), sum((gpu.nvml and gpu.nvml.memory_total_bytes) or 0 for gpu in gpus)
     if space is not None and 0 <= space < memory:
         low = f"the address space is limited to {format_size(space)}, less than the memory of the GPUs"
-        remedy = todo("Lift the limit: CUDA reserves addresses for all memory.", "ulimit -v unlimited")
+        remedy = todo("Lift the limit: CUDA reserves addresses for all memory.", run="ulimit -v unlimited")
         faults.append(warned(low, remedy))
     yield from faults
     if not faults and any(limits.get(name) is None for name in sources):
@@ -239,7 +276,7 @@ def _versions(machine: Machine, _scope: Scope) -> Verdicts:
     if driver.nvml_error == "NVML_ERROR_LIB_RM_VERSION_MISMATCH" or (module and library and module != library):
         yield failed(
             f"the kernel module is {module or 'of another version'}, the libraries are {library or 'of another one'}",
-            as_root("Reload the kernel module of the installed driver, or reboot."),
+            _HOST_LIBRARIES if in_container(machine) else _RELOAD,
             cause="the driver was updated while its old module stayed loaded, or a container brings its own libraries",
         )
     elif module and library:
@@ -251,8 +288,8 @@ def _versions(machine: Machine, _scope: Scope) -> Verdicts:
 
 
 @check("drv.params", Guard.RDMA, Guard.P2P, Guard.PERF, sections=("driver",))
-def _parameters(machine: Machine, scope: Scope) -> Verdicts:
-    parameters, rdma = driver_parameters(machine), scope.names_purpose(Guard.RDMA)
+def _parameters(machine: Machine, _scope: Scope) -> Verdicts:
+    parameters = driver_parameters(machine)
     registry_keys = parameters.get("RegistryDwords", "").strip('"')
     keys = [key for key in REGISTRY_KEYS if key in registry_keys]
     yield fact("NVreg_RegistryDwords", registry_keys or "empty")
@@ -260,7 +297,7 @@ def _parameters(machine: Machine, scope: Scope) -> Verdicts:
     maps_no_peers = parameters.get("DmaRemapPeerMmio") == "0"
     if denies_rdma:
         remedy = remove_option("NVreg_GrdmaPciTopoCheckOverride")
-        yield (failed if rdma else warned)("a module parameter denies GPUDirect RDMA", remedy)
+        yield warned("a module parameter denies GPUDirect RDMA", remedy, blocks=(Guard.RDMA,))
     if maps_no_peers:
         yield warned(
             "a module parameter stops mapping of peers' memory through the IOMMU",
@@ -272,8 +309,16 @@ def _parameters(machine: Machine, scope: Scope) -> Verdicts:
         yield passed("registry keys of the driver are set", note=note)
     elif not denies_rdma and not maps_no_peers:
         note = "EnableStreamMemOPs is 0, the default: stream memory operations of the first version are off"
-        is_off = rdma and parameters.get("EnableStreamMemOPs") == "0"
+        is_off = parameters.get("EnableStreamMemOPs") == "0"
         yield passed("no driver parameter disables a feature", note=note if is_off else "")
+
+
+_BLACKLIST_NOUVEAU = as_root(
+    "Blacklist nouveau, rebuild the initramfs, which loads it too, and reboot.",
+    Need.REBOOT,
+    run=r"printf 'blacklist nouveau\noptions nouveau modeset=0\n' > /etc/modprobe.d/blacklist-nouveau.conf && "
+    "{ update-initramfs -u || dracut --force; }",
+)
 
 
 @check("drv.nouveau", *Guard, sections=("gpus", "driver"))
@@ -285,7 +330,7 @@ def _nouveau(machine: Machine, _scope: Scope) -> Verdicts:
     if nouveau_gpus or (loaded and "nvidia" not in modules):
         yield failed(
             "nouveau is bound to the GPUs, so NVIDIA's driver cannot use them",
-            as_root("Blacklist nouveau.", "echo 'blacklist nouveau' > /etc/modprobe.d/nouveau.conf", reboot=True),
+            _BLACKLIST_NOUVEAU,
             nouveau_gpus,
         )
     elif loaded and any(gpu.pci is None or gpu.pci.driver is None for gpu in gpus):

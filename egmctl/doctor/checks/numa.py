@@ -13,6 +13,7 @@ from egmctl.model.gpu import Gpu
 from egmctl.model.host import Confinement, Driver, Host, NumaKind, NumaNode, System
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
+from egmctl.model.remedy import Need
 from egmctl.topology.platform import PARAMETERS, MemoryMode, memory_mode, own_node
 from egmctl.units import format_size, listed, parse_kernel_list
 
@@ -20,7 +21,7 @@ CALLS = ("get_mempolicy", "mbind", "set_mempolicy")
 
 
 @check("numa.mempolicy-syscalls", Guard.EGM, Guard.PERF, sections=("confinement",))
-def _mempolicy(machine: Machine, scope: Scope) -> Verdicts:
+def _mempolicy(machine: Machine, _scope: Scope) -> Verdicts:
     confinement = machine.confinement or Confinement()
     answers = {name: (confinement.system_calls or {}).get(name) for name in CALLS}
     for name, answer in answers.items():
@@ -34,7 +35,7 @@ def _mempolicy(machine: Machine, scope: Scope) -> Verdicts:
                 "Give the container CAP_SYS_NICE (docker run --cap-add SYS_NICE; in Kubernetes "
                 "securityContext.capabilities.add), or a seccomp profile that allows these calls."
             )
-        yield (warned if scope.purposes is not None and not scope.names_purpose(Guard.EGM) else failed)(
+        yield failed(
             f"{listed(blocked)} {'are' if len(blocked) > 1 else 'is'} refused, so HOST_NUMA memory cannot be allocated",
             remedy,
             cause="a system call filter: the default ones of Docker and Kubernetes ask for CAP_SYS_NICE",
@@ -66,13 +67,13 @@ def _cpuset(machine: Machine, scope: Scope) -> Verdicts:
     if denied and required:
         not_allowed = "memory of this NUMA node is required (--numa), but the cpuset does not allow it"
         yield failed(not_allowed, remedy, on_numa(denied), cause="cpuset.mems of the cgroup")
-    elif denied and scope.names_purpose(Guard.EGM):
-        yield warned("the cpuset does not allow memory of this NUMA node", remedy, on_numa(denied))
     elif denied:
         yield passed(
-            "the cpuset allows only some NUMA nodes",
-            note=f"HOST_NUMA memory on NUMA {', '.join(map(str, denied))} cannot be allocated here; --for egm makes "
-            "that a warning, --numa a fault",
+            "the cpuset does not allow memory of this NUMA node: HOST_NUMA memory cannot be allocated there",
+            on_numa(denied),
+            note="usual for a job with some of the NUMA nodes; --for egm or --numa makes that a fault",
+            remedy=remedy,
+            blocks=(Guard.EGM,),
         )
     elif nodes:
         yield passed("the cpuset allows the memory of every CPU NUMA node", on_numa(nodes))
@@ -92,7 +93,7 @@ def _has_c2c(machine: Machine, gpu: Gpu) -> bool:
 def _gpu_affinity(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
     node = known(gpu.pci.numa_node if gpu.pci else None, "the NUMA node of these GPUs was not read")
     yield fact(f"/sys/bus/pci/devices/{gpu.bus_id}/numa_node", node)
-    remedy = as_root("Update the system firmware: ACPI (_PXM) must report it.", reboot=True)
+    remedy = as_root("Update the system firmware: ACPI (_PXM) must report it.", Need.REBOOT)
     silent = "the firmware does not report the NUMA node of these GPUs"
     if node >= 0:
         yield passed("the NUMA node of each GPU is known")
@@ -117,7 +118,7 @@ def _mode(machine: Machine, scope: Scope) -> Verdicts:
     if broken:
         yield failed(
             "the kernel failed to bring the GPU's memory online as a NUMA node",
-            as_root("See numa.auto-online, then look for driver messages.", "dmesg | grep -i NVRM"),
+            as_root("See numa.auto-online, then look for driver messages.", look="dmesg | grep -i NVRM"),
             broken,
             evidence=(fact("/proc/driver/nvidia/gpus/*/numa_status", "online_failed"),),
         )
@@ -136,7 +137,11 @@ def _mode(machine: Machine, scope: Scope) -> Verdicts:
     else:
         yield warned(
             "their memory is no NUMA node, while that of the other GPUs is",
-            as_root("Reload the driver, and look for driver messages about onlining memory.", "dmesg | grep -i NVRM"),
+            as_root(
+                "Look for driver messages about onlining memory, and reload the driver.",
+                Need.DRIVER_RELOAD,
+                look="dmesg | grep -i NVRM",
+            ),
             without_node,
         )
 
@@ -166,7 +171,7 @@ def _addressing(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
     elif has_c2c:
         yield failed(
             f"the GPUs do not use the CPU's page tables (addressing mode {mode})",
-            as_root("Boot with CONFIG_ARM_SMMU_V3_SVA, without iommu.passthrough, uvm_ats_mode at 1.", reboot=True),
+            as_root("Boot with CONFIG_ARM_SMMU_V3_SVA, without iommu.passthrough, uvm_ats_mode at 1.", Need.REBOOT),
             cause="GPUs with NVLink-C2C need ATS to reach malloc'ed memory",
         )
     else:
@@ -180,7 +185,9 @@ SMALL, FULL, SCARCE = 0.75, 0.02, 0.25
 _NODES_OF_A_GPU = 8
 """The number of NUMA nodes that a coherent GPU reserves for MIG."""
 
-FIND_MEMORY = as_root("Look for its memory: firmware setup and event log, the kernel's mem=, offline blocks (lsmem).")
+FIND_MEMORY = as_root(
+    "Look for its memory: firmware setup and event log, the kernel's mem=, offline blocks.", look="lsmem"
+)
 
 
 @check("numa.memory", Guard.EGM, Guard.PERF, sections=("host",), wants=("gpus", "driver"))
@@ -207,7 +214,7 @@ def _memory(machine: Machine, scope: Scope) -> Verdicts:
             text, evidence = "less memory than the other NUMA nodes have", (*_sizes(siblings), fact("driver", version))
             yield warned(text, FIND_MEMORY, _on(node), evidence=evidence, cause=crash)
         else:
-            yield _available(scope, node, node.memory_total_bytes, siblings)
+            yield _available(node, node.memory_total_bytes, siblings)
     if not candidates and not bare:
         yield unknown("no NUMA node with CPUs and memory was read")
 
@@ -239,7 +246,7 @@ def _without_cpus(machine: Machine, scope: Scope, nodes: Iterable[NumaNode]) -> 
     if len([gpu for gpu in may_own if own_node(gpu) is None]) >= len(unowned):
         yield unknown("whether this is a GPU's memory is unknown", _on(*unowned))
         return
-    yield (warned if situation.coherent(machine) or scope.names_purpose(Guard.EGM) else noted)(
+    yield (warned if situation.coherent(machine) else noted)(
         "memory without CPUs, and no GPU's: CUDA allocates nothing there",
         remedy=todo("Find out what it is (lsmem, dmesg), and bind no process to it alone."),
         place=_on(*unowned),
@@ -253,14 +260,14 @@ def _owns(gpu: Gpu, node: int) -> bool:
     return own is not None and own <= node < own + (_NODES_OF_A_GPU if has_mig else 1)
 
 
-def _available(scope: Scope, node: NumaNode, total: int, siblings: list[NumaNode]) -> Finding:
+def _available(node: NumaNode, total: int, siblings: list[NumaNode]) -> Finding:
     """Return the finding on the free memory of a node or, if that is low, free and reclaimable memory."""
     place, free = _on(node), node.memory_free_bytes
     enough = max(FULL * total, SCARCE * max(sibling.memory_free_bytes or 0 for sibling in siblings))
     if free is not None and free < enough:
         # The kernel reclaims the page cache when memory is allocated.
         free = None if node.memory_reclaimable_bytes is None else free + node.memory_reclaimable_bytes
-    remedy = todo("Find what holds it (numastat -m, /dev/shm, huge pages, processes), and free it.", "numastat -m")
+    remedy = todo("Find what holds it (numastat -m, /dev/shm, huge pages, processes), and free it.", look="numastat -m")
     if free is None:
         return unknown("how much memory is available was not read", place, evidence=_sizes([node]))
     if free < FULL * total:
@@ -268,8 +275,7 @@ def _available(scope: Scope, node: NumaNode, total: int, siblings: list[NumaNode
         return warned(summary, remedy, place, evidence=_sizes(siblings))
     if free < enough:
         summary = "much less memory is available than on another NUMA node"
-        report = warned if scope.names_purpose(Guard.EGM) else noted
-        return report(summary, remedy=remedy, place=place, evidence=_sizes(siblings))
+        return noted(summary, place, remedy=remedy, evidence=_sizes(siblings))
     return passed("memory is available", place, evidence=_sizes([node]))
 
 
@@ -296,16 +302,14 @@ def _policy(machine: Machine, scope: Scope) -> Verdicts:
     yield fact("/proc/self/numa_maps", policy)
     bound = re.fullmatch(r"bind(?:=\w+)*:([0-9,-]+)", policy)
     denied = [node for node in nodes if bound and node not in parse_kernel_list(bound[1])]
+    not_allowed = "the memory policy of this process does not allow memory of this NUMA node"
+    remedy = todo("Start it without numactl --membind (Slurm: --mem-bind=none), or with all nodes.")
     if not nodes:
         yield unknown("no NUMA node with CPUs was read")
     elif not denied:
         yield passed("no memory policy keeps this process off a NUMA node", on_numa(nodes))
-    elif scope.numa is not None or scope.names_purpose(Guard.EGM):
-        yield warned(
-            "the memory policy of this process does not allow memory of this NUMA node",
-            todo("Start it without numactl --membind (Slurm: --mem-bind=none), or with all nodes."),
-            on_numa(denied),
-        )
+    elif scope.numa is not None:
+        yield warned(not_allowed, remedy, on_numa(denied), blocks=(Guard.EGM,))
     else:
-        allows_some = "the memory policy of this process allows only some NUMA nodes"
-        yield passed(allows_some, on_numa(denied), note="--for egm or --numa makes that a warning")
+        note = "--for egm makes that a fault, --numa a warning"
+        yield passed(not_allowed, on_numa(denied), note=note, remedy=remedy, blocks=(Guard.EGM,))

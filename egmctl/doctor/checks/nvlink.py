@@ -6,11 +6,20 @@ from collections.abc import Iterable
 
 from egmctl.doctor.check import Scope, Verdicts, check, end, findings_on, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, gap, noted, passed, remove_option, todo, unknown, warned
-from egmctl.doctor.situation import answering_gpus, check_gpus, driver_parameters, fabric, usable_coherent_gpus, virtual
-from egmctl.model.finding import Evidence, Guard, Remedy
+from egmctl.doctor.situation import (
+    answering_gpus,
+    check_gpus,
+    coherent,
+    driver_parameters,
+    fabric,
+    usable_coherent_gpus,
+    virtual,
+)
+from egmctl.model.finding import Evidence, Guard
 from egmctl.model.gpu import Gpu, NvLink, NvLinkCounters
 from egmctl.model.host import Driver
 from egmctl.model.machine import Machine
+from egmctl.model.remedy import GPUS, Need, Remedy
 from egmctl.model.route import LinkKind
 from egmctl.topology.links import has_no_nvlink, nvlinks_of, without_speed
 from egmctl.topology.platform import C2c, c2c
@@ -18,8 +27,16 @@ from egmctl.units import format_kernel_list, several
 
 STATE = "nvmlDeviceGetNvLinkState"
 NO_NVLINK = "no NVLink on these GPUs"
-RESET = todo("Drain the node and reset the GPU; if that does not help, inspect the hardware.", "nvidia-smi nvlink -s")
-SWITCHES = todo("Read the fabric manager's log, then reset all GPUs and switches together.", "nvidia-smi nvlink -s")
+_SHOW_LINKS = "nvidia-smi nvlink -s"
+RESET = as_root(
+    "End what uses the GPU and reset it; if that does not help, inspect the hardware.",
+    Need.GPU_RESET,
+    look=_SHOW_LINKS,
+    run=f"nvidia-smi --gpu-reset -i {GPUS}",
+)
+SWITCHES = as_root(
+    "Read the fabric manager's log, then reset all GPUs and switches together.", Need.NO_JOBS, look=_SHOW_LINKS
+)
 MAX_EFFECTIVE_BER = 1e-12
 """The maximum effective bit error rate of a healthy link (DCGM 4.6, DcgmHealthWatch.cpp, Blackwell)."""
 
@@ -82,17 +99,28 @@ def _unread_state(link: NvLink) -> str:
 
 
 _PRODUCTS = {
-    "NVIDIA A100-SXM4-40GB": 12,
-    "NVIDIA A100-SXM4-80GB": 12,
-    "NVIDIA H100 80GB HBM3": 18,
-    "NVIDIA H200": 18,
-    "NVIDIA B200": 18,
-    "NVIDIA GB200": 18,
-    "NVIDIA GB300": 18,
+    0x20B0: ("NVIDIA A100-SXM4-40GB", 12),
+    0x20B2: ("NVIDIA A100-SXM4-80GB", 12),
+    0x2330: ("NVIDIA H100 80GB HBM3", 18),
+    0x2335: ("NVIDIA H200", 18),
+    0x2901: ("NVIDIA B200", 18),
+    0x2941: ("NVIDIA GB200", 18),
+    0x31C2: ("NVIDIA GB300", 18),
+    0x31C3: ("NVIDIA GB300", 18),
 }
-"""The number of NVLinks to switches, by product on a board with switches (A100's datasheet; the others:
-https://docs.nvidia.com/health-validation/reference/checks/nvlink). Other products, and boards with bridges or direct
-links, leave links unused by design, so their number is unknown."""
+"""The PCI device ids of products on boards with switches (https://pci-ids.ucw.cz), with NVML's name of each and its
+number of NVLinks (A100's datasheet; the others: https://docs.nvidia.com/health-validation/reference/checks/nvlink).
+Other products, and boards with bridges or direct links, leave links unused by design, so their number is unknown."""
+
+
+def _product_links(gpu: Gpu) -> int | None:
+    """Return the number of NVLinks to switches of a GPU's product, by its PCI device id; ``None`` if unknown.
+
+    NVML's names differ between vendors' parts and driver versions. The name counts if the id was not read.
+    """
+    if gpu.pci is not None and gpu.pci.device_id is not None:
+        return _PRODUCTS.get(gpu.pci.device_id, ("", None))[1]
+    return dict(_PRODUCTS.values()).get(gpu.name or "")
 
 
 def _wired(machine: Machine, gpu: Gpu) -> int | None:
@@ -108,7 +136,7 @@ def _wired(machine: Machine, gpu: Gpu) -> int | None:
         return _up(gpu)
     if not _is_switched(gpu) or (nvml and nvml.virtualization == "vgpu"):
         return None
-    return _PRODUCTS.get(gpu.name or "")
+    return _product_links(gpu)
 
 
 def _is_switched(gpu: Gpu) -> bool:
@@ -128,7 +156,7 @@ def _all_down(machine: Machine, gpu: Gpu) -> Verdicts:
     """Yield the finding on a GPU if no GPU of its product has an active link."""
     siblings = sum(other.name == gpu.name for other in machine.gpus or ())
     # A single GPU with C2C may be in a workstation without switches.
-    is_board_gpu = gpu.name in _PRODUCTS and (siblings > 1 or c2c(machine, gpu) is C2c.ABSENT)
+    is_board_gpu = _product_links(gpu) is not None and (siblings > 1 or c2c(machine, gpu) is C2c.ABSENT)
     reason, info, listed = _none_by_design(machine, gpu), fabric(gpu), bool(nvlinks_of(gpu))
     in_fabric = info is not None and info.state in ("not-started", "in-progress", "completed")
     has_switches = listed and (bool(machine.switches) or in_fabric)
@@ -138,10 +166,11 @@ def _all_down(machine: Machine, gpu: Gpu) -> Verdicts:
     elif gpu.nvml and gpu.nvml.mig_mode:
         skip("no NVLink is active, and MIG is on: its instances have no peers")
     elif is_board_gpu and reason:
-        remedy = todo("Undo the cause, unless it is intended.", RESET.command)
+        remedy = todo("Undo the cause, unless it is intended.", look=_SHOW_LINKS)
         yield warned("no NVLink is active", remedy, cause=reason)
     elif is_board_gpu or (has_switches and not reason):
-        remedy = todo("See fabric.manager and fabric.state: the fabric manager brings the links up.", RESET.command)
+        where = "fabric.state: the rack's" if coherent(machine) else "fabric.manager and fabric.state: the"
+        remedy = todo(f"See {where} fabric manager brings the links up.", look=_SHOW_LINKS)
         yield failed("no NVLink is active, though these GPUs belong on NVSwitches", remedy)
     else:
         skip(f"no NVLink is active: {reason}" if reason else "no NVLink is connected")
@@ -185,12 +214,13 @@ def _errors(_machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
     if bad:
         is_lost = any(link.counters and link.counters.failed_recoveries for link in bad)
         state = "could not be recovered" if is_lost else f"have an effective bit error rate above {MAX_EFFECTIVE_BER:g}"
-        remedy = todo("Drain the node, inspect the links' cables and boards, reset the GPU.", "nvidia-smi nvlink -e")
+        text, look = "Inspect the links' cables and boards, and reset the GPU.", "nvidia-smi nvlink -e"
+        remedy = as_root(text, Need.GPU_RESET, look=look)
         yield failed(f"NVLinks {state} (links {_numbers(bad)})", remedy)
     elif recoveries:
         yield warned(
             f"{recoveries} NVLink retrains since the driver was loaded",
-            todo("If the count rises under load, inspect the GPU, its board or cable.", "nvidia-smi nvlink -e"),
+            todo("If the count rises under load, inspect the GPU, its board or cable.", look="nvidia-smi nvlink -e"),
             cause="a link that loses its signal carries no traffic until it is retrained",
         )
     elif has_no_nvlink(gpu):
@@ -242,8 +272,13 @@ def _words(link: NvLink) -> str:
     return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()) + rate
 
 
-FULL = as_root("Set the mode to FULL, unless you want to save power.", "nvidia-smi nvlink -sBwMode FULL")
-ALIKE = as_root("Give all GPUs one mode, then reset them.", "nvidia-smi nvlink -gBwMode")
+FULL = as_root(
+    "Set the mode to FULL, unless it is meant to save power.",
+    Need.NO_JOBS,
+    look="nvidia-smi nvlink -gBwMode",
+    run="nvidia-smi nvlink -sBwMode FULL",
+)
+ALIKE = as_root("Give all GPUs one mode, then reset them.", Need.NO_JOBS, look="nvidia-smi nvlink -gBwMode")
 
 
 @check("nvlink.bw-mode", Guard.PERF, Guard.P2P, Guard.FABRIC, sections=("gpus", "driver"))
@@ -318,20 +353,28 @@ def _c2c(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
     if state is C2c.DOWN or any(link.active is False for link in links):
         yield failed(
             "NVLink-C2C to the CPU is down" if state is C2c.DOWN else "some links of NVLink-C2C are down",
-            todo("Power-cycle the node; if it persists, replace the superchip.", "nvidia-smi c2c -s"),
+            as_root(
+                "Power-cycle the node; if it persists, replace the superchip.", Need.REBOOT, look="nvidia-smi c2c -s"
+            ),
         )
     elif state is C2c.UNKNOWN:
         yield unknown("NVML does not report the state of NVLink-C2C")
     elif errors:
         yield warned(
             f"NVLink-C2C has counted {several(sum(errors.values()), 'error')}",
-            todo("Watch whether the count rises; if it does, inspect or replace the superchip.", "nvidia-smi c2c -s"),
+            todo(
+                "Watch whether the count rises; if it does, inspect or replace the superchip.", look="nvidia-smi c2c -s"
+            ),
         )
     elif stopped := without_speed(gpu).get(LinkKind.C2C):
         yield fact(f"NVML_FI_DEV_C2C_LINK_GET_MAX_BW(GPU{gpu.index})", f"0 MB/s: {format_kernel_list(set(stopped))}")
         yield warned(
             "NVML calls links of NVLink-C2C active at 0 MB/s",
-            todo("Update the driver; if it persists, replace the superchip.", "nvidia-smi c2c -s"),
+            as_root(
+                "Update the driver; if it persists, replace the superchip.",
+                Need.DRIVER_RELOAD,
+                look="nvidia-smi c2c -s",
+            ),
             cause=NO_RATE,
         )
     elif unread := next(filter(None, unread_links), ""):

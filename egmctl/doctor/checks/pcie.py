@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from egmctl.doctor.check import Scope, Verdicts, check, findings_on, known, skip
+from egmctl.doctor.check import Scope, Verdicts, check, end, findings_on, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, noted, passed, remove_option, skipped, todo, unknown, warned
 from egmctl.doctor.situation import coherent, fabric, mode_without_peers, usable, virtual
-from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Remedy, on_gpus, on_nics, on_pairs
+from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Status, on_gpus, on_nics, on_pairs
 from egmctl.model.gpu import Gpu, Pair
 from egmctl.model.host import Bridge, Driver, PcieLink, PciFunction, Process, System
 from egmctl.model.kernel_log import DriverMessage
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
+from egmctl.model.remedy import Need, Remedy
 from egmctl.topology.acs import REDIRECT, Acs, AcsKind, UnrecognisedError, corrected, required_acs
 from egmctl.topology.platform import egm
 
@@ -38,8 +39,12 @@ _NOT_TRIED = "(open-gpu-kernel-modules, kernel_nvlink.c)"
 _EGM_ADDRESS = as_root(
     "Turn EGM on in the fabric manager (NMX-C) of the NVLink domain, or off in the firmware of this node, then "
     "reset the GPUs.",
-    "dmesg | grep 'EGM fabric address'",
+    Need.GPU_RESET,
+    Need.NO_DOMAIN_JOBS,
+    look="dmesg | grep 'EGM fabric address'",
 )
+_ONE_GPU = todo("Use a node with several GPUs.")
+_WITHOUT_P2P = todo("Use GPUs below one PCIe switch or with NVLink, or let the library copy through host memory.")
 _Wrong = tuple[tuple[str, str], ...]
 """The kinds of P2P that are not OK, each with its status."""
 _CUDA_ONLY: _Wrong = (("cuda", "0"),)
@@ -51,6 +56,8 @@ _SILENT_CUDA: _Wrong = (("cuda", "?"),)
 @check("p2p.status", Guard.P2P, Guard.IPC, Guard.EGM, sections=("gpus", "pairs"))
 def _status(machine: Machine, scope: Scope) -> Verdicts:
     gpus = usable(machine, scope.gpus_of(machine))
+    if len(machine.gpus or ()) == 1:
+        end(skipped("this node has one GPU, and no peer for it", remedy=_ONE_GPU, blocks=(Guard.P2P,)))
     if len(gpus) < 2:
         skip("fewer than two GPUs can be used from here")
     answers: dict[tuple[_Wrong, _Refusal | None, bool], list[tuple[Gpu, Gpu, Pair]]] = {}
@@ -65,7 +72,7 @@ def _status(machine: Machine, scope: Scope) -> Verdicts:
     if not answers:
         yield unknown("no pair of these GPUs was read")
     for (wrong, reason, _links_unread), pairs in answers.items():
-        yield _verdict(machine, wrong, reason, pairs, scope)
+        yield _verdict(machine, wrong, reason, pairs)
 
 
 def _wrong(pair: Pair) -> _Wrong:
@@ -80,9 +87,7 @@ def _wrong(pair: Pair) -> _Wrong:
     return () if pair.reason_of("can_access_peer") in not_asked else _SILENT_CUDA
 
 
-def _verdict(
-    machine: Machine, wrong: _Wrong, refused: _Refusal | None, pairs: list[tuple[Gpu, Gpu, Pair]], scope: Scope
-) -> Finding:
+def _verdict(machine: Machine, wrong: _Wrong, refused: _Refusal | None, pairs: list[tuple[Gpu, Gpu, Pair]]) -> Finding:
     ends, nvlinks = [(source, target) for source, target, _ in pairs], [pair.nvlink_count for *_, pair in pairs]
     gpus = {gpu.bus_id: gpu for pair in ends for gpu in pair}
     all_pairs = len(ends) == len(gpus) * (len(gpus) - 1)
@@ -104,8 +109,8 @@ def _verdict(
     evidence = tuple(fact(f"{P2P_STATUS}({name})", f"{code}: {MEANINGS.get(code, 'not read')}") for name, code in wrong)
     reasons = "; ".join(dict.fromkeys(MEANINGS.get(code, code) for _, code in codes))
     summary = f"no P2P {' and '.join(name for name, _ in codes)}: {reasons}"
-    named, cause = scope.names_purpose(Guard.P2P), "these GPUs are joined by NVLink" if has_nvlink else ""
-    report, confidence = failed, Confidence.HIGH
+    cause = "these GPUs are joined by NVLink" if has_nvlink else ""
+    status, confidence = Status.FAIL, Confidence.HIGH
     if not codes:
         return unknown("NVML did not report the state of P2P", place, evidence=evidence)
     if wrong == _CUDA_ONLY:
@@ -114,26 +119,36 @@ def _verdict(
     if any(code == "DR" for _, code in codes):
         remedy = remove_option("RMDisableP2P or PeerMappingOverride (in NVreg_RegistryDwords)")
     elif has_nvlink and refused is not None:
-        # A deliberately set mode is a fault only with --for p2p.
-        report, remedy = warned if refused.chosen and not named else failed, refused.remedy
+        # A deliberately set mode is no fault of the node.
+        status, remedy = Status.NOTE if refused.chosen else Status.FAIL, refused.remedy
         evidence, cause = (*evidence, *refused.evidence), f"{cause}; {refused.cause}"
         confidence = refused.confidence
     elif has_nvlink or wrong == _CUDA_ONLY:
-        remedy = todo("See nvlink.links, gpu.mig, gpu.vgpu, gpu.cc-mode and the kernel log.", "nvidia-smi topo -p2p r")
-        report = failed if has_nvlink else warned
+        remedy = todo(
+            "See nvlink.links, gpu.mig, gpu.vgpu, gpu.cc-mode and the kernel log.", look="nvidia-smi topo -p2p r"
+        )
+        status = Status.FAIL if has_nvlink else Status.WARN
         if cuda_asks and not has_nvlink:
             cause = "since CUDA 13.5, CUDA also refuses P2P over PCIe for settings of IOMMU or ACS"
-            remedy = todo("See pcie.iommu and pcie.acs. Only where the bytes are known to arrive:", f"{OVERRIDE}=1")
+            remedy = todo(f"See pcie.iommu and pcie.acs. {OVERRIDE}=1 lifts the refusal: only where p2p.verify passes.")
         if cuda_asks and links_unread:
             cause, confidence = f"possibly: {cause}; whether NVLink joins these GPUs was not read", Confidence.LOW
-            remedy = todo("See whether NVLink joins them; if not, pcie.iommu and pcie.acs.", "nvidia-smi topo -m")
-    elif named:
-        remedy = todo("Use GPUs below one PCIe switch or with NVLink, or let the library copy through host memory.")
-    elif links_unread:
-        return unknown(f"no P2P ({reasons}); whether NVLink joins these GPUs was not read", place, evidence=evidence)
+            remedy = todo("See whether NVLink joins them; if not, pcie.iommu and pcie.acs.", look="nvidia-smi topo -m")
     else:
-        return skipped(f"these GPUs have no P2P over PCIe: {reasons}", place, evidence=evidence)
-    return report(summary, remedy, place, evidence=evidence, cause=cause, confidence=confidence)
+        status, remedy = Status.SKIP, _WITHOUT_P2P
+        summary = f"these GPUs have no P2P over PCIe: {reasons}"
+        if links_unread:
+            status, summary = Status.UNKNOWN, f"no P2P ({reasons}); whether NVLink joins these GPUs was not read"
+    return Finding(
+        status=status,
+        summary=summary,
+        remedy=remedy,
+        place=place,
+        evidence=evidence,
+        cause=cause,
+        confidence=confidence,
+        blocks=(Guard.P2P,),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +160,7 @@ class _Refusal:
     confidence: Confidence = Confidence.HIGH
     evidence: tuple[Evidence, ...] = ()
     chosen: bool = False
-    """Whether a deliberately set mode is the reason; without ``--for p2p`` that is only a warning."""
+    """Whether a deliberately set mode is the reason, which is no fault of the node."""
 
 
 def _refusal(machine: Machine, gpu: Gpu, other: Gpu, pair: Pair) -> _Refusal | None:
@@ -157,7 +172,7 @@ def _refusal(machine: Machine, gpu: Gpu, other: Gpu, pair: Pair) -> _Refusal | N
         return _Refusal(mode, todo("See gpu.mig, gpu.cc-mode and gpu.vgpu."), chosen=True)
     system = (machine.driver or Driver()).nvlink_bandwidth_mode
     modes = {(gpu.nvml.nvlink_bandwidth_mode if gpu.nvml else None) or system for gpu in gpus}
-    remedy = todo("See nvlink.bw-mode: give all GPUs one mode that is not OFF, then reset them.")
+    remedy = todo("See nvlink.bw-mode: all GPUs need one mode that is not OFF.")
     if "off" in modes:
         return _Refusal(f"NVLink's bandwidth mode is OFF {_NOT_TRIED}", remedy)
     if None not in modes and len(modes) == 2:
@@ -197,7 +212,11 @@ def _egm_address(machine: Machine, gpus: tuple[Gpu, Gpu], pair: Pair) -> _Refusa
     return _Refusal(f"possibly: {cause}; whether these GPUs have one was not read", _EGM_ADDRESS, Confidence.LOW)
 
 
-RESEAT = as_root("Look for PCIe errors, then reseat the card, riser or cable.", "dmesg | grep -iE 'pcieport|AER'")
+RESEAT = as_root(
+    "Look for PCIe errors, then reseat the card, riser or cable of the drained node.",
+    Need.REBOOT,
+    look="dmesg | grep -iE 'pcieport|AER'",
+)
 
 
 @check("pcie.link", Guard.PERF, Guard.RDMA, sections=("gpus", "nics", "system"))
@@ -300,9 +319,9 @@ def _plain_acs(bridges: Iterable[Bridge], traffic: str) -> Verdicts:
     yield from (fact(f"ACS control of {bus_id}", f"{control:#06x}") for bus_id, control in redirecting.items())
     if redirecting:
         remedy = as_root(
-            "Turn ACS off in the firmware setup where no virtual machines are run, or for each bridge with setpci -s "
-            "BRIDGE ECAP_ACS+0x6.w=0000 after each boot.",
-            reboot=True,
+            "Where no virtual machines are run, turn ACS off: in the firmware setup, or for each of these bridges with "
+            "setpci -s BRIDGE ECAP_ACS+0x6.w=0000 after each boot.",
+            Need.REBOOT,
         )
         cause = "redirection makes GPUDirect slow or hang (NCCL user guide, troubleshooting of PCIe)"
         yield warned(f"{len(redirecting)} PCIe bridges send {traffic} up to the root complex", remedy, cause=cause)
@@ -346,7 +365,7 @@ def _acs_remedy(acs: Acs) -> Remedy:
     if acs.parameter:
         parameter = acs.parameter if len(acs.parameter) <= _LONGEST else "the pci=config_acs= of 'rdma_topo'"
         text = f"Boot with {parameter} (Linux 6.11 or newer); 'rdma_topo write-grub-acs' (rdma-core) writes it."
-    return as_root(text, reboot=True)
+    return as_root(text, Need.REBOOT)
 
 
 @check("pcie.iommu", Guard.P2P, Guard.RDMA, sections=("gpus", "pairs", "nics", "system"))
@@ -363,6 +382,10 @@ def _iommu(machine: Machine, scope: Scope) -> Verdicts:
     else:
         yield warned(
             f"an IOMMU translates the addresses that {traffic} uses",
-            as_root("Boot with iommu=pt, or turn the IOMMU off in the firmware setup.", reboot=True),
+            as_root(
+                "Boot with iommu=pt: the IOMMU stays on, for virtual machines and interrupts, and passes the host's "
+                "own traffic through.",
+                Need.REBOOT,
+            ),
             cause="peer writes through a translating IOMMU can be dropped while CUDA reports success",
         )

@@ -11,6 +11,7 @@ from egmctl.driver.signatures import cause_of
 from egmctl.model.finding import Finding, Guard
 from egmctl.model.machine import Machine
 from egmctl.model.probes import Outcome, Peer, PeerPort, PeerProbe
+from egmctl.model.remedy import Need
 from egmctl.units import counted, printable, several, shortened
 
 ALONE = "only under mpirun or srun, with ranks on several nodes"
@@ -46,7 +47,7 @@ def _versions(machine: Machine, _scope: Scope) -> Verdicts:
     tools = _Groups(nodes, lambda node: node.tool)
     yield from drivers.evidence
     if len(drivers.values) > 1:
-        remedy = as_root("Install one version on all nodes that share memory.", reboot=True)
+        remedy = as_root("Install one version on all nodes that share memory.", Need.REBOOT)
         yield failed(f"the nodes have {len(drivers.values)} versions of the driver", remedy)
     elif len(tools.values) > 1:
         yield from tools.evidence
@@ -121,7 +122,7 @@ def _ports(machine: Machine, _scope: Scope) -> Verdicts:
     yield from groups.evidence
     if len(groups.values) > 1:
         differing = [node for nodes in groups.nodes[1:] for node in nodes]
-        remedy = todo("Check the cables and switches of the ports that are not active there.", "ibstat")
+        remedy = todo("Check the cables and switches of the ports that are not active there.", look="ibstat")
         other = f"are not those of the other nodes ({groups.values[0]})"
         yield failed(f"the active NIC ports of {_hosts(differing)} {other}", remedy)
     elif unread:
@@ -146,7 +147,7 @@ def _others(machine: Machine, _scope: Scope) -> Verdicts:
     failing = [node for node in nodes if node.failed]
     yield from _Groups(failing, lambda node: ", ".join(node.failed)).evidence
     if failing:
-        remedy = todo("Run egmctl doctor on these nodes, or egmctl fleet doctor on all.", "egmctl doctor")
+        remedy = todo("Run egmctl doctor on these nodes, or egmctl fleet doctor on all.", look="egmctl doctor")
         yield failed(f"checks fail on {len(failing)} of {len(nodes)} nodes", remedy)
     else:
         yield passed(f"no check fails on any of {len(nodes)} nodes")

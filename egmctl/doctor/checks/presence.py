@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from egmctl.doctor.check import Scope, Verdicts, check, findings_on, skip
-from egmctl.doctor.findings import as_root, fact, failed, noted, passed, remove_option, todo, unknown, warned
+from egmctl.doctor.findings import as_root, fact, failed, noted, passed, todo, unknown, warned
 from egmctl.doctor.situation import NO_NVIDIA_GPU, lost, requested
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Place, PlaceKind, on_gpus
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Driver
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
+from egmctl.model.remedy import GPUS, Need, Remedy
 from egmctl.topology.access import Block, Obstacle, Step, classify, elsewhere, nvml_failure
 from egmctl.units import several
 
@@ -23,10 +24,18 @@ _WORDS = {
     Step.NVML: "NVML",
     Step.CUDA: "CUDA",
 }
-_ABSENT = as_root("Power-cycle the node; replace a GPU that stays away from PCI.", "lspci -d 10de:", reboot=True)
-_POWER = as_root("Drain the node and power-cycle it; if the GPU stays away, replace it.", reboot=True)
-_KERNEL_LOG = as_root("Look for Xid and RmInitAdapter; reset the GPU or reboot.", "dmesg | grep -iE 'NVRM|Xid'")
+_ABSENT = as_root("Power-cycle the node; replace a GPU that stays away from PCI.", Need.REBOOT, look="lspci -d 10de:")
+_RESET = as_root(
+    "End what uses this GPU and reset it; if NVML still says so, replace it.",
+    Need.GPU_RESET,
+    run=f"nvidia-smi --gpu-reset -i {GPUS}",
+)
+_POWER = as_root("Drain the node and power-cycle it; if the GPU stays away, replace it.", Need.REBOOT)
+_KERNEL_LOG = as_root(
+    "Look for Xid and RmInitAdapter in the kernel log: what they say decides.", look="dmesg | grep -iE 'NVRM|Xid'"
+)
 
+_CALLED_LOST = "the driver still lists it and answers some calls from memory; the kernel log often has Xid 79"
 _OWN_CHECK = {
     Block.OFF_THE_BUS: "dev.fell-off-bus",
     Block.NOT_BOUND: "dev.driver-binding",
@@ -50,7 +59,7 @@ def _count(machine: Machine, scope: Scope) -> Verdicts:
     lost_gpus = [gpu for gpu in gpus if gpu.bus_id in lost]
     usable = len(gpus) - len(lost)
     unclear = elsewhere(machine) and any(obstacle.block is Block.UNKNOWN for obstacle in lost.values())
-    faults = [*_unexplained(machine, scope, lost), *_listed_by_cuda_only(machine)]
+    faults = [*_unexplained(machine, scope, lost), *_listed_by_cuda_only(machine, lost)]
     expected = (scope.expectation.gpus if scope.expectation else None) or 0
     if usable < expected:
         pci_count = counts[Step.PCI]
@@ -85,11 +94,16 @@ def _funnel(machine: Machine, gpus: Iterable[Gpu]) -> dict[Step, int | None]:
         for step in (Step.PCI, Step.DRIVER, Step.NODE, Step.ACCESS)
     }
     for step, library in ((Step.NVML, "nvml"), (Step.CUDA, "cuda")):
-        listed = sum(getattr(gpu, library) is not None for gpu in gpus)
+        listed = sum(getattr(gpu, library) is not None and not _is_called_lost(gpu) for gpu in gpus)
         # A library that was queried and does not list a GPU leaves NOT_PRESENT as the reason.
         queried = listed or any(gpu.reason_of(library) is Reason.NOT_PRESENT for gpu in gpus)
         counts[step] = listed if queried and not elsewhere(machine) else None
     return counts
+
+
+def _is_called_lost(gpu: Gpu) -> bool:
+    """Return whether NVML lists a GPU and calls it lost."""
+    return gpu.nvml is not None and bool(gpu.nvml.lost_calls)
 
 
 def _checks_of(obstacles: Iterable[Obstacle]) -> str:
@@ -114,9 +128,10 @@ def _unexplained(machine: Machine, scope: Scope, lost: Mapping[str, Obstacle]) -
         yield _lost(block, gpus, lost[gpus[0].bus_id])
 
 
-def _listed_by_cuda_only(machine: Machine) -> Iterator[Finding]:
+def _listed_by_cuda_only(machine: Machine, lost: Mapping[str, Obstacle]) -> Iterator[Finding]:
     """Yield a failure for GPUs that CUDA lists but a working NVML does not, so that their state is unknown."""
     gpus = [gpu for gpu in machine.gpus or () if gpu.cuda is not None and gpu.nvml is None]
+    gpus = [gpu for gpu in gpus if gpu.bus_id not in lost]
     gpus = [gpu for gpu in gpus if gpu.reason_of("nvml") not in (None, Reason.NOT_ASKED, Reason.NOT_STATED)]
     if gpus and nvml_failure(machine) is None and not elsewhere(machine):
         yield failed("CUDA lists it but NVML does not", _KERNEL_LOG, gpus, evidence=_reasons(gpus, "nvml"))
@@ -129,10 +144,35 @@ def _lost(block: Block, gpus: list[Gpu], stopped: Obstacle) -> Finding:
             summary = "NVML does not list it, though the driver has it and its device node is accessible"
         case Block.GPU_LOST:
             summary, remedy = "NVML counts it and cannot open it", _POWER
+        case Block.CALLED_LOST:
+            return failed("NVML calls it lost", _POWER, gpus, evidence=_lost_calls(gpus), cause=_CALLED_LOST)
+        case Block.RESET_REQUIRED:
+            return failed("NVML says that it needs a reset", _RESET, gpus, evidence=_lost_calls(gpus))
         case Block.NOT_SEEN_BY_CUDA:
             summary, library = "NVML lists it but CUDA does not", "cuda"
-            remedy = todo("See gpu.mig, gpu.compute-mode, fabric.state and drv.versions: each of them can do this.")
+            remedy = _hidden_from_cuda(gpus)
     return failed(summary, remedy, gpus, evidence=_reasons(gpus, library), confidence=Confidence.LOW)
+
+
+def _lost_calls(gpus: list[Gpu]) -> tuple[Evidence, ...]:
+    """Return as evidence the calls about GPUs that ended because they are lost, up to four of each."""
+    return tuple(
+        fact(f"{call} (GPU{gpu.index})", error)
+        for gpu in gpus
+        for call, error in list(((gpu.nvml and gpu.nvml.lost_calls) or {}).items())[:4]
+    )
+
+
+def _hidden_from_cuda(gpus: list[Gpu]) -> Remedy:
+    """Return where to look for why CUDA does not list GPUs: at the modes that hide one, if it is in one."""
+    listed = [gpu.nvml for gpu in gpus if gpu.nvml is not None]
+    checks = {
+        "gpu.mig": any(nvml.mig_mode for nvml in listed),
+        "gpu.compute-mode": any(nvml.compute_mode == "prohibited" for nvml in listed),
+        "fabric.state": any(nvml.fabric and nvml.fabric.state in ("not-started", "in-progress") for nvml in listed),
+    }
+    names = [name for name, applies in checks.items() if applies]
+    return todo(f"See {' and '.join(names)}.") if names else _KERNEL_LOG
 
 
 def _reasons(gpus: list[Gpu], library: str) -> tuple[Evidence, ...]:
@@ -180,21 +220,22 @@ def _not_bound(machine: Machine, scope: Scope, gpu: Gpu) -> Verdicts:
     driver = (gpu.pci and gpu.pci.driver) or ""
     text = f"bound to {driver}, not to nvidia" if driver else "no kernel driver is bound"
     yield fact(f"/sys/bus/pci/devices/{gpu.bus_id}/driver", driver or "none")
-    if driver.startswith("vfio"):
-        remedy = as_root("Take it back from the virtual machine: unbind it from vfio-pci, bind it to nvidia.")
+    # A hypervisor on Grace has nvgrace_gpu_vfio_pci.
+    if "vfio" in driver:
+        remedy = as_root(f"Once no virtual machine has it, unbind it from {driver} and bind it to nvidia.")
         cause = "it is reserved for a virtual machine"
         if not requested(machine, scope, gpu):
             yield noted(text, remedy=remedy, cause=cause)
             return
         text += ", but it is required (--gpus, --expect)"
     elif driver:
-        remedy = as_root(f"Keep {driver} from loading (modprobe.blacklist={driver}), and reboot.", reboot=True)
+        remedy = as_root(f"Keep {driver} from loading (modprobe.blacklist={driver}), and reboot.", Need.REBOOT)
         cause = "another driver took it first"
     elif "nvidia" in ((machine.driver or Driver()).modules or ()):
-        remedy = as_root("Look in the kernel log for why the driver refused it.", "dmesg | grep -i NVRM")
+        remedy = as_root("Look in the kernel log for why the driver refused it.", look="dmesg | grep -i NVRM")
         cause = "the module is loaded but did not bind to it"
     else:
-        remedy = as_root("Load the driver's kernel module, or install it.", "modprobe nvidia")
+        remedy = as_root("Load the driver's kernel module, or install it.", run="modprobe nvidia")
         cause = "the NVIDIA kernel module is not loaded"
     yield failed(text, remedy, cause=cause)
 
@@ -214,7 +255,8 @@ def _excluded(machine: Machine, scope: Scope) -> Verdicts:
             text = f"the administrator excluded it, but {on_gpus(required).label} is required (--gpus, --expect)"
         for gpu in excluded:
             yield fact(f"/proc/driver/nvidia/gpus/{gpu.bus_id}/information", "GPU Excluded: Yes")
-        yield (failed if required else warned)(text, remove_option("NVreg_ExcludedGpus"), excluded)
+        option = "If it is healthy, take it out of NVreg_ExcludedGpus in /etc/modprobe.d, and reload the driver."
+        yield (failed if required else warned)(text, as_root(option, Need.DRIVER_RELOAD), excluded)
         return
     read = [gpu for gpu in gpus if gpu.proc is not None and gpu.proc.excluded is not None]
     # A GPU that the driver does not have is not excluded.

@@ -6,13 +6,23 @@ from collections import Counter
 
 from egmctl.doctor.check import Scope, Verdicts, check, end, known, skip
 from egmctl.doctor.checks.numa import mode_evidence
-from egmctl.doctor.findings import as_root, fact, failed, noted, passed, todo, unknown, unreported, warned
+from egmctl.doctor.findings import as_root, fact, failed, noted, passed, skipped, todo, unknown, unreported, warned
 from egmctl.doctor.restrictions import node_evidence
-from egmctl.doctor.situation import check_gpus, dotted, in_container, kernel, need_c2c, numbers, peer_memory_modules
+from egmctl.doctor.situation import (
+    check_gpus,
+    dotted,
+    in_container,
+    kernel,
+    need_c2c,
+    numbers,
+    peer_memory_modules,
+    peer_memory_registered,
+)
 from egmctl.model.finding import Evidence, Guard, on_nics
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Driver, Nic, NicPort, System
 from egmctl.model.machine import Machine
+from egmctl.model.remedy import Need
 from egmctl.model.route import LinkClass
 from egmctl.topology.access import nvml_failure, without_nvml
 from egmctl.topology.links import device_link
@@ -22,19 +32,18 @@ from egmctl.units import format_size, grouped
 NO_NIC = "no InfiniBand or RoCE device"
 
 
-CABLE = todo("Check the cable, the switch port and the port's configuration.", "ibstat")
+_NO_NIC_HERE = todo("Look for NICs that the kernel has no driver for, or use another node.", look="lspci -d 15b3:")
+CABLE = todo("Check the cable, the switch port and the port's configuration.", look="ibstat")
 
 
-def _nics(machine: Machine, scope: Scope) -> tuple[Nic, ...]:
+def _nics(machine: Machine) -> tuple[Nic, ...]:
     """Return the machine's NICs; end the check if there are none."""
-    if not machine.nics and scope.names_purpose(Guard.RDMA):
-        end(unknown(f"{NO_NIC} was found, though RDMA is required (--for rdma)"))
     return machine.nics or skip(NO_NIC)
 
 
 @check("rdma.ports", Guard.RDMA, sections=("nics",))
 def _ports(machine: Machine, scope: Scope) -> Verdicts:
-    nics, named = _nics(machine, scope), scope.names_purpose(Guard.RDMA)
+    nics = machine.nics or end(skipped(NO_NIC, remedy=_NO_NIC_HERE, blocks=(Guard.RDMA,)))
     ports = [(nic, port) for nic in nics for port in nic.ports if port.state is not None]
     active = [(nic, port) for nic, port in ports if port.state == "ACTIVE"]
     unread = {nic.name for nic in nics for port in nic.ports if port.state is None}
@@ -58,18 +67,16 @@ def _ports(machine: Machine, scope: Scope) -> Verdicts:
             inactive_now = f"{inactive}, and was active when the machine of --expect was recorded"
             yield failed(inactive_now, CABLE, place, evidence=evidence)
         elif port.physical_state == "LinkUp" and port.link_layer == "InfiniBand":
-            remedy = as_root("Check the subnet manager of that fabric: it has not configured the port.", "sminfo")
+            remedy = as_root("Check the subnet manager of that fabric: it has not configured the port.", look="sminfo")
             yield warned(f"{inactive}, though its link is up", remedy, place, evidence=evidence)
-        elif active and named:
-            yield warned(inactive, CABLE, place, evidence=evidence)
         else:
             unused.append(f"{nic.name}/{port.number}")
     if not active:
         yield from (_port_evidence(nic, port) for nic, port in ports)
         place = on_nics(dict.fromkeys(nic.name for nic, _ in ports))
-        yield (failed if named else warned)("no port is active", CABLE, place)
+        yield warned("no port is active", CABLE, place, blocks=(Guard.RDMA,))
     elif names := [name for name in dict.fromkeys(good) if name not in unread]:
-        note = f"not active: {', '.join(unused)}; --for rdma or --expect makes that a finding" if unused else ""
+        note = f"not active: {', '.join(unused)}; --expect makes that a fault" if unused else ""
         yield passed("ports are active", on_nics(names), note=note)
 
 
@@ -96,31 +103,65 @@ def _port_evidence(nic: Nic, port: NicPort) -> Evidence:
     return fact(f"/sys/class/infiniband/{nic.name}/ports/{port.number}", text)
 
 
+COPIED = "everything between GPUs of different nodes is then copied through host memory"
+REBUILD_PEERMEM = as_root(
+    "Install the driver after DOCA-OFED, so that nvidia_peermem is built with its functions for peer memory, or use "
+    "dma-buf (open kernel modules).",
+    Need.DRIVER_RELOAD,
+    look="dmesg | grep -i peermem",
+)
+
+
 @check("rdma.gdr-path", Guard.RDMA, sections=("nics", "driver", "system"))
-def _gdr_path(machine: Machine, scope: Scope) -> Verdicts:
-    _nics(machine, scope)
+def _gdr_path(machine: Machine, _scope: Scope) -> Verdicts:
+    _nics(machine)
     driver, modules, release = machine.driver or Driver(), (machine.system or System()).module_versions, kernel(machine)
     peermem = peer_memory_modules(machine)
     answers = {gpu.cuda.attributes.get("DMA_BUF_SUPPORTED") for gpu in machine.gpus or () if gpu.cuda} - {None}
     by_versions = driver.module_flavour == "open" and release >= (5, 12) if driver.module_flavour and release else None
     dma_buf = 1 in answers if answers else by_versions
+    registered = peer_memory_registered(machine)
+    clients = (machine.system or System()).peer_memory_clients
     yield fact("/sys/module/nvidia_peermem", None if modules is None else "loaded" if peermem else "not loaded")
+    yield fact("/sys/kernel/mm/memory_peers", None if clients is None else ", ".join(clients) or "none")
     yield fact("driver modules, kernel", f"{driver.module_flavour or '?'}, {dotted(release)}")
     yield fact("CONFIG_PCI_P2PDMA", ((machine.system or System()).kernel_configuration or {}).get("PCI_P2PDMA"))
     yield fact("CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED", max(answers, default="not asked", key=str))
-    if peermem or dma_buf:
-        yield passed(f"NICs can reach GPU memory through {' and '.join([*peermem, *['dma-buf'] * bool(dma_buf)])}")
+    paths = list(peermem) if registered else []
+    if dma_buf:
+        paths.append("dma-buf")
+    if peermem and registered is False:
+        if paths:
+            text = (
+                f"{peermem[0]} is loaded and not registered: programs that do not use dma-buf copy through host memory"
+            )
+            yield noted(text, remedy=REBUILD_PEERMEM)
+        elif dma_buf is None:
+            text = f"{peermem[0]} is loaded and not registered; whether NICs reach GPU memory by dma-buf is unknown"
+            yield unknown(text, remedy=REBUILD_PEERMEM)
+        else:
+            text = f"NICs cannot reach GPU memory: {peermem[0]} is loaded and not registered, and there is no dma-buf"
+            yield warned(text, REBUILD_PEERMEM, cause=COPIED, blocks=(Guard.RDMA,))
+    if paths:
+        yield passed(f"NICs can reach GPU memory through {' and '.join(paths)}")
+    elif peermem and registered is None:
+        yield unknown(f"whether {peermem[0]} is registered with the RDMA stack: the stack lists no clients")
+    elif peermem:
+        return
     elif dma_buf is None or modules is None:
         yield unknown("whether NICs reach GPU memory is unknown: some facts were not read")
     else:
-        remedy = as_root("Load nvidia_peermem, or use open modules on Linux 5.12 or newer.", "modprobe nvidia_peermem")
-        cause = "everything between GPUs of different nodes is then copied through host memory"
+        remedy = as_root(
+            "Load nvidia_peermem, which has to be built against the symbols of the DOCA-OFED in use (install the "
+            "driver after it), or use open modules on Linux 5.12 or newer.",
+            run="modprobe nvidia_peermem",
+        )
         no_path = "NICs cannot reach GPU memory: neither nvidia_peermem nor dma-buf"
-        yield (failed if scope.names_purpose(Guard.RDMA) else warned)(no_path, remedy, cause=cause)
+        yield warned(no_path, remedy, cause=COPIED, blocks=(Guard.RDMA,))
 
 
 def _gpus(machine: Machine, scope: Scope) -> tuple[Gpu, ...]:
-    return scope.gpus_of(machine) if _nics(machine, scope) else ()
+    return scope.gpus_of(machine) if _nics(machine) else ()
 
 
 @check_gpus("rdma.affinity", Guard.RDMA, Guard.PERF, sections=("host", "gpus", "nics"), gpus_of=_gpus)
@@ -139,7 +180,7 @@ def _affinity(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
 
 
 @check_gpus("rdma.bar1", Guard.RDMA, sections=("gpus", "nics"), gpus_of=_gpus)
-def _bar1(machine: Machine, scope: Scope, gpu: Gpu) -> Verdicts:
+def _bar1(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
     if gpu.nvml is None and nvml_failure(machine):
         end(unknown(without_nvml(machine, "these GPUs")))
     nvml, link = gpu.nvml or skip("NVML does not list these GPUs"), c2c(machine, gpu)
@@ -156,15 +197,15 @@ def _bar1(machine: Machine, scope: Scope, gpu: Gpu) -> Verdicts:
     elif link is C2c.UNKNOWN:
         yield unknown("BAR1 is smaller than the GPU's memory; whether NVLink-C2C makes up for that was not read")
     else:
-        remedy = as_root("Turn on decoding above 4 GiB and resizable BAR in the firmware setup.", reboot=True)
+        remedy = as_root("Turn on decoding above 4 GiB and resizable BAR in the firmware setup.", Need.REBOOT)
         sizes = f"{format_size(bar1)} of the GPU's {format_size(memory)}"
         text = f"NICs can have at most {sizes} registered at once: BAR1 has no more"
-        yield warned(text, remedy) if scope.names_purpose(Guard.RDMA) else noted(text, remedy=remedy)
+        yield noted(text, remedy=remedy)
 
 
 @check("rdma.ofed", Guard.RDMA, sections=("nics", "system"))
-def _ofed(machine: Machine, scope: Scope) -> Verdicts:
-    nics = _nics(machine, scope)
+def _ofed(machine: Machine, _scope: Scope) -> Verdicts:
+    nics = _nics(machine)
     versions = known((machine.system or System()).module_versions, "the RDMA modules' versions were not read")
     own = sorted({text for name, text in versions.items() if name.startswith("mlx5") and text})
     firmware = sorted({nic.firmware for nic in nics if nic.firmware})
@@ -177,15 +218,15 @@ def _ofed(machine: Machine, scope: Scope) -> Verdicts:
 
 
 @check("rdma.devices-cgroup", Guard.RDMA, sections=("nics", "system"))
-def _devices(machine: Machine, scope: Scope) -> Verdicts:
-    _nics(machine, scope)
+def _devices(machine: Machine, _scope: Scope) -> Verdicts:
+    _nics(machine)
     verbs = known((machine.system or System()).verbs, "the nodes in /dev/infiniband were not read")
-    named, container = scope.names_purpose(Guard.RDMA), in_container(machine)
+    container = in_container(machine)
     denied = [device for device in verbs if device.node.access != "ok"]
     yield from node_evidence(device.node for device in denied or verbs)
     if not verbs:
         no_verbs = "there are NICs and no verbs devices: programs cannot use RDMA"
-        yield (failed if named else warned)(no_verbs, as_root("Load ib_uverbs.", "modprobe ib_uverbs"))
+        yield warned(no_verbs, as_root("Load ib_uverbs.", run="modprobe ib_uverbs"), blocks=(Guard.RDMA,))
         return
     if not denied:
         yield passed("the verbs devices are accessible")
@@ -199,14 +240,14 @@ def _devices(machine: Machine, scope: Scope) -> Verdicts:
     names = ", ".join(dict.fromkeys(device.nic or device.node.path.rpartition("/")[2] for device in denied))
     reasons = "; ".join(meanings.get(error, error or "unknown reason") for error in errors)
     summary = f"verbs devices are not accessible ({names}): {reasons}"
-    if not named and errors == ["ENOENT"] and not container:
-        yield passed("the nodes in /dev/infiniband are missing", note=summary)
+    remedy = todo("Let the resource manager allow /dev/infiniband/*, or let udev make it readable and writable.")
+    if container:
+        devices = "docker run --device=/dev/infiniband, or the RDMA device plugin of Kubernetes"
+        remedy = todo(f"Pass the devices into the container: {devices}.")
+    if errors == ["ENOENT"] and not container:
+        yield passed(summary, remedy=remedy, note="--for rdma makes that a fault", blocks=(Guard.RDMA,))
     else:
-        remedy = todo("Let the resource manager allow /dev/infiniband/*, or let udev make it readable and writable.")
-        if container:
-            devices = "docker run --device=/dev/infiniband, or the RDMA device plugin of Kubernetes"
-            remedy = todo(f"Pass the devices into the container: {devices}.")
-        yield (failed if named else warned)(summary, remedy)
+        yield warned(summary, remedy, blocks=(Guard.RDMA,))
 
 
 PCIE_MAPPING_DRIVER = (570, 86, 15)
@@ -220,8 +261,8 @@ CDMM_GDRDRV = (2, 5, 1)
 
 
 @check("rdma.coherent-dmabuf", Guard.RDMA, sections=("gpus", "nics", "driver", "host"))
-def _coherent_dmabuf(machine: Machine, scope: Scope) -> Verdicts:
-    _nics(machine, scope)
+def _coherent_dmabuf(machine: Machine, _scope: Scope) -> Verdicts:
+    _nics(machine)
     need_c2c(machine)
     driver, release, mode = machine.driver or Driver(), kernel(machine), memory_mode(machine)
     version = numbers(driver.driver_version or driver.module_version)
@@ -229,7 +270,7 @@ def _coherent_dmabuf(machine: Machine, scope: Scope) -> Verdicts:
     yield fact("kernel", dotted(release))
     yield from mode_evidence(machine)
     if known(version, "the driver's version was not read") < PCIE_MAPPING_DRIVER:
-        remedy = as_root("Use driver 570.86.15 or newer, and CUDA 12.8 or newer.", reboot=True)
+        remedy = as_root("Use driver 570.86.15 or newer, and CUDA 12.8 or newer.", Need.REBOOT)
         cause = "it came with CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE"
         no_mapping = "this driver has no dma-buf mapping of GPU memory over PCIe, which NICs on PCIe need"
         yield warned(no_mapping, remedy, cause=cause)
@@ -250,7 +291,7 @@ def _coherent_dmabuf(machine: Machine, scope: Scope) -> Verdicts:
     else:
         yield warned(
             "under CDMM, dma-buf of GPU memory needs nvidia_uvm's pages or Linux 6.18, and nvidia_uvm is not loaded",
-            as_root("Load nvidia_uvm at boot, or boot Linux 6.18.", "modprobe nvidia_uvm"),
+            as_root("Load nvidia_uvm, also at boot.", run="modprobe nvidia_uvm"),
             cause="read in the driver's source (nv-dmabuf.c of open-gpu-kernel-modules 595.45.04), not measured",
         )
 

@@ -88,6 +88,9 @@ def bench_csv(report: RunReport, *, samples: bool = False) -> str:
         for number, measurement in enumerate(report.measurements):
             whole = run | _cells(measurement) | _answered(report)
             for judgement in judged.get(number, ()):
+                if judgement.yardstick not in set(Yardstick):
+                    # Of a newer version: it has no column here.
+                    continue
                 whole[f"verdict_{judgement.yardstick}"] = judgement.grade
                 if judgement.yardstick is Yardstick.PROFILE:
                     whole["expected"] = judgement.expected

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from egmctl.model.answer import Answer
 from egmctl.model.bringup import Bringup
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import TOLD, Finding, Remedy, Status
+from egmctl.model.finding import TOLD, Finding, Status
+from egmctl.model.remedy import Remedy
+from egmctl.report.views.causes import commands_of
 from egmctl.units import printable
 
 _WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
@@ -39,11 +41,11 @@ def bringup_nagios(bringup: Bringup) -> str:
 
 
 def with_remedy(sentence: str, remedy: Remedy | None) -> str:
-    """Return a sentence, followed by the text and the command of a remedy."""
+    """Return a sentence, followed by a remedy: its text, what it needs, and its commands with what each is for."""
     if remedy is None:
         return sentence
-    command = f" $ {remedy.command}" if remedy.command else ""
-    return f"{f'{sentence}. ' if sentence else ''}{remedy.text}{command}"
+    commands = [f" {command.name} $ {command.text}" for command in commands_of(remedy)]
+    return f"{f'{sentence}. ' if sentence else ''}{remedy.words}{''.join(commands)}"
 
 
 def _output(answer: Answer, sentence: str, performance: str, problems: Iterable[_Problem]) -> str:

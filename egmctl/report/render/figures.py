@@ -9,15 +9,16 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
+from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
-
-from rich.console import Console
-from rich.text import Text
 
 from egmctl.report import document as doc
 from egmctl.report.document import Bar, Better, Cell, Chart, Matrix, Tone
 from egmctl.report.render.page import arrows, element, raw, style, xml
 from egmctl.units import format_size, grouped, shortened
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 BOUNDS = (0.67, 0.85, 0.95)
 """The upper bounds of the shades, as shares of the best number: from 95 % on a cell has the lightest grey. One missing
@@ -285,6 +286,9 @@ _CLASSES = {Tone.BAD: "bad", Tone.WARN: "warn", Tone.DIM: "dim"}
 
 def picture(text: Text, title: str) -> str:
     """Return coloured text as an SVG document, as wide as its longest line."""
+    # A page needs no rich, and is what a notebook shows.
+    from rich.console import Console
+
     lines = text.split("\n", allow_blank=True)
     width = max((line.cell_len for line in lines), default=1)
     console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, color_system="standard")

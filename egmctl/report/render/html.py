@@ -240,7 +240,8 @@ def _block(block: doc.Block) -> Child:
             rows = ((element("dt", name), element("dd", _words(value))) for name, value in block.rows)
             return element("dl", (element("div", row) for row in rows), class_="facts")
         case doc.Command():
-            return element("pre", element("code", block.text))
+            name = element("span", f"{block.name} $ ", class_="command")
+            return element("pre", name, element("code", block.text))
         case doc.Entry():
             return _entry(block)
         case doc.Matrix():

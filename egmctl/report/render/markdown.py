@@ -125,7 +125,7 @@ def _block(block: doc.Block, depth: int) -> str:
         case doc.KeyValues():
             return "".join(f"- {escaped(name)}: {_words(value)}\n" for name, value in block.rows)
         case doc.Command():
-            return code_block(block.text, language="sh")
+            return f"- {escaped(block.name)}:\n\n{code_block(block.text, language='sh')}"
         case doc.Entry():
             check = f" {code(block.id)}" if block.id else ""
             head = f"{'#' * depth} {escaped(block.word)} {_words(block.title)}{check}\n"

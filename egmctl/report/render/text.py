@@ -74,7 +74,7 @@ class _Page:
         self.text = Text()
         self._width = width
         self._names = 0
-        """The length of the longest name in a :class:`KeyValues` of the current entry."""
+        """The length of the longest name of a row or a command in the current entry."""
 
     def blocks(self, blocks: Sequence[doc.Block], indent: int = 0, *, close: bool = False) -> None:
         """Write blocks, with an empty line between blocks of different types.
@@ -85,8 +85,9 @@ class _Page:
             Whether to omit the empty lines, as in the body of an entry.
         """
         if close:
-            rows = [row for block in blocks if isinstance(block, doc.KeyValues) for row in block.rows]
-            self._names = max((len(name) for name, _ in rows), default=0)
+            names = [name for block in blocks if isinstance(block, doc.KeyValues) for name, _ in block.rows]
+            names += [block.name for block in blocks if isinstance(block, doc.Command)]
+            self._names = max(map(len, names), default=0)
         for place, run in enumerate(_runs(blocks)):
             if place and not close:
                 self.gap()
@@ -134,8 +135,8 @@ class _Page:
             case doc.KeyValues():
                 self._key_values(block, indent, label)
             case doc.Command():
-                place = indent + self._names + 2 if self._names else indent
-                self.text.append(f"{' ' * place}$ {printable(block.text)}\n", _HEADING)
+                head = " " * indent + block.name.ljust(max(self._names, label))
+                self.text.append(f"{head}  ", STYLES[Tone.DIM]).append(f"$ {printable(block.text)}\n", _HEADING)
             case doc.Entry():
                 self._entry(block, indent, label)
             case doc.Matrix():

@@ -20,7 +20,7 @@ from egmctl.report.views import bench_answer
 from egmctl.report.views.bench_classes import class_tables, judged_sections, main_measurements, main_rates
 from egmctl.report.views.bench_details import LOOKS, all_series, families, overlay, swept
 from egmctl.report.views.bench_matrix import GRADE_TONES, STATUS_TONES, Frame
-from egmctl.report.views.causes import PATHS, TONES, cause_entries, verdict
+from egmctl.report.views.causes import PATHS, TONES, cause_entries, commands_of, verdict
 from egmctl.report.views.machine import banners, confidential_banner, machine_section
 from egmctl.report.views.topo import node_diagram
 from egmctl.topology.topology import topology
@@ -244,8 +244,8 @@ def _kernel(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
     """Return the faults that the kernel logged during the run and that require action."""
 
     def entry(fault: LoggedFault) -> doc.Entry:
-        fix = fault.remedy.text + (f" ({fault.remedy.command})" if fault.remedy.command else "")
-        body = (doc.KeyValues((("fix", fix),)),)
+        fix = doc.KeyValues((("fix", fault.remedy.words),))
+        body: tuple[doc.Block, ...] = (fix, *commands_of(fault.remedy))
         words = f"logged by the kernel meanwhile: {fault.words}"
         return doc.Entry(fault.status.upper(), TONES[fault.status], words, body=body, level=Level.SUMMARY)
 

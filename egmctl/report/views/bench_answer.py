@@ -100,7 +100,7 @@ _SHOWN = 4
 
 def warnings(report: RunReport) -> Iterator[str]:
     """Yield a sentence for each fault in the kernel log with its remedy, and for each warning with its paths."""
-    yield from (f"logged by the kernel meanwhile: {fault.words}. {fault.remedy.text}" for fault in grave(report))
+    yield from (f"logged by the kernel meanwhile: {fault.words}. {fault.remedy.words}" for fault in grave(report))
     yield from (f"{sentence}: {shortened(paths, _SHOWN)}" for sentence, paths in seen(report).items())
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from egmctl.model.answer import TABLE, Answer, Cause
 from egmctl.model.finding import Confidence, Finding, Status
 from egmctl.model.measurement import Measurement, RunReport
+from egmctl.model.remedy import Remedy
 from egmctl.report.document import Block, Command, Entry, Hint, KeyValues, Level, Tone, Verdict, Words, limited
 from egmctl.units import shortened
 
@@ -37,6 +38,12 @@ def verdict(answer: Answer, *, advice: bool = True) -> Verdict:
     return Verdict(answer.word, Tone(TABLE[answer.state].tone), answer.sentence, words)
 
 
+def commands_of(remedy: Remedy) -> tuple[Command, ...]:
+    """Return the commands of a remedy: what shows more, then what mends."""
+    commands = (("look", remedy.look), ("run", remedy.run))
+    return tuple(Command(text, name) for name, text in commands if text is not None)
+
+
 def finding_entry(
     finding: Finding,
     words: Words = "",
@@ -49,7 +56,7 @@ def finding_entry(
     further: tuple[Block, ...] = (),
     level: Level = Level.SUMMARY,
 ) -> Entry:
-    """Return the entry of a finding, with its cause, remedy and command.
+    """Return the entry of a finding, with its cause, remedy and commands.
 
     Parameters
     ----------
@@ -62,16 +69,16 @@ def finding_entry(
     """
     sure = "" if finding.confidence is Confidence.HIGH else f" ({finding.confidence} confidence)"
     reasons: list[tuple[str, Words]] = [("cause", finding.cause + sure)] if finding.cause and cause else []
-    command: tuple[Command, ...] = ()
+    commands: tuple[Command, ...] = ()
     if (remedy := finding.remedy) is not None:
         reasons += [("fix", remedy.words)] * fix
-        command = () if remedy.command is None else (Command(remedy.command),)
+        commands = commands_of(remedy)
     return Entry(
         word or finding.status.upper(),
         TONES[finding.status] if tone is None else tone,
         words or finding.title,
         id=finding.check,
-        body=(KeyValues(tuple(reasons)), *command, KeyValues(tuple(rows)), *further),
+        body=(KeyValues(tuple(reasons)), *commands, KeyValues(tuple(rows)), *further),
         level=level,
     )
 

@@ -1,4 +1,4 @@
-"""The views of ``egmctl doctor``, ``--list`` and ``egmctl explain``: the answer, the causes with remedies, every check.
+"""The views of ``egmctl doctor`` and ``--list``: the answer, the causes with remedies, every check.
 
 It contains no host names or times: nodes in the same state print identical output, so that the outputs can be grouped.
 """
@@ -9,19 +9,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from egmctl.model.answer import State
+from egmctl.model.answer import TABLE, State
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.explanation import CauseState, Explanation, Explanations, KnownCause, Library
 from egmctl.model.finding import TOLD, Finding, Guard, RootCause, Status, root_causes
 from egmctl.model.listing import CheckEntry, CheckList
-from egmctl.model.machine import OriginKind
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words
 from egmctl.report.views.causes import TONES, finding_entry, verdict
 from egmctl.report.views.machine import banners, machine_section, subject
 from egmctl.report.views.topo import node_diagram
 from egmctl.topology.topology import topology
-from egmctl.units import grouped, printable, several, shortened
+from egmctl.units import grouped, shortened
 
 _TITLES = {Status.UNKNOWN: "Not determined", Status.PASS: "Passed", Status.SKIP: "Does not apply"}
 _NAMED = 12
@@ -43,6 +41,8 @@ def doctor_document(diagnosis: Diagnosis) -> doc.Document:
 def _body(diagnosis: Diagnosis) -> Iterator[doc.Block]:
     # The entries below contain the remedies of what was found.
     yield verdict(diagnosis.answer, advice=diagnosis.answer.state is State.INCOMPLETE)
+    for other in diagnosis.answer.purposes[1:]:
+        yield doc.Verdict(other.word, Tone(TABLE[other.state].tone), other.sentence)
     process = diagnosis.machine.process
     if process is not None and process.pid:
         yield doc.Paragraph(f"Process {process.pid}; NVML and CUDA were queried from outside of it.", tone=Tone.DIM)
@@ -149,78 +149,3 @@ def check_document(check: CheckEntry) -> doc.Document:
 def _guards(check: CheckEntry) -> str:
     guards = [guard for guard in Guard if guard in check.guards]
     return "all" if guards == list(Guard) else ",".join(guards)
-
-
-_MANY = 3
-"""The number of failures up to which each cause is shown with how to see and fix it without ``-v``."""
-_STATES = {
-    CauseState.HOLDS: ("HERE", Tone.BAD),
-    CauseState.LIKELY: ("LIKELY", Tone.WARN),
-    CauseState.UNKNOWN: ("POSSIBLE", Tone.UNKNOWN),
-    CauseState.EXCLUDED: ("NOT HERE", Tone.DIM),
-}
-
-
-def explain_document(result: Explanations) -> doc.Document:
-    """Return the document of failures and their causes: the answer, then each failure with its causes."""
-    shown = () if result.checked is None else banners(result.checked)
-    body = tuple(_explain_body(result))
-    return doc.Document(command="egmctl explain", subject="errors of CUDA and NVML", banners=shown, body=body)
-
-
-def _explain_body(result: Explanations) -> Iterator[doc.Block]:
-    yield _explain_verdict(result)
-    brief = len(result.explanations) > _MANY
-    answered = next(iter(_causes(result, CauseState.HOLDS)), None)
-    shown: set[str] = set()
-    for each in result.explanations:
-        failure = each.failure
-        times = f", {failure.count} times" if failure.count > 1 else ""
-        rows = {f"line {failure.line_number}{times}": failure.line, "driver": failure.log or ""}
-        yield doc.Paragraph(_failure_words(each), level=Level.SUMMARY)
-        yield doc.KeyValues(tuple((name, printable(text)) for name, text in rows.items() if text))
-        for cause in each.causes:
-            known = cause.cause in shown or (brief and cause.state is not CauseState.HOLDS)
-            yield _cause_entry(cause, brief=known, fix=cause is not answered)
-        yield doc.KeyValues(tuple(("source", source) for source in each.sources), level=Level.VERBOSE)
-        shown.update(cause.cause for cause in each.causes)
-    if result.left_out:
-        yield doc.Paragraph(f"{several(result.left_out, 'line')} with further kinds of errors left out", tone=Tone.WARN)
-    if any(each.sources for each in result.explanations):
-        yield doc.Hint(f"-v shows the sources{', and how to see and fix each cause' if brief else ''}")
-    if _causes(result, CauseState.EXCLUDED) and result.checked is not None and result.checked.kind is OriginKind.LIVE:
-        yield doc.Paragraph("Access and limits are those of this process, or of --pid PID; another may have others.")
-
-
-def _causes(result: Explanations, *states: CauseState) -> list[KnownCause]:
-    """Return the distinct causes in one of these states."""
-    causes = {cause.cause: cause for each in reversed(result.explanations) for cause in reversed(each.causes)}
-    return [cause for cause in reversed(causes.values()) if cause.state in states]
-
-
-def _explain_verdict(result: Explanations) -> doc.Verdict:
-    """Return the answer. Naming a cause is neither good nor bad, so the tone is neutral."""
-    return replace(verdict(result.answer), tone=Tone.PLAIN)
-
-
-def _failure_words(each: Explanation) -> Words:
-    failure = each.failure
-    call = f"{printable(failure.call)}: " if failure.call else ""
-    number = f" ({failure.number})" if failure.library is not Library.XID and failure.number is not None else ""
-    further = "".join(f", {words}" for words in (each.runtime_name, each.meaning) if words not in ("", each.name))
-    return doc.Span(f"{call}{each.name or 'any error'}{number}", Tone.STRONG), further
-
-
-def _cause_entry(cause: KnownCause, *, brief: bool, fix: bool) -> doc.Entry:
-    word, tone = _STATES[cause.state]
-    rows: list[tuple[str, Words]] = [("see", cause.see), ("fix", cause.remedy)]
-    if cause.state is CauseState.HOLDS and cause.findings and not brief:
-        rows = [("found", cause.findings[0].title), *rows[:1]]
-        return finding_entry(
-            cause.findings[0], cause.cause, word=word, tone=tone, rows=rows, fix=fix, level=Level.NORMAL
-        )
-    excluded = cause.state is CauseState.EXCLUDED
-    lacking = ", ".join(dict.fromkeys(finding.check for finding in cause.findings))
-    rows += [("no data", lacking)] if lacking else []
-    body = doc.KeyValues(tuple(rows), level=Level.VERBOSE if brief or excluded else Level.NORMAL)
-    return doc.Entry(word, tone, cause.cause, id=", ".join(cause.checks) if excluded else "", body=(body,))

@@ -13,10 +13,12 @@ from egmctl.doctor.causes import WITHHELD
 from egmctl.model.answer import WORDS, Answer, Asked, Cause, Gap, GapKind, State, worst
 from egmctl.model.bringup import Bringup
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import UNEXPLAINED, Finding, Remedy, Status, root_causes
+from egmctl.model.finding import UNEXPLAINED, Finding, Status, root_causes
 from egmctl.model.machine import OriginKind
 from egmctl.model.measurement import RunReport
+from egmctl.model.remedy import Remedy
 from egmctl.units import several
+from egmctl.verdict.answers.run import unexplained
 from egmctl.verdict.answers.words import advice, cause_words
 from egmctl.verdict.explain import IN_USE, Shortfalls, cause_of, explained_by, shortfalls
 
@@ -56,11 +58,10 @@ def _causes(diagnosis: Diagnosis, run: RunReport | None, before: Diagnosis | Non
     found = list(_of_diagnosis(diagnosis, run, before))
     if run is not None:
         # Causes in the run that are not its own come from doctor, whose diagnosis reports them.
-        own = [cause for cause in run.answer.causes if cause.by_run]
-        known = {number for cause in found for number in cause.measurements}
-        found += [
-            cause for cause in own if cause.finding.check != UNEXPLAINED or not known.issuperset(cause.measurements)
-        ]
+        found += [cause for cause in run.answer.causes if cause.by_run and cause.finding.check != UNEXPLAINED]
+        short = shortfalls(run)
+        if left := short.slow.difference(*(cause.measurements for cause in found)):
+            found.append(unexplained(run, left, Status.FAIL if left & short.broken else Status.WARN))
     # A note that explains nothing is no cause, but of a GPU that is withheld from here.
     found = [c for c in found if c.status is not Status.NOTE or c.measurements or c.finding.check in WITHHELD]
     return tuple(sorted(found, key=lambda cause: (_ORDER.index(cause.status), -len(cause.measurements))))

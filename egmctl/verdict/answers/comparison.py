@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from egmctl.model.answer import WORDS, Answer, Asked, Cause, Gap, GapKind, State
 from egmctl.model.comparison import Comparison, Outcome
-from egmctl.model.finding import Remedy
 from egmctl.model.record import Command
+from egmctl.model.remedy import Remedy
 from egmctl.units import listed, natural, several, shortened
 from egmctl.verdict.answers import words
 
@@ -16,43 +16,89 @@ _THINGS = {Command.BENCH: "path", Command.BRINGUP: "path", Command.DOCTOR: "find
 _CASES_SHOWN = 3
 _STATES = {
     Outcome.WORSE: State.BAD,
-    Outcome.BETTER: State.GOOD,
     Outcome.DIFFERENT: State.WARN,
+    Outcome.BETTER: State.GOOD,
     Outcome.SAME: State.GOOD,
 }
+"""What each outcome makes of the answer; of several the first here is its word."""
 
 
 def of_comparison(comparison: Comparison) -> Answer:
-    """Return what a comparison answers: its worst outcome, or that nothing could be compared."""
+    """Return what a comparison answers: its worst outcome, or that nothing could be compared.
+
+    A run that was interrupted, or beside which others used GPUs, is no equal of one that was not: the comparison is
+    incomplete unless something else is worse. What is slower only on GPUs that others used is not known to be worse.
+    """
     causes = tuple(
         Cause(finding=cause.finding, status=cause.finding.status, node=cause.node, paths=cause.explains)
         for cause in comparison.causes
     )
     outcomes = comparison.outcomes
     counts = {outcome.value: outcomes.count(outcome) for outcome in Outcome} | {"compared": comparison.compared}
-    if not comparison.compared:
-        problems = [f"{node.name}: {node.problem}" for node in comparison.nodes if node.problem]
-        reason = next(iter([*problems, *comparison.notes]), "the files have nothing in common")
-        gap = Gap(kind=GapKind.NOT_DETERMINED, reason=reason)
-        state = State.INCOMPLETE
-        step = Remedy(text="compare results of the same cases")
-        word = WORDS[Asked.COMPARE][state]
-        return Answer(state=state, word=word, sentence=reason, gaps=(gap,), next_step=step, counts=counts)
-    gravest = next((outcome for outcome in Outcome if outcome in outcomes), Outcome.SAME)
+    gaps = tuple(_gaps(comparison))
+    excused = any(gap.kind is GapKind.EXCUSED for gap in gaps) and not _worse_though_idle(comparison)
+    gravest = next((outcome for outcome in _STATES if outcome in outcomes), Outcome.SAME)
     sentence = "; ".join(filter(None, (_common(comparison), _counted(comparison))))
+    if gaps and (gravest is not Outcome.WORSE or excused or not comparison.compared):
+        state, first = State.INCOMPLETE, gaps[0]
+        if first.kind is GapKind.NOT_DETERMINED:
+            told = first.reason
+        elif first.kind is GapKind.EXCUSED and _common(comparison):
+            # What is slower has its own words for who used the GPUs.
+            told = sentence
+        else:
+            told = f"{first.reason}; {sentence}"
+        step = Remedy(text=_STEPS.get(first.kind, "compare results of the same cases"))
+        word = WORDS[Asked.COMPARE][state]
+        return Answer(state=state, word=word, sentence=told, causes=causes, gaps=gaps, next_step=step, counts=counts)
     return Answer(
         state=_STATES[gravest],
         word=gravest.upper(),
         sentence=sentence,
         causes=causes,
+        gaps=gaps,
         next_step=Remedy(text=_advice(comparison)) if gravest is Outcome.WORSE else None,
         counts=counts,
     )
 
 
+_IDLE = "measure again when the GPUs are idle"
+_STEPS = {GapKind.EXCUSED: _IDLE, GapKind.NOT_MEASURED: "measure again, to the end"}
+
+
+def _gaps(comparison: Comparison) -> Iterator[Gap]:
+    """Yield why results are not, or not quite, comparable."""
+    if not comparison.compared:
+        problems = [f"{node.name}: {node.problem}" for node in comparison.nodes if node.problem]
+        reason = next(iter([*problems, *comparison.notes]), "the files have nothing in common")
+        yield Gap(kind=GapKind.NOT_DETERMINED, reason=reason)
+    if stopped := [node.name for node in comparison.nodes if node.interrupted]:
+        runs = "the run was" if len(stopped) == 1 else "the runs were"
+        reason = f"{runs} interrupted in {shortened(stopped, _CASES_SHOWN)}, and a part was measured"
+        yield Gap(kind=GapKind.NOT_MEASURED, reason=reason, nodes=tuple(stopped))
+    busy = {node.name: node.busy for node in comparison.nodes if node.busy}
+    # Two runs beside which others used the same GPUs were made under the same conditions.
+    alike = not comparison.of_nodes and len({node.busy for node in comparison.nodes}) == 1
+    if busy and not alike:
+        words = [f"{listed(gpus)} in {name}" for name, gpus in busy.items()]
+        reason = f"other processes used {shortened(words, _CASES_SHOWN)}"
+        yield Gap(kind=GapKind.EXCUSED, reason=reason, nodes=tuple(busy))
+
+
+def _worse_though_idle(comparison: Comparison) -> bool:
+    """Return whether something is worse that no other process has slowed down."""
+    busy = {node.name: {*node.busy} for node in comparison.nodes}
+    if Outcome.WORSE in (difference.outcome for difference in (*comparison.words, *comparison.machines)):
+        return True
+    return any(
+        path.outcome is Outcome.WORSE and busy[path.node].isdisjoint((path.source, path.destination))
+        for path in comparison.paths
+    )
+
+
 def _advice(comparison: Comparison) -> str:
     if _got_busy(comparison):
-        return "measure again when the GPUs are idle"
+        return _IDLE
     if comparison.causes and comparison.causes[0].finding.remedy is not None:
         return words.advice(comparison.causes[0].finding)
     where = "each node that is worse"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from egmctl.model.answer import Answer, Gap, GapKind, State
 from egmctl.model.evidence import EvidenceReport
 from egmctl.model.evidence import State as Settled
-from egmctl.model.finding import Remedy
+from egmctl.model.remedy import Remedy
 from egmctl.units import several
 
 

@@ -1,41 +1,128 @@
-"""The answer of explain: whether a cause of the failed calls is known."""
+"""The answer of explain: the leading cause, a question, or what to do where no cause is known."""
 
 from __future__ import annotations
 
-from egmctl.model.answer import WORDS, Answer, Asked, Cause, Gap, GapKind, State
-from egmctl.model.explanation import CauseState, Explanations, KnownCause
-from egmctl.model.finding import Remedy
+from collections.abc import Mapping
+
+from egmctl.model.answer import Answer, Cause, Gap, GapKind, State
+from egmctl.model.explanation import DECIDED, CauseState, Explanation, Explanations, KnownCause, Severity, Word
+from egmctl.model.remedy import Remedy
 from egmctl.units import printable, several
+from egmctl.verdict.answers.words import advice
+
+_STATES: Mapping[Word, State] = {
+    Word.CAUSE: State.GOOD,
+    Word.POSSIBLE_CAUSE: State.WARN,
+    Word.WHICH_ERROR: State.WARN,
+    Word.NOT_KNOWN: State.INCOMPLETE,
+    Word.INTERRUPTED: State.INTERRUPTED,
+}
+_GAPS = {State.INCOMPLETE: GapKind.NOT_DETERMINED, State.INTERRUPTED: GapKind.INTERRUPTED}
+_RUN = "run the program with 'egmctl explain -- PROGRAM'"
 
 
 def of_explanations(result: Explanations) -> Answer:
     """Return what explain answers: naming a cause is neither good nor bad, but not to know one is a gap."""
-    known = [cause for each in result.explanations for cause in each.causes]
-    holding = [cause for cause in known if cause.state is CauseState.HOLDS]
-    likely = [cause for cause in known if cause.state is CauseState.LIKELY]
-    possible = [cause for cause in known if cause.state is CauseState.UNKNOWN]
-    logged = [each.failure.log for each in result.explanations if each.failure.log]
-    if holding or likely or logged:
-        shown = holding or likely
-        said = [cause.cause for cause in shown] or logged
-        return _answer(State.GOOD, "; ".join(dict.fromkeys(map(printable, said))), shown)
-    if possible:
-        return _answer(State.WARN, "; ".join(dict.fromkeys(cause.cause for cause in possible)), possible)
-    if known:
-        reason = f"no known cause shows here; checks exclude all {len({cause.cause for cause in known})}"
-    elif result.lines is not None and not result.explanations:
-        lines = several(result.lines, "line")
-        reason = f"no error of CUDA or NVML and no Xid is in what was read ({lines})"
-    else:
-        reason = "no cause of this error is known"
-    gap = Gap(kind=GapKind.NOT_DETERMINED, reason=reason)
-    step = Remedy(text="run the program with 'egmctl explain -- PROGRAM'")
-    state = State.INCOMPLETE
-    return Answer(state=state, word=WORDS[Asked.EXPLAIN][state], sentence=reason, gaps=(gap,), next_step=step)
+    word, leader = result.word, result.leading
+    state = _STATES[word]
+    if leader is None and word is Word.CAUSE:
+        said = "; ".join(each.failure.log for each in result.explanations if each.failure.log)
+        return Answer(state=state, word=word, sentence=printable(f"the driver says: {said}"))
+    if leader is None:
+        reason = _nothing(result)
+        gap = Gap(kind=_GAPS[state], reason=reason)
+        step = Remedy(text=_where_to_go(result))
+        return Answer(state=state, word=word, sentence=reason, gaps=(gap,), next_step=step)
+    if word is Word.WHICH_ERROR:
+        step = Remedy(text=_answer_by(result, leader))
+        return Answer(state=state, word=word, sentence=_question(result, leader), next_step=step)
+    first = leader.causes[0]
+    found = [finding for cause in leader.causes if cause.state is CauseState.HOLDS for finding in cause.findings]
+    return Answer(
+        state=state,
+        word=word,
+        sentence=printable(_sentence(leader, word)),
+        causes=tuple(Cause(finding=finding, status=finding.status) for finding in found),
+        next_step=Remedy(text=_next_step(first)),
+    )
 
 
-def _answer(state: State, sentence: str, shown: list[KnownCause]) -> Answer:
-    found = (finding for cause in shown for finding in cause.findings if cause.state is CauseState.HOLDS)
-    causes = tuple(Cause(finding=finding, status=finding.status) for finding in found)
-    step = Remedy(text=shown[0].remedy) if shown else None
-    return Answer(state=state, word=WORDS[Asked.EXPLAIN][state], sentence=sentence, causes=causes, next_step=step)
+def _sentence(leader: Explanation, word: Word) -> str:
+    first = leader.causes[0]
+    sentence = first.cause
+    if first.state in DECIDED and first.findings:
+        sentence = f"{first.cause} ({first.findings[0].title})"
+    if word is not Word.POSSIBLE_CAUSE:
+        return sentence
+    if leader.failure.log:
+        # Without a cause that its words name, CUDA's own log is the better answer.
+        sentence = f"the driver says: {leader.failure.log}; the likeliest cause: {first.cause}"
+    return sentence + _ruled_out(leader)
+
+
+def _why_nothing(result: Explanations) -> str:
+    """Return why nothing is explained."""
+    if result.lines is not None and not any(each.is_fault for each in result.explanations):
+        return f"no known error is in what was read ({several(result.lines, 'line')})"
+    if any(each.causes for each in result.explanations):
+        return "every known cause is ruled out"
+    return "no cause of this error is known"
+
+
+def _nothing(result: Explanations) -> str:
+    """Return why nothing is explained, with the lines that are no fault."""
+    parts = [_why_nothing(result)]
+    parts += [
+        f"line {each.failure.line_number} is no fault: {each.meaning}"
+        for each in result.explanations
+        if each.severity is Severity.HARMLESS
+    ]
+    return "; ".join(parts)
+
+
+def _where_to_go(result: Explanations) -> str:
+    """Return the next step where nothing is known: what looks at the node, or asks the driver."""
+    if not any(each.is_fault for each in result.explanations) and result.lines is not None:
+        return (
+            "'egmctl doctor' looks at the node itself; give more lines around the error, or 'egmctl explain -- PROGRAM'"
+        )
+    checks = {
+        cause.checks[0].partition(".")[0] for each in result.explanations for cause in each.causes if cause.checks
+    }
+    if checks:
+        return f"run egmctl doctor --check '{','.join(f'{area}.*' for area in sorted(checks))}'"
+    return f"{_RUN}, or 'egmctl doctor' for the node"
+
+
+def _question(result: Explanations, leader: Explanation) -> str:
+    if result.asks_for_error:
+        return f"which error did {printable(leader.failure.call or '')} return? {len(result.explanations)} are known"
+    calls = {call for cause in leader.causes for call in cause.calls}
+    return (
+        f"{leader.meaning or leader.name} ({leader.failure.number}) has other causes for each function; which one "
+        f"returned it? {several(len(calls), 'function')} known"
+    )
+
+
+def _answer_by(result: Explanations, leader: Explanation) -> str:
+    if result.asks_for_error:
+        return f"egmctl explain {printable(leader.failure.call or '')} ERROR"
+    return f"{_RUN}, which names the function, or give it: egmctl explain FUNCTION {leader.failure.number}"
+
+
+def _ruled_out(leader: Explanation) -> str:
+    """Return how many causes the checks have ruled out; empty if none."""
+    number = sum(cause.state is CauseState.EXCLUDED for cause in leader.causes)
+    return f" (none of {len(leader.causes)} known causes confirmed; {number} ruled out)" if number else ""
+
+
+def _next_step(cause: KnownCause) -> str:
+    """Return what to do about a cause: what its finding says, else the remedy of the cause."""
+    if cause.state in DECIDED:
+        found = next((advice(finding) for finding in cause.findings if finding.remedy), None)
+        if found is not None:
+            return found
+    step = cause.remedy_words.removesuffix(".")
+    if cause.state is CauseState.STATED or not cause.look:
+        return step
+    return f"check first: {cause.look}. If so: {step[0].lower()}{step[1:]}"

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from egmctl.model.answer import WORDS, Answer, Asked, Gap, GapKind, State, worst
 from egmctl.model.comparison import Outcome
-from egmctl.model.finding import Remedy
 from egmctl.model.fleet import FleetReport, Reach, Readiness, Unready, UnreadyGpus, unready_words
+from egmctl.model.remedy import Remedy
 from egmctl.units import several, shortened
 
 _REASONS = 6
@@ -35,10 +35,15 @@ def _states(report: FleetReport) -> Iterator[State]:
     """Yield the states of what concerns several nodes.
 
     Of two nodes, the first is no better reference than the second: one that is better shows that the other is worse.
+    A path without a number on one side proves nothing: what broke on a node is in that node's answer.
     """
     if (compared := report.comparison) is not None:
         known = {Outcome.WORSE} if compared.of_nodes else {Outcome.WORSE, Outcome.BETTER}
-        yield State.BAD if known & {*compared.outcomes} else State.GOOD
+        outcomes = {path.outcome for path in compared.paths if path.change is not None}
+        outcomes |= {difference.outcome for difference in (*compared.words, *compared.machines)}
+        # Beside other processes, or of a part of a run, nothing is proven.
+        proven = known & outcomes and compared.answer.state is not State.INCOMPLETE
+        yield State.BAD if proven else State.GOOD
         yield State.WARN if compared.answer.state is State.WARN else State.GOOD
     if (readiness := report.readiness) is not None:
         lacks = readiness.expected not in (None, readiness.gpus)
@@ -90,7 +95,7 @@ def _sentence(report: FleetReport, states: Counter[State]) -> str:
         words = f"{answer.word}: {answer.sentence}" if answer else f"not measured: {fabric.reason}"
         text += f"; fabric {words}"
     compared = report.comparison
-    is_worse = compared is not None and Outcome.WORSE in compared.outcomes
+    is_worse = compared is not None and compared.answer.state is State.BAD
     if compared is not None and is_worse and not states[State.BAD]:
         text += f"; {compared.answer.sentence}"
     return text

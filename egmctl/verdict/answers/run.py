@@ -9,10 +9,11 @@ from dataclasses import replace
 from egmctl.bench.path_class import is_lost
 from egmctl.doctor.kernel_faults import Blame, kernel_faults
 from egmctl.model.answer import WORDS, Answer, Asked, Cause, Gap, GapKind, State, worst
-from egmctl.model.finding import TOLD, UNEXPLAINED, Finding, Remedy, Status, WaiverKind
+from egmctl.model.finding import TOLD, UNEXPLAINED, Finding, Status, WaiverKind
 from egmctl.model.kernel_log import LoggedFault
 from egmctl.model.measurement import BROKEN, Measurement, RunReport
 from egmctl.model.measurement import Status as Ended
+from egmctl.model.remedy import Remedy
 from egmctl.model.route import Egm, LinkKind
 from egmctl.model.verdict import BAD_GRADES, Culprit, Grade, RunVerdict, Yardstick
 from egmctl.topology.platform import in_rack
@@ -48,7 +49,7 @@ def of_run(report: RunReport, *, whole_node: bool = False) -> Answer:
     return Answer(
         state=state,
         word=_word(state, verdict, gaps),
-        sentence=_sentence(report, state, causes, gaps),
+        sentence=_sentence(report, state, causes, gaps, whole_node=whole_node),
         causes=causes,
         gaps=gaps,
         notes=tuple(_left_out(report, causes, gaps)),
@@ -285,9 +286,11 @@ def _word(state: State, verdict: RunVerdict | None, gaps: Sequence[Gap]) -> str:
     return WORDS[Asked.BENCH][state]
 
 
-def _sentence(report: RunReport, state: State, causes: Sequence[Cause], gaps: Sequence[Gap]) -> str:
+def _sentence(
+    report: RunReport, state: State, causes: Sequence[Cause], gaps: Sequence[Gap], *, whole_node: bool
+) -> str:
     if state is State.BAD:
-        fault = _fault(report, causes)
+        fault = _fault(report, causes, whole_node=whole_node)
         lacking = next((gap for gap in gaps if gap.reason not in fault), None)
         return fault if lacking is None else f"{fault}; {WORDS[Asked.BENCH][lacking.kind.state]}: {lacking.reason}"
     if gap := next((gap for gap in gaps if gap.kind.state is state), None):
@@ -302,7 +305,7 @@ def _sentence(report: RunReport, state: State, causes: Sequence[Cause], gaps: Se
         why = f"{several(made, 'measurement')} and nothing to judge them by: {_why_no_reference(verdict)}"
         return f"{why}{left_out}{_warned(report, verdict, causes)}"
     if grades[Grade.WARN]:
-        return f"{_slow(report, verdict, causes)}{left_out}"
+        return f"{_slow(report, verdict, causes, whole_node=whole_node)}{left_out}"
     unknown = f", {grades[Grade.NO_REFERENCE]} without a reference" if grades[Grade.NO_REFERENCE] else ""
     warned = _warned(report, verdict, causes) if state is State.WARN else ""
     return f"{_as_fast(verdict)}{unknown}{left_out}{warned}"
@@ -314,7 +317,7 @@ def _as_fast(verdict: RunVerdict) -> str:
     return f"{some} {len(verdict.classes)} path classes are as fast as profile {verdict.profile} expects"
 
 
-def _fault(report: RunReport, causes: Sequence[Cause]) -> str:
+def _fault(report: RunReport, causes: Sequence[Cause], *, whole_node: bool) -> str:
     """Return what is proven to be wrong: what failed, slow paths, or what kept paths from being measured."""
     broken = _broken(report)
     if broken:
@@ -324,7 +327,7 @@ def _fault(report: RunReport, causes: Sequence[Cause]) -> str:
     # What the user named comes first.
     proven = sorted((cause for cause in causes if cause.state is State.BAD), key=lambda cause: not cause.asked)
     if verdict is not None and (not proven or any(slow.slow & {*cause.measurements} for cause in proven)):
-        return _slow(report, verdict, causes)
+        return _slow(report, verdict, causes, whole_node=whole_node)
     return first_causes(report, proven)
 
 
@@ -378,7 +381,7 @@ def _left_out(report: RunReport, causes: Sequence[Cause], gaps: Sequence[Gap]) -
         yield next(known, what)
 
 
-def _slow(report: RunReport, verdict: RunVerdict, causes: Sequence[Cause]) -> str:
+def _slow(report: RunReport, verdict: RunVerdict, causes: Sequence[Cause], *, whole_node: bool) -> str:
     """Return a sentence with the number of slow path classes, the GPUs that they have in common, and the cause."""
     bad = [path_class for path_class in verdict.classes if path_class.by_speed in BAD_GRADES]
     if not bad:
@@ -388,7 +391,8 @@ def _slow(report: RunReport, verdict: RunVerdict, causes: Sequence[Cause]) -> st
     how = "a little slower than usual" if little else "slower than expected"
     known = [cause for cause in _explaining_slow(report, causes) if cause.finding.check != UNEXPLAINED]
     explained = first_causes(report, known, 1)
-    if not known and report.machines and not _kernel_tells(report):
+    if not known and report.machines and not _kernel_tells(report) and not whole_node:
+        # Of a bring-up, the diagnosis may explain it.
         explained = NOTHING_EXPLAINS
     sentence = f"{len(bad)} of {len(verdict.classes)} path classes are {how}"
     return "; ".join(filter(None, (sentence, _where(verdict.culprits), explained)))

@@ -184,7 +184,7 @@ class TestBadEnvironment:
     def test_each_variable_is_a_warning(self) -> None:
         findings = run(BAD, with_variables(NCCL_P2P_DISABLE="1", CUDA_LAUNCH_BLOCKING="1"))
         assert [finding.status for finding in findings] == [Status.WARN, Status.WARN]
-        assert {finding.remedy.command for finding in findings if finding.remedy} == {
+        assert {finding.remedy.run for finding in findings if finding.remedy} == {
             "unset NCCL_P2P_DISABLE",
             "unset CUDA_LAUNCH_BLOCKING",
         }

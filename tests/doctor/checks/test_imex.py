@@ -67,7 +67,7 @@ def test_without_kubernetes_the_service_has_to_run(tmp_path: Path) -> None:
     facts = on(node(tmp_path, {}))
     assert facts.status is Status.FAIL
     assert facts.remedy is not None
-    assert facts.remedy.command == "systemctl enable --now nvidia-imex"
+    assert facts.remedy.run == "systemctl enable --now nvidia-imex"
 
 
 @pytest.mark.parametrize("mode", ["", "driverManaged"])
@@ -92,7 +92,7 @@ def test_host_managed_domains_need_the_service(tmp_path: Path) -> None:
     facts = on(node(tmp_path, plugin("hostManaged")))
     assert facts.status is Status.FAIL
     assert facts.remedy is not None
-    assert (facts.remedy.command, "command socket" in facts.remedy.text) == (
+    assert (facts.remedy.run, "command socket" in facts.remedy.text) == (
         "systemctl enable --now nvidia-imex",
         True,
     )
@@ -106,7 +106,7 @@ def test_where_the_mode_is_unknown_both_cases_are_told(
     facts = on(node(tmp_path, running, files=True), state="READY" if running != KUBELET else None)
     assert facts.status is Status.NOTE
     assert facts.remedy is not None
-    assert facts.remedy.command is None
+    assert facts.remedy.run is None
     assert "need it off" in facts.remedy.text
     assert "nodes without ComputeDomains, need the host's nvidia-imex on" in facts.remedy.text
 
@@ -121,7 +121,7 @@ def test_a_refused_session_names_the_other_daemon(tmp_path: Path) -> None:
     facts = on(node(tmp_path, SERVICE, log=log), state="SHUTTING_DOWN")
     assert (facts.status, facts.summary) == (Status.FAIL, "another IMEX daemon holds the GPU driver's session")
     assert facts.remedy is not None
-    assert "systemctl enable" not in (facts.remedy.command or "")
+    assert "systemctl enable" not in (facts.remedy.run or "")
 
 
 def test_a_log_of_before_the_service_was_turned_off_is_no_fault(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_nothing_else_tells_to_restart_a_service_that_must_be_off() -> None:
     waiting = patched(waiting, "system.imex", compute_domain_mode="driverManaged")
     remedy = run_one("imex.recovery", waiting).remedy
     assert remedy is not None
-    assert remedy.command is None
+    assert remedy.run is None
     without = patched(patched(waiting, "system.imex", compute_domains=True), "driver", imex_channels=())
     assert run_one("imex.channel", without).status is Status.SKIP
     assert run_one("imex.domain", without).status is Status.SKIP

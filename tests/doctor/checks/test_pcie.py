@@ -98,7 +98,7 @@ def test_data_direct_needs_a_root_port_without_source_validation() -> None:
     assert (finding.status, finding.evidence[1].value) == (Status.WARN, "0x1d, needs xx111x0 (0x1c)")
     assert finding.remedy is not None
     assert "xx111x0@0008:00:00.0;xx101x1@0008:02:00.0;xx110x1@0008:02:01.0" in finding.remedy.text
-    assert (finding.remedy.command, "setpci" in finding.remedy.text) == (None, False)
+    assert (finding.remedy.run, "setpci" in finding.remedy.text) == (None, False)
 
 
 def test_data_direct_with_acs_turned_off_is_wrong_at_each_port() -> None:

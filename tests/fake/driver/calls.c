@@ -40,10 +40,23 @@ static void log_last_words(const char *name, const char *how)
     write_log(line, (size_t)length);
 }
 
+int call_gpu(const char *arguments, ...)
+{
+    int gpu = -1;
+    char text[256];
+    va_list list;
+    va_start(list, arguments);
+    vsnprintf(text, sizeof text, arguments, list);
+    va_end(list);
+    if (sscanf(text, "gpu=%d", &gpu) != 1)
+        sscanf(text, "index=%d", &gpu);
+    return gpu;
+}
+
 void call_enter(struct call *call)
 {
     pthread_mutex_lock(&lock);
-    struct fault fault = fault_for_call(call->name);
+    struct fault fault = fault_for_call(call->name, call->gpu);
     call->corrupt = fault.action == FAULT_CORRUPT ? fault.argument : -1;
     call->answers = fault.action == FAULT_ANSWER;
     call->answer = fault.answer;

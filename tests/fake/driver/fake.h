@@ -51,12 +51,15 @@ bool gpu_opens(int gpu);
 
 struct call {
     const char *name; /* without its version suffix: cuMemAlloc, not cuMemAlloc_v2 */
+    int gpu;          /* the GPU that it is about, if the fault plan names GPUs; else -1 */
     int error;        /* the fault plan's answer in place of the real one; 0: do the work */
     long long corrupt; /* the byte of the moved data to damage; -1: none */
     bool answers;      /* with `answer` in place of what was measured */
     double answer;
 };
 
+/* The GPU that a call of NVML is about, by "gpu=" or "index=" in its arguments; -1 if it is about none. */
+int call_gpu(const char *arguments, ...) PRINTF(1, 2);
 /* Takes the lock. Does not return where the fault plan says hang or exit. */
 void call_enter(struct call *call);
 /* Writes the log line, gives the lock back, returns `result`. */
@@ -80,7 +83,10 @@ const struct call *call_current(void);
 
 #define CALL(call_name, work, ...)                                                                                     \
     do {                                                                                                               \
-        struct call call_ = {.name = (call_name)};                                                                     \
+        struct call call_ = {.name = (call_name), .gpu = -1};                                                          \
+        /* Other arguments may be valid after the work only. */                                                        \
+        if (call_.name[0] == 'n' && fault_names_gpus())                                                                \
+            call_.gpu = call_gpu(__VA_ARGS__);                                                                         \
         call_enter(&call_);                                                                                            \
         int result_ = call_.error ? call_.error : (int)(work);                                                         \
         return call_leave(&call_, result_, __VA_ARGS__);                                                               \
@@ -88,14 +94,17 @@ const struct call *call_current(void);
 
 /* faults.c */
 
+/* Whether the plan names GPUs. */
+bool fault_names_gpus(void);
+
 struct fault {
     enum { FAULT_NONE, FAULT_ERROR, FAULT_HANG, FAULT_EXIT, FAULT_KILL, FAULT_CORRUPT, FAULT_MISSING, FAULT_ANSWER } action;
     long long argument; /* error code, exit status, signal or byte offset */
     double answer;
 };
 
-/* What the plan has for the next call of `name`; counts the call. */
-struct fault fault_for_call(const char *name);
+/* What the plan has for the next call of `name` about a GPU (-1: about none); counts the call. */
+struct fault fault_for_call(const char *name, int gpu);
 /* Whether the plan says that the driver has no such function. */
 bool fault_is_missing(const char *name);
 

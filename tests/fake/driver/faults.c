@@ -1,6 +1,8 @@
-/* The fault plan: EGMCTL_FAKE_FAULTS is "<call>[@<n>]=<action>[,once]" entries with ";" between them.
+/* The fault plan: EGMCTL_FAKE_FAULTS is "<call>[#<gpu>][@<n>]=<action>[,once]" entries with ";" between them.
  *
  * <call>   name without a version suffix: cuMemAlloc also means cuMemAlloc_v2; nvmlInit also means nvmlInitWithFlags.
+ *          nvmlField91 is the answer for one field value, 91 here, of nvmlDeviceGetFieldValues.
+ * #<gpu>   calls of NVML about that GPU, from 0 in the order of the machine file; without it about any.
  * @<n>     the nth call in a process, from 1; without it every call.
  * <action> error:<code>      return the code, do nothing
  *          hang              never return
@@ -23,6 +25,7 @@
 
 struct entry {
     const char *call;
+    int gpu; /* -1: any */
     long long nth, seen;
     struct fault fault;
     bool once;
@@ -71,12 +74,15 @@ __attribute__((constructor)) static void parse_plan(void)
             fake_abort("EGMCTL_FAKE_FAULTS: not an entry, or too many: %s", text);
         *action++ = 0;
         struct entry *entry = &entries[entry_count++];
-        char *nth = strchr(text, '@'), *once = strstr(action, ",once");
+        char *nth = strchr(text, '@'), *gpu = strchr(text, '#'), *once = strstr(action, ",once");
         if (nth)
             *nth++ = 0;
+        if (gpu)
+            *gpu++ = 0;
         if (once)
             *once = 0;
         *entry = (struct entry){.call = text, .nth = nth ? strtoll(nth, NULL, 10) : 0, .once = once != NULL};
+        entry->gpu = gpu ? atoi(gpu) : -1;
         entry->fault = parse_action(action);
     }
 }
@@ -95,12 +101,21 @@ static bool claim(int index)
     return fd >= 0;
 }
 
-struct fault fault_for_call(const char *name)
+bool fault_names_gpus(void)
+{
+    for (int i = 0; i < entry_count; ++i)
+        if (entries[i].gpu >= 0)
+            return true;
+    return false;
+}
+
+struct fault fault_for_call(const char *name, int gpu)
 {
     struct fault due = {FAULT_NONE, 0, 0};
     for (int i = 0; i < entry_count; ++i) {
         struct entry *entry = &entries[i];
-        if (entry->fault.action == FAULT_MISSING || strcmp(entry->call, name))
+        bool other = entry->gpu >= 0 && entry->gpu != gpu;
+        if (entry->fault.action == FAULT_MISSING || other || strcmp(entry->call, name))
             continue;
         ++entry->seen;
         if (due.action == FAULT_NONE && (!entry->nth || entry->nth == entry->seen) && (!entry->once || claim(i)))

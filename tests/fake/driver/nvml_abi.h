@@ -91,6 +91,12 @@ typedef struct {
 } nvmlSystemConfComputeSettings_t;
 
 typedef struct {
+    unsigned int version;
+    unsigned long long counts[11];
+    unsigned int bThresholdExceeded;
+} nvmlEccSramErrorStatus_v1_t;
+
+typedef struct {
     unsigned int version, sensorType;
     int temperature;
 } nvmlTemperature_v1_t;

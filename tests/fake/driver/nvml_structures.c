@@ -102,6 +102,19 @@ EXPORT int nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *correcta
          gpu_number(device));
 }
 
+static int sram_status(nvmlDevice_t device, nvmlEccSramErrorStatus_v1_t *status)
+{
+    if (status->version != 0x1000068)
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    memset(status->counts, 0, sizeof status->counts);
+    return get_int(device, "sram_threshold_exceeded", &status->bThresholdExceeded);
+}
+
+EXPORT int nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t device, nvmlEccSramErrorStatus_v1_t *status)
+{
+    CALL("nvmlDeviceGetSramEccErrorStatus", sram_status(device, status), "gpu=%d", gpu_number(device));
+}
+
 /* Hexadecimal digits, with or without dashes. */
 static void read_bytes(const char *text, unsigned char *bytes, size_t count)
 {
@@ -247,6 +260,11 @@ static int field_values(nvmlDevice_t device, int count, nvmlFieldValue_t *values
             values[i].nvmlReturn = NVML_SUCCESS;
             values[i].value.ullVal = count;
         }
+        char name[32];
+        snprintf(name, sizeof name, "nvmlField%u", values[i].fieldId);
+        struct fault fault = fault_for_call(name, gpu);
+        if (fault.action == FAULT_ERROR)
+            values[i].nvmlReturn = (unsigned)fault.argument;
     }
     return NVML_SUCCESS;
 }

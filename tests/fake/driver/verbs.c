@@ -26,7 +26,7 @@ static struct ibv_device nics[NICS];
 /* Makes an object, or returns NULL with errno where the plan says so. */
 static void *make(const char *name, struct object *above)
 {
-    struct call call = {.name = name};
+    struct call call = {.name = name, .gpu = -1};
     call_enter(&call);
     struct object *made = call.error ? NULL : calloc(1, sizeof *made);
     if (made && (made->above = above))

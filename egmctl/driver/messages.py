@@ -1,0 +1,229 @@
+"""What is known of the messages of programs: the entries of ``message_lines``, and their causes in ``message_causes``.
+
+An entry is a table ``[ID]`` with these keys:
+
+* ``program``: who prints it. ``source``: where the line is printed, documented or was seen. ``example``: such a line.
+* ``lines``: fixed parts of the line; ``<>`` stands for any text. ``needs``, ``without``: words that the line must, or
+  must not, have.
+* ``severity``: a :class:`~egmctl.model.explanation.Severity`.
+* ``states``: whether the line itself states its first cause.
+* ``means``: what the line says, as a clause. ``causes``: names of causes, the most likely first.
+* ``doctor``: the :class:`~egmctl.model.kernel_log.DriverMessage` that doctor reads in the same line.
+
+A cause is a table ``[NAME]`` with ``cause``, a clause; what to do about it as ``text`` (one sentence), ``run`` (the
+command that does it), ``look`` (commands that show more and change nothing), ``needs`` (``root``, ``idle-gpus``,
+``reboot``) and ``works_in`` (``host``, ``container``, ``pod``, ``job``); and ``checks``, ``decides``, ``holds_in`` as
+in :class:`~egmctl.model.explanation.KnownCause`.
+
+A text of 200 MB has millions of lines, few of which match. So each pattern has an anchor, a part that is rare in logs,
+and one pattern of all anchors decides whether a line is looked at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from egmctl.data import read_toml
+from egmctl.model.explanation import KnownCause, Severity
+
+DRIVER = "NVRM"
+"""The word in each line of the kernel driver. They are few, so that all of them are looked at."""
+GAP = 200
+"""The most characters that ``<>`` stands for: a hostile line takes no quadratic time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """An entry: a message that a program prints, and its causes, the most likely first."""
+
+    id: str
+    program: str
+    means: str
+    severity: Severity
+    states: bool
+    """Whether the line itself states the first cause."""
+    causes: tuple[KnownCause, ...]
+    lines: tuple[str, ...]
+    needs: str
+    without: str
+    example: str
+    source: str
+    doctor: str
+    """The name of the :class:`~egmctl.model.kernel_log.DriverMessage` of the same line; empty if doctor has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    message: Message
+    line: str
+    regex: re.Pattern[str]
+    anchor: str
+
+    def matches(self, text: str) -> bool:
+        """Return whether a line, with single spaces, is this message."""
+        message = self.message
+        if message.needs not in text or (message.without and message.without in text):
+            return False
+        return self.regex.search(text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """All entries, and the patterns that find them."""
+
+    entries: Mapping[str, Message]
+    triggers: tuple[re.Pattern[bytes], ...]
+    """Find the places of the anchors in a text, but for lines of :data:`DRIVER`; a pattern for each first letter."""
+    _anchors: re.Pattern[str]
+    _patterns: Mapping[str, tuple[_Pattern, ...]]
+    """The patterns by the anchor at whose place one of them can match; those of shorter anchors are among them."""
+
+    def match(self, text: str, anchors: Iterable[str] | None = None) -> Message | None:
+        """Return the message in a line; of several the gravest, of these the one with the most fixed words.
+
+        Parameters
+        ----------
+        anchors
+            The anchors in the line, if :attr:`triggers` have found them all.
+        """
+        text = " ".join(text.split())
+        if _INFO.search(text):
+            return None
+        found = (
+            each for anchor in (self.anchors(text) if anchors is None else anchors) for each in self._patterns[anchor]
+        )
+        matching = (pattern for pattern in found if pattern.matches(text))
+        best = min(matching, key=lambda pattern: (pattern.message.severity.rank, -len(pattern.line)), default=None)
+        return None if best is None else best.message
+
+    def anchors(self, text: str) -> Iterator[str]:
+        """Yield the anchors in a text."""
+        place = 0
+        while (anchor := self._anchors.search(text, place)) is not None:
+            yield anchor[0]
+            place = anchor.start() + 1
+
+
+_INFO = re.compile(r"\bNCCL (INFO|TRACE)\b")
+"""Lines of NCCL that report and do not warn. An error that they repeat is told by a line of its own."""
+
+
+@cache
+def messages() -> Messages:
+    """Return the entries, which are read on the first call."""
+    causes = {name: known_cause(table) for name, table in _tables("message_causes")}
+    entries = {
+        name: Message(
+            id=name,
+            program=table["program"],
+            means=_folded(table["means"]),
+            severity=Severity(table["severity"]),
+            states=table.get("states", False),
+            causes=tuple(causes[cause] for cause in table["causes"]),
+            lines=tuple(table["lines"]),
+            needs=table.get("needs", ""),
+            without=table.get("without", ""),
+            example=table["example"],
+            source=table["source"],
+            doctor=table.get("doctor", ""),
+        )
+        for name, table in _tables("message_lines")
+    }
+    patterns = [
+        _Pattern(entry, line, re.compile(_regex(line)), _anchor(line))
+        for entry in entries.values()
+        for line in entry.lines
+    ]
+    anchors = sorted({pattern.anchor for pattern in patterns}, key=lambda anchor: (-len(anchor), anchor))
+    by_themselves = {pattern.anchor for pattern in patterns if DRIVER not in pattern.message.example}
+    triggers = _by_first_letter(anchor for anchor in anchors if anchor in by_themselves)
+    return Messages(
+        entries=entries,
+        triggers=tuple(re.compile(pattern.encode()) for pattern in triggers),
+        _anchors=re.compile("|".join(_by_first_letter(anchors))),
+        _patterns={anchor: tuple(each for each in patterns if anchor.startswith(each.anchor)) for anchor in anchors},
+    )
+
+
+def known_cause(table: Mapping[str, Any]) -> KnownCause:
+    """Return a cause from its table in a TOML file."""
+    return KnownCause(
+        cause=_folded(table["cause"]),
+        remedy=_folded(table["text"]),
+        see=_folded(table.get("see", "")),
+        look=table.get("look", ""),
+        run=table.get("run", ""),
+        needs=tuple(table.get("needs", ())),
+        works_in=tuple(table.get("works_in", ())),
+        checks=tuple(table.get("checks", ())),
+        decides=table.get("decides", False),
+        holds_in=table.get("holds_in", ""),
+        log=table.get("log", ""),
+    )
+
+
+def _tables(folder: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for file in sorted((Path(__file__).parent / folder).glob("*.toml")):
+        yield from read_toml(file.read_text(encoding="utf-8")).items()
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _regex(line: str) -> str:
+    """Return the pattern of a line: ``<>`` is any text, and a quotation mark any of those that logs and JSON use."""
+    parts = (_QUOTE.sub(lambda _: _QUOTES, re.escape(_folded(part))) for part in line.split("<>"))
+    return f".{{0,{GAP}}}?".join(parts)
+
+
+_QUOTE = re.compile("[\"'`]")
+_QUOTES = r"""(?:\\?["'`])?"""
+_PART = re.compile(r"[^\"'`<>\\]{4,}")
+_FIRST = "vPEFwbfu"
+"""The letters with which an anchor begins, in order of preference: few, and rare in logs. Each is searched for once."""
+_COMMON = (
+    "Failed",
+    "Error",
+    "CUDA",
+    "NCCL",
+    "GPU",
+    "NVIDIA",
+    "Memory",
+    "Device",
+    "WARN",
+    "vice",
+    "vidia",
+    "Warning",
+    "failed",
+    "fault",
+)
+"""With what many lines of ordinary logs go on."""
+
+
+def _anchor(line: str) -> str:
+    """Return the part of a line by which it is found: it begins with a letter that is rare in logs, and is long."""
+    parts = [part[0] for part in _PART.finditer(line)]
+    anchors = [part[start : start + 12].rstrip() for part in parts for start in range(len(part) - 3)]
+    best = min(anchors, key=lambda anchor: (_cost(anchor), -len(anchor)))
+    return best
+
+
+def _cost(anchor: str) -> tuple[bool, int]:
+    """Return how much it costs to search for an anchor: whether much else begins like it, and its first letter."""
+    is_common = any(anchor.startswith(word) and len(anchor) < len(word) + 4 for word in _COMMON)
+    place = _FIRST.find(anchor[0])
+    return is_common or (len(anchor) < 8 and anchor.islower()), place if place >= 0 else len(_FIRST)
+
+
+def _by_first_letter(anchors: Iterable[str]) -> list[str]:
+    """Return a pattern for each first letter of the anchors. Longer anchors come before those that they begin with."""
+    groups: dict[str, list[str]] = {}
+    for anchor in anchors:
+        groups.setdefault(anchor[0], []).append(re.escape(anchor[1:]))
+    return [f"{re.escape(letter)}(?:{'|'.join(rests)})" for letter, rests in groups.items()]

@@ -1,0 +1,85 @@
+"""Remedies: what a person may do about a finding, what it needs, and where it works. The tool itself changes nothing.
+
+A command that shows more (``look``) is apart from the one that mends (``run``): nobody pastes one for the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from egmctl.compat import StrEnum
+from egmctl.model.record import BusId, Plain
+
+
+class Need(StrEnum):
+    """What a remedy needs before it may be carried out, or brings with it."""
+
+    ROOT = "root"
+    IDLE_GPUS = "idle-gpus"
+    """No process uses the GPUs of ``Remedy.idle``."""
+    GPU_RESET = "gpu-reset"
+    """The GPUs of ``Remedy.idle`` are reset: no process uses them, nor has one of them as a peer."""
+    NO_JOBS = "no-jobs"
+    """No job uses a GPU of the node."""
+    NO_DOMAIN_JOBS = "no-domain-jobs"
+    """No job shares memory across the node's NVLink domain."""
+    DRIVER_RELOAD = "driver-reload"
+    """The driver's kernel modules are unloaded and loaded again, which no process that uses a GPU survives."""
+    REBOOT = "reboot"
+
+
+class Site(StrEnum):
+    """The places in which a process runs."""
+
+    HOST = "host"
+    JOB = "job"
+    """A job of Slurm or LSF, not in a container."""
+    CONTAINER = "container"
+    POD = "pod"
+    """A container of Kubernetes."""
+
+
+ANYWHERE = tuple(Site)
+ON_HOST = (Site.HOST, Site.JOB)
+"""Where the services, kernel modules, device nodes and firmware of the host can be changed."""
+IN_CONTAINER = (Site.CONTAINER, Site.POD)
+
+GPUS = "{gpus}"
+"""The part of a command that stands for the bus ids of the finding's GPUs, for ``nvidia-smi -i``; for a reset, of all
+that must be reset together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """An action for a person."""
+
+    text: str
+    """One sentence or two."""
+    look: str | None = None
+    """A command that shows more and changes nothing."""
+    run: str | None = None
+    """The command that mends it, to paste unchanged; ``None`` if no command is safe, or if it does not work here."""
+    needs: tuple[Need, ...] = ()
+    works_in: tuple[Site, ...] = ANYWHERE
+    """Where it can be carried out. Elsewhere, its text says that it is for the host, and ``run`` is ``None``."""
+    idle: Plain = ""
+    """The GPUs that must be idle before, ``GPU0-3``; empty if none must."""
+    touches: tuple[BusId, ...] = ()
+    """The bus ids of GPUs that the remedy interrupts although the finding is not about them; ``idle`` names them."""
+
+    @property
+    def words(self) -> str:
+        """The text, and what it needs."""
+        needs = [_NEEDS[need].format(idle=self.idle or "every GPU") for need in self.needs]
+        return f"{self.text.removesuffix('.')} ({', '.join(needs)})." if needs else self.text
+
+
+_NEEDS = {
+    Need.ROOT: "as root",
+    Need.IDLE_GPUS: "{idle} idle first",
+    Need.GPU_RESET: "resets {idle}, idle first",
+    Need.NO_JOBS: "no job on {idle}",
+    Need.NO_DOMAIN_JOBS: "no job that shares memory across the domain",
+    Need.DRIVER_RELOAD: "reloads the driver, {idle} idle first",
+    Need.REBOOT: "needs a reboot",
+}

@@ -1,0 +1,289 @@
+"""Every remedy of every check, wherever the process runs: no harm, no reach beyond the finding, and it works there.
+
+The machines: the fault of every check, the corpus, the shipped ones, and random ones, of which ``EGMCTL_FUZZ`` makes
+more.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+
+from egmctl.doctor.check import EVERYTHING, Scope
+from egmctl.doctor.commands import Step, UndocumentedError, programs, steps
+from egmctl.doctor.kernel_faults import catalogue
+from egmctl.doctor.remedies import fitted_remedy, site
+from egmctl.doctor.runner import CHECKS, diagnose, texts
+from egmctl.driver.signatures import signatures
+from egmctl.facts import replay
+from egmctl.model.finding import NODE, Finding, Guard, on_gpus, on_numa
+from egmctl.model.host import Process
+from egmctl.model.machine import Machine
+from egmctl.model.remedy import GPUS, IN_CONTAINER, Need, Remedy, Site
+from egmctl.topology.resets import reset_together
+from tests.doctor.faults import faults, healthy
+from tests.doctor.machines import patched, shipped
+from tests.doctor.scenes import scenes
+from tests.doctor.sick import SICK
+from tests.mutation import mutated
+
+RANDOM_MACHINES = int(os.environ.get("EGMCTL_FUZZ", "10000")) // 100
+NAMED = Scope(purposes=tuple(Guard))
+
+
+def at(machine: Machine, here: Site) -> Machine:
+    """The machine as a process sees it that runs there."""
+    process = machine.process or Process()
+    variables = {
+        name: text for name, text in (process.environment or {}).items() if name not in ("SLURM_JOB_ID", "LSB_JOBID")
+    }
+    signs: tuple[str, ...] = ()
+    if here is Site.JOB:
+        variables["SLURM_JOB_ID"] = "7"
+    elif here in IN_CONTAINER:
+        signs = ("/.dockerenv",) if here is Site.CONTAINER else ("/run/.containerenv", "KUBERNETES_SERVICE_HOST")
+    return replace(machine, process=replace(process, environment=variables, container_signs=signs))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A finding with a remedy, and where it was shown."""
+
+    machine: Machine
+    here: Site
+    finding: Finding
+
+    @property
+    def remedy(self) -> Remedy:
+        assert self.finding.remedy is not None
+        return self.finding.remedy
+
+    def __str__(self) -> str:
+        return f"{self.finding.check} {self.here} {self.finding.place.label}: {self.remedy}"
+
+
+@functools.cache
+def cases() -> tuple[Case, ...]:
+    """Every remedy that a check gives on any of the machines, at each site; each once."""
+    choice = random.Random(7)  # noqa: S311
+    scene_machines = [scene.machine() for scene in {**scenes(), **SICK}.values()]
+    asked = [(fault.machine(), fault.scope) for fault in faults().values()]
+    asked += [(machine, replace(scope, purposes=tuple(Guard))) for machine, scope in asked]
+    asked += [(machine, scope) for machine in scene_machines for scope in (EVERYTHING, NAMED)]
+    asked += [(shipped(name), NAMED) for name in replay.names()]
+    for _ in range(RANDOM_MACHINES):
+        machine = mutated(choice.choice(scene_machines), choice)
+        if not any(replay._faults(machine)):
+            asked.append((machine, choice.choice((EVERYTHING, NAMED))))
+    return tuple(_distinct(asked))
+
+
+def _distinct(asked: list[tuple[Machine, Scope]]) -> Iterator[Case]:
+    known = set()
+    for machine, scope in asked:
+        for here in Site:
+            here_machine = at(machine, here)
+            for finding in diagnose(here_machine, scope, CHECKS).findings:
+                key = finding.check, here, finding.place, finding.remedy
+                if finding.remedy is not None and key not in known:
+                    known.add(key)
+                    yield Case(here_machine, here, finding)
+
+
+def commands(case: Case) -> tuple[str, ...]:
+    return tuple(command for command in (case.remedy.look, case.remedy.run) if command is not None)
+
+
+def changing(command: str) -> list[Step]:
+    return [step for step in steps(command) if step.changing]
+
+
+def test_enough_remedies_are_tried() -> None:
+    assert len(cases()) >= 600
+    assert len({case.finding.check for case in cases()}) >= 60
+    assert sum(case.remedy.run is not None for case in cases()) >= 60
+    assert {case.here for case in cases()} == set(Site)
+
+
+def test_every_program_and_option_is_documented() -> None:
+    assert all(program.source for program in programs().values())
+    for case in cases():
+        for command in commands(case):
+            try:
+                assert steps(command), case
+            except UndocumentedError as error:
+                pytest.fail(f"{error}: {case}")
+
+
+def test_looking_changes_nothing_and_running_does() -> None:
+    for case in cases():
+        assert case.remedy.look is None or not changing(case.remedy.look), case
+        assert case.remedy.run is None or changing(case.remedy.run), case
+
+
+def test_what_changes_something_says_what_it_needs() -> None:
+    for case in cases():
+        needs = {need for step in steps(case.remedy.run or "") for part in step.changing for need in part.needs}
+        assert needs <= set(case.remedy.needs), case
+        if {Need.IDLE_GPUS, Need.GPU_RESET, Need.DRIVER_RELOAD}.intersection(case.remedy.needs):
+            assert case.remedy.idle or not case.machine.gpus, case
+
+
+DEMANDS = {
+    r"\b(?:and|then|to) reset (?:it|them|the GPU|all GPUs|the nodes' GPUs)": {
+        Need.GPU_RESET,
+        Need.NO_JOBS,
+        Need.REBOOT,
+    },
+    r"reload the driver|[Rr]eload the kernel module": {Need.DRIVER_RELOAD},
+    r"^Boot |(?i:power-cycle the node)|and reboot\b": {Need.REBOOT},
+    r"[Rr]estart the fabric manager|restart Fabric Manager": {Need.NO_JOBS, Need.NO_DOMAIN_JOBS},
+}
+"""What a text asks for: one of these needs states what must be idle."""
+
+
+def test_what_the_words_ask_for_is_among_the_needs() -> None:
+    for case in cases():
+        for words, needs in DEMANDS.items():
+            if re.search(words, case.remedy.text):
+                assert needs.intersection(case.remedy.needs), case
+
+
+def test_no_command_reaches_beyond_the_finding() -> None:
+    """A change names the finding's GPUs, and those that can only be reset with them, whose names are stated."""
+    for case in cases():
+        own = case.finding.place.gpus
+        for step in changing(case.remedy.run or ""):
+            if not any(getattr(part, "of_gpus", False) for part in step.changing):
+                continue
+            assert step.names_gpus is not None, case
+            named = set(step.names_gpus.split(","))
+            together = reset_together(case.machine, (g for g in case.machine.gpus or () if g.bus_id in (own or ())))
+            allowed = set(own or ()) | {gpu.bus_id for gpu in together if Need.GPU_RESET in case.remedy.needs}
+            assert named <= allowed, case
+            assert named - set(own or ()) <= set(case.remedy.touches), case
+
+
+def test_every_other_gpu_that_is_interrupted_is_named() -> None:
+    for case in cases():
+        gpus = [gpu for gpu in case.machine.gpus or () if gpu.bus_id in case.remedy.touches]
+        assert len(gpus) == len(case.remedy.touches), case
+        assert not set(case.remedy.touches) & set(case.finding.place.gpus or ()), case
+        idle = on_gpus(
+            gpu for gpu in case.machine.gpus or () if gpu in gpus or gpu.bus_id in (case.finding.place.gpus or ())
+        )
+        assert not gpus or case.remedy.idle == idle.label, case
+
+
+def test_nothing_that_acts_on_the_host_is_to_be_run_in_a_container() -> None:
+    for case in cases():
+        if case.here in IN_CONTAINER:
+            assert not any(step.program.on_host for command in commands(case) for step in steps(command)), case
+            assert case.remedy.run is None or case.here in case.remedy.works_in, case
+            assert case.here in case.remedy.works_in or case.remedy.text.startswith("On the host: "), case
+
+
+def test_no_part_of_a_command_is_left_open() -> None:
+    assert not [str(case) for case in cases() for text in (*commands(case), case.remedy.text) if GPUS in text]
+
+
+HARM = {
+    "a folder is removed with all in it": r"\brm\s+-\w*[rR]|\brm\s+--recursive",
+    "a node is opened to everybody": r"chmod|mode 0?666",
+    "it makes /dev/nvidia0, not what is missing": r"nvidia-modprobe -c 0(?! )(?<!-u -c 0)",
+    "it is for all GPUs": r"nvidia-smi (?!-i |--gpu-reset -i )-(?:mig|pm|c|r)\b|--gpu-reset(?! -i)",
+    "the IOMMU protects memory": r"IOMMU (?:\w+ )?off",
+}
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_no_text_harms(harm: str) -> None:
+    shown = [(str(case), (case.remedy.text, *commands(case))) for case in cases()]
+    shown += [(check, tuple(entry.values())) for check, entry in texts().items()]
+    shown += [
+        (cause.cause, (cause.remedy, cause.see)) for each in signatures().errors.values() for cause in each.causes
+    ]
+    shown += [
+        (name, (remedy.text, remedy.run or "", remedy.look or "")) for name, remedy in catalogue().remedies.items()
+    ]
+    assert [name for name, parts in shown for text in parts if re.search(HARM[harm], text)] == []
+
+
+class TestWhereTheProcessRuns:
+    @pytest.mark.parametrize("here", Site)
+    def test_its_signs_say_so(self, here: Site) -> None:
+        assert site(at(healthy(), here)) is here
+
+    def test_what_a_container_cannot_do_is_for_the_host(self) -> None:
+        remedy = Remedy(
+            text="Load it.", look="dmesg", run="modprobe nvidia", needs=(Need.ROOT,), works_in=(Site.HOST, Site.JOB)
+        )
+        here = fitted_remedy(at(healthy(), Site.POD), NODE, remedy)
+        assert (here.text, here.look, here.run) == ("On the host: Load it (modprobe nvidia).", None, None)
+
+    def test_on_the_host_nothing_changes(self) -> None:
+        remedy = Remedy(text="Load it.", run="modprobe nvidia", needs=(Need.ROOT,), works_in=(Site.HOST, Site.JOB))
+        assert fitted_remedy(at(healthy(), Site.JOB), NODE, remedy) == remedy
+
+
+class TestTheGpusOfARemedy:
+    RESET = Remedy(text="Reset it.", run=f"nvidia-smi --gpu-reset -i {GPUS}", needs=(Need.ROOT, Need.GPU_RESET))
+
+    def test_findings_of_several_gpus_name_all_of_them(self) -> None:
+        machine = shipped("hgx-h200x4")
+        first, second, *_ = machine.gpus or ()
+        remedy = fitted_remedy(machine, on_gpus([first, second]), self.RESET)
+        assert remedy.run == f"nvidia-smi --gpu-reset -i {first.bus_id},{second.bus_id}"
+        assert (remedy.idle, remedy.touches) == ("GPU0-1", ())
+
+    def test_gpus_that_are_reset_together_are_named(self) -> None:
+        """Before Ampere, NVLink joins what a reset takes."""
+        machine = patched(shipped("hgx-h200x4"), "gpus[*].nvml", compute_capability=(7, 0))
+        gpus = machine.gpus or ()
+        remedy = fitted_remedy(machine, on_gpus(gpus[:1]), self.RESET)
+        assert remedy.run == f"nvidia-smi --gpu-reset -i {','.join(gpu.bus_id for gpu in gpus)}"
+        assert (remedy.idle, remedy.touches) == ("GPU0-3", tuple(gpu.bus_id for gpu in gpus[1:]))
+
+    def test_a_hopper_is_reset_alone(self) -> None:
+        machine = patched(shipped("hgx-h200x4"), "gpus[*].nvml", compute_capability=(9, 0))
+        assert reset_together(machine, (machine.gpus or ())[2:3]) == (machine.gpus or ())[2:3]
+
+    def test_without_a_gpu_there_is_no_command(self) -> None:
+        assert fitted_remedy(shipped("hgx-h200x4"), on_numa([0]), self.RESET).run is None
+
+    def test_a_reload_of_the_driver_interrupts_all_gpus(self) -> None:
+        machine = shipped("hgx-h200x4")
+        gpus = machine.gpus or ()
+        reload = Remedy(text="Reload the driver.", needs=(Need.ROOT, Need.DRIVER_RELOAD))
+        remedy = fitted_remedy(machine, on_gpus(gpus[:1]), reload)
+        assert (remedy.idle, remedy.touches) == ("GPU0-3", tuple(gpu.bus_id for gpu in gpus[1:]))
+
+
+class TestCommands:
+    @pytest.mark.parametrize(
+        "command",
+        [
+            "reboot",
+            "nvidia-smi -x",
+            "nvidia-smi -i",
+            "rm -r /dev/nvidia-caps-imex-channels",
+            "rm /dev/nvidia-caps-imex-channels",
+            "rm /dev/nvidia0 /etc/passwd",
+            "modprobe nvidia; reboot",
+            "chmod 0666 /dev/nvidia0",
+            "mknod '/dev/nvidia0",
+        ],
+    )
+    def test_what_is_not_documented_is_none(self, command: str) -> None:
+        with pytest.raises(UndocumentedError):
+            steps(command)
+
+    def test_each_program_of_a_line_is_a_step(self) -> None:
+        line = "rm /dev/nvidia3 && nvidia-modprobe -c 3 | grep -i nvrm"
+        assert [step.name for step in steps(line)] == ["rm", "nvidia-modprobe", "grep"]

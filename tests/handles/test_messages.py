@@ -1,0 +1,147 @@
+"""The table of messages: each entry is found by its example, whatever varies in it, and by nothing that is no error."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from egmctl.api.doctor import judged
+from egmctl.doctor.runner import CHECKS
+from egmctl.driver.messages import Message, messages
+from egmctl.errors import ExitCode
+from egmctl.facts.error_log import read_failures
+from egmctl.model.explanation import Explanations, Severity, Word
+from egmctl.model.kernel_log import DriverMessage
+
+ENTRIES = list(messages().entries.values())
+EVERY = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
+PLACES = {"host", "container", "pod", "job"}
+NEEDS = {"root", "idle-gpus", "reboot"}
+HARMFUL = re.compile(r"\b(reboot|power-cycle|replace|reset|restart|rmmod|reload)", re.IGNORECASE)
+
+
+def explained(text: str) -> Explanations:
+    return judged(read_failures(io.BytesIO(text.encode())), None)
+
+
+@EVERY
+def test_its_example_is_found_and_it_alone_leads(entry: Message) -> None:
+    result = explained(entry.example)
+    assert [each.failure.message for each in result.explanations] == [entry.id]
+    if entry.severity is Severity.HARMLESS:
+        assert (result.word, result.exit_code) == (Word.NOT_KNOWN, ExitCode.NOTHING)
+    else:
+        assert result.word is (Word.CAUSE if entry.states else Word.POSSIBLE_CAUSE)
+        assert result.leading is result.explanations[0]
+
+
+def varied(text: str, number: int, host: str, folder: str) -> str:
+    """The example with another host, time, bus id, address, path and source line."""
+    text = re.sub(r"\b[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(\.\d)?\b", f"0000:{number % 256:02x}:00.0", text)
+    text = re.sub(r"0x[0-9a-f]{5,}", f"0x{number:012x}", text)
+    text = re.sub(r"/(home/user|workspace|sgl-workspace|Nvshmem|nvshmem)/", f"/{folder}/", text)
+    text = re.sub(r"(\.(?:cc|cpp|cu|hpp|c|py)):(\d+)", lambda place: f"{place[1]}:{number}", text)
+    text = re.sub(r"^\[ *\d+\.\d+\]", f"[{number}.123456]", text)
+    return f"2026-11-27T10:00:{number % 60:02d}.123Z {host} {text}"
+
+
+@EVERY
+@settings(max_examples=4)
+@given(
+    number=st.integers(1, 99999),
+    host=st.sampled_from(["node7", "gpu-a100-12", "ip-10-0-0-1"]),
+    folder=st.sampled_from(["opt/x", "usr/src/y"]),
+)
+def test_it_is_found_with_other_numbers_paths_addresses_and_times(
+    entry: Message, number: int, host: str, folder: str
+) -> None:
+    result = explained(varied(entry.example, number, host, folder))
+    assert [each.failure.message for each in result.explanations] == [entry.id]
+
+
+@EVERY
+def test_it_says_what_to_do_and_where(entry: Message) -> None:
+    assert entry.source
+    assert entry.program
+    for cause in entry.causes:
+        assert set(cause.checks) <= {check.id for check in CHECKS}
+        assert set(cause.needs) <= NEEDS
+        assert cause.works_in
+        assert set(cause.works_in) <= PLACES
+        assert not cause.cause.endswith(".")
+        assert cause.remedy.endswith(".")
+        assert "sudo" not in cause.run, "what needs root is said in needs"
+
+
+@EVERY
+def test_a_warning_and_what_is_harmless_ends_no_work(entry: Message) -> None:
+    if entry.severity is Severity.HARMLESS:
+        assert all(not HARMFUL.search(cause.remedy) for cause in entry.causes)
+
+
+def test_a_reset_names_the_gpu() -> None:
+    for entry in ENTRIES:
+        for cause in entry.causes:
+            assert "--gpu-reset" not in cause.run or "-i GPU" in cause.run
+            assert "nvidia-smi -r" not in cause.remedy
+
+
+def test_each_message_that_doctor_reads_is_the_same_entry() -> None:
+    doctor = {entry.doctor: entry for entry in ENTRIES if entry.doctor}
+    assert set(doctor) == {message.name for message in DriverMessage}
+    for message in DriverMessage:
+        assert message.value in " ".join(doctor[message.name].example.split())
+
+
+BOOT = """
+[    4.1] nvidia: loading out-of-tree module taints kernel.
+[    4.1] nvidia: module verification failed: signature and/or required key missing - tainting kernel
+[    4.2] nvidia-nvlink: Nvlink Core is being initialized, major device number 234
+[    4.3] nvidia 0000:1b:00.0: enabling device (0140 -> 0142)
+[    4.4] NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build
+[    4.9] nvidia-modeset: Loading NVIDIA UNIX Open Kernel Mode Setting Driver for x86_64  580.159.04
+[    5.0] [drm] [nvidia-drm] [GPU ID 0x00001b00] Loading driver
+[    5.1] nvidia-uvm: Loaded the UVM driver, major device number 510.
+[    5.2] pcieport 0000:00:01.0: AER: enabled with IRQ 26
+[    5.3] AMD-Vi: Interrupt remapping enabled
+[    5.4] DMAR: Intel(R) Virtualization Technology for Directed I/O
+"""
+NO_ERRORS = [
+    BOOT,
+    "node:1:1 [0] NCCL INFO Call to ibv_reg_mr failed with error Cannot allocate memory, retrying",
+    "node:1:1 [0] NCCL INFO NVLS multicast support is available on dev 0",
+    "Sep 01 00:00:01 n systemd[1]: Started nvidia-fabricmanager.service - NVIDIA fabric manager service.",
+    "Detected NVL5+ system",
+    "ValueError: invalid literal for int() with base 10: 'cuda'",
+    "vLLM engine: GPU KV cache usage: 41.0 %, no errors",
+    "the GPU has fallen asleep on the bus",
+]
+
+
+@pytest.mark.parametrize("text", NO_ERRORS)
+def test_a_normal_boot_and_information_are_no_errors(text: str) -> None:
+    result = explained(text)
+    assert result.explanations == ()
+    assert (result.word, result.exit_code) == (Word.NOT_KNOWN, ExitCode.NOTHING)
+
+
+def test_the_gravest_line_leads_and_all_are_said() -> None:
+    lines = [
+        "NVRM: Xid (PCI:0000:0a:00): 145, RLW_RXPIPE Fatal",
+        "RuntimeError: NCCL Error 6: remote process exited or there was a network error",
+        "NVRM: Xid (PCI:0000:09:00): 79, pid=1234, name=python, GPU has fallen off the bus.",
+        "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
+    ]
+    result = explained("\n".join(lines))
+    assert result.leading is not None
+    assert result.leading.name == "Xid 79"
+    assert len(result.explanations) == 4
+
+
+@given(st.text(max_size=300))
+def test_any_text_has_an_answer(text: str) -> None:
+    assert explained(text).word in set(Word)

@@ -1,0 +1,45 @@
+"""What results of a fleet have in common is decoded once, and nothing else of them is changed by that."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from egmctl.comparison.facts import Subject, shared
+from egmctl.model.codec import Pool
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.saved import load
+from tests.fuzz.documents import original
+
+
+def test_a_file_is_loaded_as_without_a_pool_and_shares_what_is_equal(tmp_path: Path) -> None:
+    text = original("doctor", tmp_path)
+    document = json.loads(text)
+    document["result"]["findings"][0]["summary"] = "another node says otherwise"
+    document["result"]["machines"][0]["gpus"][0]["pci"]["current_width"] = 8
+    one, other = tmp_path / "one.json", tmp_path / "other.json"
+    one.write_bytes(text)
+    other.write_text(json.dumps(document))
+    pool = Pool()
+    pooled = [load(path, pool) for path in (one, other)]
+    assert pooled == [load(path) for path in (one, other)]
+    first, second = (saved.result for saved in pooled)
+    assert isinstance(first, Diagnosis)
+    assert isinstance(second, Diagnosis)
+    assert first.findings[0] is not second.findings[0]
+    assert first.findings[1] is second.findings[1]
+    assert first.machines[0].host is second.machines[0].host
+    gpus, others = first.machines[0].gpus or (), second.machines[0].gpus or ()
+    assert [gpu.pci is other.pci for gpu, other in zip(gpus, others, strict=True)] == [False, *[True] * (len(gpus) - 1)]
+
+
+def test_numbers_that_are_equal_and_not_the_same_are_not_shared() -> None:
+    assert len({Pool.key(Diagnosis, {"value": value}) for value in (1, 1.0, True, "1", None, 0.0, -0.0)}) == 7
+    assert Pool.key(Diagnosis, {"value": 1}) != Pool.key(dict, {"value": 1})
+
+
+def test_equal_statements_are_one_object() -> None:
+    subject = Subject("GPU", "GPU0", "width")
+    first, second, third = shared([{subject: "16"}, {subject: "16"}, {subject: "8"}])
+    assert first is second
+    assert third == {subject: "8"}
