@@ -154,7 +154,7 @@ def _changed(report: RunReport, short: Shortfalls) -> Iterator[Cause]:
     for change in report.changes:
         summary = f"changed during the run: {change.before} before, {change.after} after"
         place = Place(kind=PlaceKind.GPU, ids=(change.bus_id,), label=change.label)
-        remedy = todo("Find out what changed it, then measure again.", "egmctl doctor")
+        remedy = todo("Find out what changed it, then measure again.", look="egmctl doctor")
         if change.kind is ChangeKind.ACCESS:
             finding = warned(summary, remedy, place, check=CHANGED)
         else:
