@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ def sentences(topology: Topology) -> str:
 def never_better(machine: Machine) -> None:
     """Check that topo calls nothing good that doctor calls bad by what topo reads, and names no other fault."""
     topo = topology_of(machine)
-    others = {name: None for name in (*SECTION_VERSIONS, "peers") if name not in SECTIONS}
+    others: dict[str, Any] = {name: None for name in (*SECTION_VERSIONS, "peers") if name not in SECTIONS}
     doctor = answered(diagnose(replace(machine, **others), EVERYTHING, CHECKS)).answer
     if doctor.state is State.BAD:
         assert topo.answer.state is not State.GOOD, topo.answer
