@@ -85,6 +85,7 @@ def doctor(
             output.checked(CHECKS.formats).show(check_list(checks), answers=False)
             return ExitCode.OK
         from egmctl.api.doctor import Doctor
+        from egmctl.model.finding import TOLD, Status
 
         if way.isolation:
             diagnosis = _isolation(Doctor(**vars(options)), way, launch, machine, outputs)
@@ -99,9 +100,9 @@ def doctor(
             node, launch, outputs = _read_with_others(joined, asked, way, outputs, launch)
         diagnosis = asked.diagnose(node)
         outputs.show(diagnosis, lambda: asked.diagnose(node, redacted=True))
-    nothing = diagnosis.answer.nothing
-    if nothing is not None and not outputs.explains_itself:
-        say(nothing)
+    determined = diagnosis.machine.gpus and any(diagnosis.counts[status] for status in (Status.PASS, *TOLD))
+    if not determined and diagnosis.answer.nothing is not None and not outputs.explains_itself:
+        say(diagnosis.answer.nothing)
     if launch is not None and launch.rank:
         return ExitCode.OK
     return diagnosis.answer.nagios if exit_style is ExitStyle.NAGIOS else diagnosis.exit_code

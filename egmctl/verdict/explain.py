@@ -358,9 +358,8 @@ def during(report: RunReport) -> Iterator[tuple[Finding, set[int]]]:
     by_reason = grouped((doubt.reason, doubt) for doubt in doubts(report))
     displaced = by_reason.get(DoubtReason.PLACEMENT, [])
     for detail, numbers in grouped((doubt.detail, doubt.measurement) for doubt in displaced).items():
-        remedy = todo(
-            "See what places memory elsewhere: cpusets, memory policies, and the node's free memory.", "numastat -m"
-        )
+        text = "See what places memory elsewhere: cpusets, memory policies, and the free memory of the node."
+        remedy = todo(text, look="numastat -m")
         finding = warned("memory is not on the NUMA node that was asked for", remedy, check=OTHER_NODE)
         yield replace(finding, evidence=(fact("placement", detail),)), set(numbers)
     rerouted = by_reason.get(DoubtReason.ROUTE, [])

@@ -9,6 +9,7 @@ from dataclasses import replace
 from egmctl.bench.path_class import is_lost
 from egmctl.doctor.kernel_faults import Blame, kernel_faults
 from egmctl.model.answer import WORDS, Answer, Asked, Cause, Gap, GapKind, State, worst
+from egmctl.model.doubt import DoubtReason, Effect
 from egmctl.model.finding import TOLD, UNEXPLAINED, Finding, Status, WaiverKind
 from egmctl.model.kernel_log import LoggedFault
 from egmctl.model.measurement import BROKEN, Measurement, RunReport
@@ -18,8 +19,9 @@ from egmctl.model.route import Egm, LinkKind
 from egmctl.model.verdict import BAD_GRADES, Culprit, Grade, RunVerdict, Yardstick
 from egmctl.topology.platform import in_rack
 from egmctl.units import listed, several, shortened
-from egmctl.verdict.answers.words import advice, cause_words, crosses_unknown_links, first_causes
-from egmctl.verdict.explain import EXCUSES, IN_USE, Shortfalls, shortfalls
+from egmctl.verdict.answers.words import advice, cause_words, crosses_unknown_links, doubt_words, first_causes
+from egmctl.verdict.explain import CHANGED, EXCUSES, IN_USE, Shortfalls, shortfalls
+from egmctl.verdict.trust import with_effect
 
 NOTHING_EXPLAINS = "nothing that was read explains it"
 _LOOK = "look for the cause with 'egmctl doctor --active', then measure again"
@@ -43,8 +45,10 @@ def of_run(report: RunReport, *, whole_node: bool = False) -> Answer:
     gaps = tuple(_gaps(report, causes, short, whole_node=whole_node))
     verdict = report.verdict
     states = [cause.state for cause in causes] + [gap.kind.state for gap in gaps]
-    if verdict is not None and (verdict.warnings or short.warned):
-        states.append(State.BAD if verdict.strict else State.WARN)
+    doubted = any(doubt.effect is Effect.WARN for doubt in report.doubts)
+    if doubted or (verdict is not None and (verdict.warnings or short.warned)):
+        strict = verdict is not None and verdict.strict
+        states.append(State.BAD if strict else State.WARN)
     state = worst(states)
     return Answer(
         state=state,
@@ -52,7 +56,7 @@ def of_run(report: RunReport, *, whole_node: bool = False) -> Answer:
         sentence=_sentence(report, state, causes, gaps, whole_node=whole_node),
         causes=causes,
         gaps=gaps,
-        notes=tuple(_left_out(report, causes, gaps)),
+        notes=(*_doubted(report), *_left_out(report, causes, gaps)),
         next_step=_next_step(report, state, causes, gaps, whole_node=whole_node),
         counts=counts(report),
     )
@@ -88,6 +92,15 @@ def counts(report: RunReport) -> Mapping[str, int]:
     }
 
 
+def _doubted(report: RunReport) -> Iterator[str]:
+    """Yield a sentence on the measurements whose number is not believed, or not all of it."""
+    for effect, what in ((Effect.FAIL, "proved faulty by their samples"), (Effect.WARN, "doubted")):
+        found = [doubt for doubt in report.doubts if doubt.effect is effect]
+        count = len({doubt.measurement for doubt in found})
+        if found:
+            yield f"{several(count, 'measurement')} {what}: {doubt_words(report, found[0])}"
+
+
 # --- causes ----------------------------------------------------------------------------------------------------------
 
 
@@ -101,7 +114,12 @@ def _causes(report: RunReport, short: Shortfalls) -> Iterator[Cause]:
     if left := short.slow.difference(*(cause.measurements for cause in found)):
         found.append(unexplained(report, left, Status.FAIL if left & short.broken else Status.WARN))
     graded = [replace(cause, status=_status(cause, strict=strict)) for cause in found]
-    yield from sorted(graded, key=lambda cause: (list(Status).index(cause.status), -len(cause.measurements)))
+
+    def place(cause: Cause) -> tuple[bool, int, int]:
+        # What changed during the run comes first: the other causes may only be its effects.
+        return cause.finding.check != CHANGED, list(Status).index(cause.status), -len(cause.measurements)
+
+    yield from sorted(graded, key=place)
 
 
 def _status(cause: Cause, *, strict: bool) -> Status:
@@ -115,6 +133,12 @@ def unexplained(report: RunReport, numbers: Collection[int], status: Status) -> 
     measurements = [report.measurements[number] for number in numbers]
     noun = "slow path" if all(m.measured for m in measurements) else "slow or broken path"
     summary = f"{several(len({m.path for m in measurements}), noun)}, cause unknown"
+    flapping = [
+        doubt for doubt in report.doubts if doubt.measurement in numbers and doubt.reason is DoubtReason.WORST_SAMPLE
+    ]
+    if len({doubt.measurement for doubt in flapping}) == len(numbers):
+        others = f", and {several(len(flapping) - 1, 'more path')}" if len(flapping) > 1 else ""
+        summary = f"{doubt_words(report, flapping[0])}{others}, cause unknown"
     remedy = Remedy(text="Inspect these GPUs and their links, then run it again.")
     finding = Finding(check=UNEXPLAINED, status=status, summary=summary, remedy=remedy)
     return Cause(status=status, finding=finding, measurements=tuple(sorted(numbers)))
@@ -156,6 +180,15 @@ def _gaps(report: RunReport, causes: Sequence[Cause], short: Shortfalls, *, whol
         numbers = sorted({number for place in unread for number in causes[place].measurements})
         reason = first_causes(report, [causes[place] for place in unread])
         yield Gap(kind=GapKind.UNREADABLE, reason=reason, measurements=tuple(numbers), causes=tuple(unread))
+    if void := sorted(with_effect(report.doubts, Effect.VOID)):
+        first = next(doubt for doubt in report.doubts if doubt.measurement == void[0] and doubt.effect is Effect.VOID)
+        reason = f"{several(len(void), 'measurement')} not believed: {doubt_words(report, first)}"
+        yield Gap(kind=GapKind.NOT_BELIEVED, reason=reason, measurements=tuple(void))
+    changed = [place for place, cause in enumerate(causes) if cause.finding.check == CHANGED]
+    if changed:
+        numbers = sorted({number for place in changed for number in causes[place].measurements})
+        reason = first_causes(report, [causes[place] for place in changed])
+        yield Gap(kind=GapKind.CHANGED, reason=reason, measurements=tuple(numbers), causes=tuple(changed))
     if excused := _excused(causes, short):
         reason = f"{several(len(excused), 'measurement')} slow only while others used the GPUs or the host"
         yield replace(_of(GapKind.EXCUSED, report, excused, causes, ""), reason=reason)
@@ -226,7 +259,8 @@ def _hides_links(report: RunReport, cause: Cause) -> bool:
 
 def _excused(causes: Sequence[Cause], short: Shortfalls) -> list[int]:
     """Return the measurements that fail, but only while others used the GPUs or the host."""
-    excusing = {n for cause in causes if cause.finding.check in EXCUSES for n in cause.measurements}
+    excuses = [cause for cause in causes if cause.finding.check in EXCUSES and cause.finding.check != CHANGED]
+    excusing = {n for cause in excuses for n in cause.measurements}
     proven = {n for cause in causes if cause.state is State.BAD for n in cause.measurements}
     return sorted(short.failing & excusing - proven)
 

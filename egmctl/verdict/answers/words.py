@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from egmctl.model.answer import Cause
+from egmctl.model.doubt import Doubt, DoubtReason
 from egmctl.model.finding import Finding
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.route import LinkKind
@@ -41,6 +42,35 @@ def first_causes(report: RunReport | None, causes: Iterable[Cause], most: int = 
     first = [cause_words(report, cause) for cause in causes]
     more = [f"and {several(len(first) - most, 'more cause')}"] if len(first) > most else []
     return "; ".join([*first[:most], *more])
+
+
+def doubt_words(report: RunReport, doubt: Doubt) -> str:
+    """Return what is doubted of a measurement: ``GPU0 -> GPU1: 112 to 447 GB/s in 4 attempts``."""
+    measurement = report.measurements[doubt.measurement]
+    return f"{measurement.path}: {_doubt(doubt, measurement.quantity.unit)}"
+
+
+def _doubt(doubt: Doubt, unit: str) -> str:
+    values = ""
+    if doubt.lowest is not None and doubt.highest is not None:
+        values = f"{doubt.lowest:.0f} to {doubt.highest:.0f} {unit}"
+    match doubt.reason:
+        case DoubtReason.UNSTABLE:
+            return f"{values}, unstable after {several(doubt.attempts or 1, 'attempt')}"
+        case DoubtReason.WORST_SAMPLE:
+            return f"{values} in {several(doubt.attempts or 1, 'attempt')}"
+        case DoubtReason.ATTEMPTS_DIFFER:
+            return f"medians of {values} in {several(doubt.attempts or 1, 'attempt')}"
+        case DoubtReason.PLACEMENT:
+            return f"memory on another NUMA node ({doubt.detail})"
+        case DoubtReason.ROUTE:
+            return f"the bytes did not go over {doubt.detail}, by the counters of the links"
+        case DoubtReason.TOO_FAST:
+            return f"{doubt.highest or 0:.0f} {unit}, more than the {doubt.bound or 0:.0f} of its link"
+        case DoubtReason.DEGRADED:
+            return "its EGM route is blocked; another one was measured"
+        case _:
+            return f"{doubt.reason.value.replace('-', ' ')}{f': {doubt.detail}' if doubt.detail else ''}"
 
 
 def crosses_unknown_links(measurement: Measurement) -> bool:
