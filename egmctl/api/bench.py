@@ -33,7 +33,7 @@ from egmctl.units import MIB, parse_size, several
 from egmctl.verdict.answers import answered
 from egmctl.verdict.changes import changes
 from egmctl.verdict.explain import CAUSE_SECTIONS, sections, with_causes, with_ucx_notes
-from egmctl.verdict.judge import judge
+from egmctl.verdict.judge import judge, with_doubts
 from egmctl.verdict.profiles import choose, load, load_all, match_profile
 from egmctl.verdict.trust import doubts
 
@@ -270,8 +270,9 @@ def judge_run(
         reason = "asked for" if fits.fits else f"asked for, but of another kind: {fits.reason}"
     if profiles.broken:
         reason += f"; {several(len(profiles.broken), 'invalid profile')} not used"
-    judged = replace(report, verdict=judge(report, chosen, profile_reason=reason, strict=strict))
-    return answered(replace(judged, doubts=doubts(judged)))
+    verdict = judge(report, chosen, profile_reason=reason, strict=strict)
+    found = doubts(replace(report, verdict=verdict))
+    return answered(replace(report, verdict=with_doubts(verdict, found), doubts=found))
 
 
 def with_changes(report: RunReport, before: Machine, after: Machine) -> RunReport:

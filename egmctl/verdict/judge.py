@@ -6,11 +6,12 @@ The verdict also names the GPU that owns HOST_NUMA memory, as inferred from the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from statistics import median
 
 from egmctl.bench.path_class import PathClass, class_of, gpu_kinds, is_degraded, unit_of
 from egmctl.doctor.kernel_faults import kernel_faults
-from egmctl.model.doubt import DoubtReason
+from egmctl.model.doubt import Doubt, DoubtReason, Effect
 from egmctl.model.finding import Status
 from egmctl.model.measurement import BROKEN, COUNTED_AT_LEAST, STRAY_AT_MOST, LinkProof, Measurement, RunReport, counted
 from egmctl.model.profile import Profile, Unit
@@ -86,6 +87,30 @@ def judge(report: RunReport, profile: Profile | None, *, profile_reason: str = "
         owners=owners(measurements),
         egm=egm_reads(measurements),
         strict=strict,
+    )
+
+
+def with_doubts(verdict: RunVerdict, doubts: Sequence[Doubt]) -> RunVerdict:
+    """Return a verdict whose classes count the samples that are beyond a bound, though their medians are not."""
+    classes = tuple(_with_doubts(path_class, doubts) for path_class in verdict.classes)
+    grade = worst_grade((verdict.grade, *(each.grade for each in classes)))
+    return replace(verdict, classes=classes, grade=grade)
+
+
+def _with_doubts(path_class: ClassVerdict, doubts: Sequence[Doubt]) -> ClassVerdict:
+    numbers = set(path_class.measurements)
+    beyond = [each for each in doubts if each.reason is DoubtReason.WORST_SAMPLE and each.measurement in numbers]
+    worst = [each.lowest if path_class.unit == Unit.GB_S else each.highest for each in beyond]
+    values = [value for value in worst if value is not None]
+    if not values:
+        return path_class
+    worst_value = min(values) if path_class.unit == Unit.GB_S else max(values)
+    grade = Grade.FAIL if any(each.effect is Effect.FAIL for each in beyond) else Grade.WARN
+    return replace(
+        path_class,
+        grade=worst_grade((grade, path_class.grade)),
+        reason=f"{len(beyond)} of {len(numbers)} have samples beyond the bound: {worst_value:.4g} {path_class.unit}",
+        worst=worst_value,
     )
 
 

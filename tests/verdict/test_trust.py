@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from egmctl.api.bench import Profiles, judge_run
 from egmctl.bench.results import of_both, status_of, summarize
+from egmctl.model.answer import Answer, GapKind, State
 from egmctl.model.codec import from_json
 from egmctl.model.doubt import Doubt, DoubtReason, Effect
 from egmctl.model.measurement import (
@@ -26,6 +28,8 @@ from egmctl.model.measurement import (
 )
 from egmctl.model.route import LinkKind
 from egmctl.model.verdict import Grade
+from egmctl.verdict.answers import answered
+from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
 from egmctl.verdict.learning import Run, learn
 from egmctl.verdict.profiles import load
@@ -239,3 +243,51 @@ def test_numbers_of_other_paths_are_no_measure_for_the_rest() -> None:
     assert {grade for path, grade in grades.items() if path not in too_fast} == {Grade.PASS}
     assert {grades[path] for path in too_fast} == {Grade.NO_REFERENCE}
     assert report.verdict.culprits == ()
+
+
+class TestAnswer:
+    """What a run answers, and with which code."""
+
+    def answer_of(self, change: Change, path: str = PATH, *cases: str) -> Answer:
+        report = with_change(change, path, *cases)
+        judged_run = judge_run(report, H200, Profiles((PROFILE,)))
+        return answered(with_causes(judged_run)).answer
+
+    def test_a_link_that_flaps_fails_and_is_named_with_its_samples(self) -> None:
+        answer = self.answer_of(lambda m: attempted(m, 4 * [FLAPS]))
+        assert (answer.state, answer.word, answer.exit_code) == (State.BAD, "FAIL", 1)
+        assert "GPU0 -> GPU1: 112 to 396 GB/s in 4 attempts" in answer.sentence
+
+    def test_one_bad_attempt_is_a_warning(self) -> None:
+        answer = self.answer_of(lambda m: attempted(m, [FLAPS, 3 * [396.0]]))
+        assert (answer.state, answer.exit_code) == (State.WARN, 0)
+
+    def test_memory_on_another_node_than_named_fails(self) -> None:
+        answer = self.answer_of(placed(False), "NUMA0 -> GPU0", H2D)
+        assert answer.state is State.BAD
+        assert "memory is not on the NUMA node that was asked for" in answer.sentence
+
+    @pytest.mark.parametrize("change", [over(LinkProof.REFUTED), lambda m: sampled(m, *3 * [470.0])])
+    def test_a_number_of_another_path_is_a_gap(self, change: Change) -> None:
+        answer = self.answer_of(change)
+        assert (answer.state, answer.exit_code) == (State.INCOMPLETE, 3)
+        assert [gap.kind for gap in answer.gaps] == [GapKind.NOT_BELIEVED]
+
+    def test_slow_beside_other_processes_is_a_gap_and_no_failure(self) -> None:
+        other = beside(other_processes=[1066])
+        answer = self.answer_of(lambda m: replace(sampled(m, *3 * [200.0]), evidence=other(m).evidence))
+        assert answer.state is State.INCOMPLETE
+        assert [gap.kind for gap in answer.gaps] == [GapKind.EXCUSED]
+
+    @given(st.dictionaries(st.sampled_from(PATHS), any_change))
+    def test_a_doubt_never_improves_an_answer(self, changes: dict[str, Change]) -> None:
+        made = run(WRITE)
+        steady = tuple(sampled(m, *3 * (USUAL[WRITE],)) for m in made.measurements)
+        changed = tuple(changes[m.path](m) if m.path in changes else m for m in steady)
+
+        def state(measurements: tuple[Measurement, ...]) -> State:
+            report = judge_run(replace(made, measurements=measurements), H200, Profiles((PROFILE,)))
+            return answered(with_causes(report)).answer.state
+
+        order = list(State)
+        assert order.index(state(changed)) <= order.index(state(steady))

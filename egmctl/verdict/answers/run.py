@@ -93,12 +93,11 @@ def counts(report: RunReport) -> Mapping[str, int]:
 
 
 def _doubted(report: RunReport) -> Iterator[str]:
-    """Yield a sentence on the measurements whose number is not believed, or not all of it."""
-    for effect, what in ((Effect.FAIL, "proved faulty by their samples"), (Effect.WARN, "doubted")):
-        found = [doubt for doubt in report.doubts if doubt.effect is effect]
-        count = len({doubt.measurement for doubt in found})
-        if found:
-            yield f"{several(count, 'measurement')} {what}: {doubt_words(report, found[0])}"
+    """Yield a sentence on the measurements that are doubted and still count; causes and gaps name the others."""
+    doubted = [doubt for doubt in report.doubts if doubt.effect is Effect.WARN]
+    if doubted:
+        count = len({doubt.measurement for doubt in doubted})
+        yield f"{several(count, 'measurement')} doubted: {doubt_words(report, doubted[0])}"
 
 
 # --- causes ----------------------------------------------------------------------------------------------------------
