@@ -40,11 +40,11 @@ def _states(report: FleetReport) -> Iterator[State]:
     if (compared := report.comparison) is not None:
         known = {Outcome.WORSE} if compared.of_nodes else {Outcome.WORSE, Outcome.BETTER}
         outcomes = {path.outcome for path in compared.paths if path.change is not None}
-        outcomes |= {difference.outcome for difference in (*compared.words, *compared.machines)}
-        # Beside other processes, or of a part of a run, nothing is proven.
+        outcomes |= {difference.outcome for difference in compared.words}
+        # Beside other processes, or of a part of a run, nothing is proven; facts of other kinds of nodes prove nothing.
         proven = known & outcomes and compared.answer.state is not State.INCOMPLETE
-        yield State.BAD if proven else State.GOOD
-        yield State.WARN if compared.answer.state is State.WARN else State.GOOD
+        differs = compared.answer.state in (State.BAD, State.WARN)
+        yield State.BAD if proven else State.WARN if differs else State.GOOD
     if (readiness := report.readiness) is not None:
         lacks = readiness.expected not in (None, readiness.gpus)
         not_expected = readiness.expected is not None and any(

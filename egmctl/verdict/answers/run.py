@@ -190,7 +190,8 @@ def _gaps(report: RunReport, causes: Sequence[Cause], short: Shortfalls, *, whol
         yield Gap(kind=GapKind.CHANGED, reason=reason, measurements=tuple(numbers), causes=tuple(changed))
     if excused := _excused(causes, short):
         reason = f"{several(len(excused), 'measurement')} slow only while others used the GPUs or the host"
-        yield replace(_of(GapKind.EXCUSED, report, excused, causes, ""), reason=reason)
+        gap = _of(GapKind.EXCUSED, report, excused, causes, "")
+        yield replace(gap, reason=f"{reason}: {gap.reason}")
     if (whole_node or (verdict is not None and verdict.strict)) and made:
         yield from _without_reference(report)
 
