@@ -56,7 +56,8 @@ def _closed(trial: IsolationTrial, subject: str, reader: str) -> Finding:
     note = ""
     if trial.peer_copy_result == SUCCESS:
         note = "cuMemcpyPeer copies it without any mapping, within the process that has contexts on both GPUs"
-    return passed(f"{subject}: a kernel of {reader} was refused (700), and its copies too", note=note)
+    refused = f"{subject}: a kernel of {reader} was refused (700)"
+    return passed(refused if trial.copy_result is None else f"{refused}, and its copies too", note=note)
 
 
 def _legacy_block(machine: Machine, _scope: Scope) -> Iterator[Finding]:

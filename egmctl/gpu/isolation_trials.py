@@ -55,11 +55,11 @@ def closed_to(owner: Context, reader: Context, node: int | None, tell: Tell) -> 
     call("cuMemsetD8", address, 1, size)
     call("cuCtxSynchronize")
     reader.make_current()
-    known = {
-        "access": int(call("cuMemGetAccess", on_gpu(reader), address)),
-        "copy_result": result_of("cuMemcpyDtoD", near.address, address, _VECTOR_BYTES),
-    }
+    known = {"access": int(call("cuMemGetAccess", on_gpu(reader), address))}
+    # The driver copies host memory that the GPU does not map by the CPU, which does not map it either: the process
+    # ends with SIGSEGV (H200, driver 580.159.04), so only a kernel tries it.
     if node is None:
+        known["copy_result"] = result_of("cuMemcpyDtoD", near.address, address, _VECTOR_BYTES)
         ends = (near.address, reader.handle, address, owner.handle)
         known["peer_copy_result"] = result_of("cuMemcpyPeer", *ends, _VECTOR_BYTES)
     tell(known)
