@@ -72,7 +72,7 @@ class TestOnAFakeNode:
         assert (peer["kernel"], peer["copy by the reader"], peer["cuMemGetAccess"]) == ("700", "1", "0")
         assert peer["cuMemcpyPeer"] == "0", "the driver's own copy needs no mapping"
         assert (host["kernel"], process["kernel"]) == ("700", "700")
-    assert "copy by the reader" not in host, "the driver makes it by the CPU, and ends the process"
+        assert "copy by the reader" not in host, "the driver makes it by the CPU, and ends the process"
         (legacy,) = found["isolation.legacy-block"]
         assert legacy["status"] == "warn"
         assert "also opens 3 of 3 allocations behind it that were not exported" in legacy["summary"]
