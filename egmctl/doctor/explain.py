@@ -50,6 +50,7 @@ def explained(log: ErrorLog, diagnosis: Diagnosis | None) -> Explanations:
         lines=log.lines,
         left_out=log.left_out,
         interrupted=log.interrupted,
+        purposes=log.purposes,
     )
 
 

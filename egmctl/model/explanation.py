@@ -70,6 +70,8 @@ class Failure:
     """The number of that line, from 1."""
     count: int = 1
     """The number of lines that state it."""
+    devices: tuple[Plain, ...] = ()
+    """The GPUs that these lines name, as they name them: ``GPU 2``, ``0000:09:00``; the first eight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +85,8 @@ class ErrorLog:
     """The number of lines with further kinds of failures than are kept, none of them graver."""
     interrupted: bool = False
     """Whether the text was read in part only."""
+    purposes: tuple[str, ...] = ()
+    """The purposes of doctor (:class:`~egmctl.model.finding.Guard`) that a text without known failures is about."""
 
 
 class CauseState(StrEnum):
@@ -200,6 +204,8 @@ class Explanations:
     """The number of lines with further kinds of failures than are kept, none of them graver."""
     interrupted: bool = False
     """Whether the text was read in part only."""
+    purposes: tuple[str, ...] = ()
+    """The purposes of doctor that a text without known failures is about: values of ``--for``."""
 
     @property
     def asks_for_error(self) -> bool:
@@ -230,8 +236,8 @@ class Explanations:
 
     @property
     def exit_code(self) -> ExitCode:
-        """The command's exit code (``docs/exit-codes.md``)."""
-        return EXIT_CODES[self.word]
+        """The command's exit code (``docs/exit-codes.md``): an answer to a part of a text is an interrupted one."""
+        return ExitCode.INTERRUPTED if self.interrupted else EXIT_CODES[self.word]
 
 
 EXIT_CODES = {

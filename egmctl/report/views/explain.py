@@ -75,7 +75,17 @@ def _verdict(result: Explanations, leader: Explanation | None) -> doc.Verdict:
         # Without a cause that its words name, CUDA's own log is the better answer.
         sentence = f"the driver says: {leader.failure.log}; the likeliest cause: {first.cause}"
     sentence += _ruled_out(leader) if word is Word.POSSIBLE_CAUSE else ""
-    return doc.Verdict(word, Tone.PLAIN, printable(sentence), _next_step(first))
+    return doc.Verdict(word, Tone.PLAIN, printable(f"{sentence}{_of_a_part(result)}"), _next_step(first))
+
+
+def _of_a_part(result: Explanations) -> str:
+    """Return what the answer leaves out: kinds of errors, or the rest of an interrupted text; empty if nothing."""
+    parts = []
+    if result.left_out:
+        parts.append(f"the gravest of more than {len(result.explanations)} kinds of errors")
+    if result.interrupted:
+        parts.append(f"interrupted after {several(result.lines or 0, 'line')}")
+    return f" ({'; '.join(parts)})" if parts else ""
 
 
 def _nothing(result: Explanations) -> str:
@@ -92,8 +102,10 @@ def _nothing(result: Explanations) -> str:
 def _where_to_go(result: Explanations) -> str:
     """Return the next step where nothing is known: what looks at the node, or asks the driver."""
     if not any(each.is_fault for each in result.explanations) and result.lines is not None:
+        purposes = f" --for {','.join(result.purposes)}" if result.purposes else ""
         return (
-            "'egmctl doctor' looks at the node itself; give more lines around the error, or 'egmctl explain -- PROGRAM'"
+            f"'egmctl doctor{purposes}' looks at the node itself; give more lines around the error, or "
+            "'egmctl explain -- PROGRAM'"
         )
     checks = {
         cause.checks[0].partition(".")[0] for each in result.explanations for cause in each.causes if cause.checks
@@ -152,6 +164,7 @@ def _failure_words(each: Explanation) -> Words:
     number = f" ({failure.number})" if has_number else ""
     if failure.library is Library.MESSAGE and failure.number is not None:
         number = f", SXid {failure.number}"
+    number += "".join(f", {device}" for device in failure.devices)
     further = "".join(f", {words}" for words in (each.runtime_name, each.meaning) if words not in ("", each.name))
     if failure.library is Library.MESSAGE:
         further = f": {each.meaning}"
