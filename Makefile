@@ -61,8 +61,8 @@ format: $(TOOLS) ## Format the source
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test-gpu: ## On a GPU machine: run the GPU tests and the measurements with the installed python3; results in $(OUT)
-	PYTHON='$(PYTHON)' sh tests/gpu/measure.sh '$(OUT)'
+test-gpu: ## On a GPU machine: run the GPU tests and the measurements with the installed python3; results in $(OUT); PARTS: names of parts
+	PYTHON='$(PYTHON)' sh tests/gpu/measure.sh '$(OUT)' $(PARTS)
 
 test-ucx: $(TOOLS) ## Install UCX (54 MB) and test messages over it between real processes on this machine
 	$(BIN)/python -m pip install --quiet --group ucx

@@ -12,7 +12,7 @@ Each name is imported at its first use; ``egmctl --help`` imports none of them. 
 the standard library, because a child process loads it before it can find other modules (:mod:`egmctl.launch.serve`).
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

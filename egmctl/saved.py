@@ -15,30 +15,34 @@ from enum import Enum
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, cast
 
 from egmctl import __version__
 from egmctl.documents import check_schema, newer_schema, parse_object, read_content, refuse, short, stem
 from egmctl.errors import ERROR_SCHEMA, UsageError
 from egmctl.facts import replay
 from egmctl.journal import read as journal
-from egmctl.model.bringup import Answer, Bringup
+from egmctl.model.answer import UNANSWERED, Answer, State
+from egmctl.model.bringup import Bringup
 from egmctl.model.codec import DecodeError, Pool, Readers, from_json, reader_of_new_words
 from egmctl.model.comparison import Comparison, Outcome
-from egmctl.model.evidence import EvidenceReport, State
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.evidence import EvidenceReport
+from egmctl.model.evidence import State as Settlement
 from egmctl.model.explanation import Explanations
-from egmctl.model.finding import Confidence, Diagnosis
+from egmctl.model.finding import Confidence
 from egmctl.model.fleet import FleetReport
 from egmctl.model.gpu import are_fake
 from egmctl.model.listing import CheckList, History, MachineList
 from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin, OriginKind
 from egmctl.model.measurement import RunReport
 from egmctl.model.profile import MatchResult, ProfileList
-from egmctl.model.record import Command
+from egmctl.model.record import Command, Shown
 from egmctl.model.verdict import Grade
 from egmctl.report.kinds import KINDS
 from egmctl.topology.topology import Topology, topology
 from egmctl.units import printable, shortened
+from egmctl.verdict.answers import answered
 from egmctl.verdict.explain import with_causes
 
 Result = RunReport | Diagnosis | Bringup | EvidenceReport | Topology | Machine
@@ -151,7 +155,7 @@ def load_any(path: str | os.PathLike[str], pool: Pool | None = None) -> Saved:
             path=file,
             kind=Command.BENCH,
             name=file.stem,
-            result=kept.report,
+            result=answered(_explained(kept.report)),
             tool="egmctl",
             exit_code=kept.exit_code,
             missing=kept.missing,
@@ -187,7 +191,7 @@ def load_journal(path: Path) -> journal.Kept:
 
 
 def _load(document: dict[str, Any], source: str, file: Path, pool: Pool | None = None) -> Saved:
-    known = (*_KINDS, MACHINE_SCHEMA, ERROR_SCHEMA)
+    known = (*_KINDS, *_EARLIER, MACHINE_SCHEMA, ERROR_SCHEMA)
     news = _News(document, known)
     # A record from the pool would not say which words of a newer version it has.
     readers = {Pool: pool} if pool is not None and not news.readers else news.readers
@@ -207,14 +211,19 @@ def _load(document: dict[str, Any], source: str, file: Path, pool: Pool | None =
             origin=machine.origin,
             newer=news.sentence,
         )
-    kind = _KINDS.get(schema)
+    kind, answer = _KINDS.get(_EARLIER.get(schema, schema)), document.get("answer")
+    body = _of_earlier(schema, document.get("result")) if schema in _EARLIER else document.get("result")
+    if answer is not None and isinstance(body, dict):
+        body = body | {"answer": answer}
     try:
-        body = {name: value for name, value in document.items() if name != "result"}
-        envelope = _decode(_Envelope, body, source, readers=readers)
+        others = {name: value for name, value in document.items() if name != "result"}
+        envelope = _decode(_Envelope, others, source, readers=readers)
         record = None if kind is None else resolve_name(kind.record)
-        result = None if record is None else _result(record, document.get("result"), source, readers)
+        result = None if record is None else _result(record, body, source, readers)
     except UsageError as error:
         raise news.refused(error, source) from error
+    if answer is None and isinstance(result, Shown):
+        result = answered(cast(Any, _explained(result)))
     messages = [error.message for error in envelope.errors] or [f"ended with {envelope.exit_code} without a result"]
     return Saved(
         path=file,
@@ -230,11 +239,11 @@ def _load(document: dict[str, Any], source: str, file: Path, pool: Pool | None =
 
 
 _STANDS_FOR_NEW: dict[type[Enum], Enum] = {
-    Answer: Answer.INCOMPLETE,
     Confidence: Confidence.LOW,
     Grade: Grade.NO_REFERENCE,
     Outcome: Outcome.DIFFERENT,
-    State: State.NOT_SETTLED,
+    Settlement: Settlement.NOT_SETTLED,
+    State: State.INCOMPLETE,
 }
 """The members that stand for words of a newer version where code decides by them: none of these passes."""
 
@@ -320,17 +329,80 @@ def viewed(saved: Saved) -> RunReport | Diagnosis | Topology | Bringup | Evidenc
     result, source = saved.result, f"file {saved.path}"
     if result is None:
         refuse(source, f"holds no result: {printable(saved.failure)}")
-    if isinstance(result, RunReport):
-        # A journal contains no causes.
-        return result if result.causes else with_causes(result)
-    if isinstance(result, Bringup | EvidenceReport | Digest):
+    if isinstance(result, RunReport | Bringup | EvidenceReport | Digest):
         return result
     if not saved.machines:
         refuse(source, "holds no machine: run the command again")
     machine = dataclasses.replace(saved.machines[0], origin=saved.origin or saved.machines[0].origin)
     if isinstance(result, Diagnosis):
         return dataclasses.replace(result, machines=(machine,))
-    return topology(machine) if isinstance(result, Machine) else result.judged_again(machine)
+    return answered(topology(machine)) if isinstance(result, Machine) else answered(result.judged_again(machine))
+
+
+def _explained(result: Any) -> Any:
+    """Return a result with the causes of a run that has none, as in a journal."""
+    return with_causes(result) if isinstance(result, RunReport) and not result.causes else result
+
+
+def stated_answer(document: dict[str, Any], source: str) -> Answer:
+    """Return the answer of a document; of a version that stated none, it is decided now.
+
+    Raises
+    ------
+    UsageError
+        The document is invalid. The message names the source and the invalid part.
+    """
+    if document.get("answer") is not None:
+        return cast(Answer, _decode(Answer, document["answer"], source, "answer"))
+    result = _load(document, source, Path("-")).result
+    return result.answer if isinstance(result, Shown) else UNANSWERED
+
+
+# --- documents of earlier versions -----------------------------------------------------------------------------------
+
+_EARLIER = {
+    "egmctl.bringup/1": "egmctl.bringup/2",
+    "egmctl.bench/2": "egmctl.bench/3",
+    "egmctl.fleet/2": "egmctl.fleet/3",
+}
+"""The schemas of version 0.1, whose documents state no answer, with those that read them."""
+
+
+def _of_earlier(schema: str, body: Any) -> Any:
+    """Return the result of a document of version 0.1 with the keys of this one; other keys are ignored."""
+    if schema == "egmctl.bringup/1" and isinstance(body, dict):
+        gaps = body.get("gaps")
+        reasons = {gap.get("kind"): gap.get("reason") for gap in gaps or () if isinstance(gap, dict)}
+        body = {name: value for name, value in body.items() if name in ("diagnosis", "run")}
+        body["not_measured"] = reasons.get("not-measured") or ""
+        body["no_fabric"] = reasons.get("fabric") or ""
+    if schema == "egmctl.fleet/2" and isinstance(body, dict):
+        body = {name: value for name, value in body.items() if name != "answer"}
+        nodes = body.get("answers")
+        if isinstance(nodes, list):
+            body["answers"] = [_node_of_earlier(node) for node in nodes]
+    return _renamed(body)
+
+
+def _node_of_earlier(node: Any) -> Any:
+    """Return the outcome on a node of a fleet of version 0.1, which states an exit code and no state."""
+    if not isinstance(node, dict) or "state" in node:
+        return node
+    codes: dict[Any, State] = {0: State.GOOD, 1: State.BAD, 3: State.INCOMPLETE, 130: State.INTERRUPTED}
+    state = codes.get(node.get("exit_code"), State.BROKE)
+    return node | {"state": state.value}
+
+
+def _renamed(value: Any) -> Any:
+    """Return JSON data with ``measurements`` for ``explains``, in the causes of a run."""
+    if isinstance(value, list):
+        return [_renamed(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    changed = {name: _renamed(item) for name, item in value.items()}
+    if "finding" in changed and "explains" in changed:
+        changed.setdefault("measurements", changed["explains"])
+    return changed
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

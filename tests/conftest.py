@@ -109,7 +109,9 @@ def command_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
         if name not in steering and (not name.startswith("EGMCTL_") or name == "EGMCTL_NO_SKIP")
     }
     # Runs of the bench in tests are nobody's history; tests of journals take the variable away.
-    merged = kept | {"PYTHONPATH": str(ROOT), "EGMCTL_NO_JOURNAL": "1"} | dict(changes)
+    # A package may be in a folder of its own, that only this variable names.
+    folders = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    merged = kept | {"PYTHONPATH": folders, "EGMCTL_NO_JOURNAL": "1"} | dict(changes)
     return {name: value for name, value in merged.items() if value is not None}
 
 

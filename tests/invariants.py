@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from egmctl.errors import ExitCode
-from egmctl.model.finding import TOLD, Diagnosis, Finding, PlaceKind, Status, root_causes
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import TOLD, Finding, PlaceKind, Status, root_causes
 from egmctl.model.machine import SECTION_VERSIONS, Machine
 from egmctl.model.record import Record
-from egmctl.report.document import plain
-from egmctl.report.views.doctor import verdict
 from egmctl.topology.access import classify, elsewhere
+from egmctl.units import several
 
 STATEMENTS = {
     ("Driver", "cuda_error"),
@@ -97,17 +97,17 @@ def _answer(diagnosis: Diagnosis) -> Iterator[str]:
         yield f"a GPU that was asked for cannot be used, and the exit code is {code}"
     if lost and len(lost) == len(machine.gpus or ()) and code is ExitCode.OK:
         yield "no GPU can be used, and the exit code is 0"
-    answer = verdict(diagnosis)
-    if {"PROBLEMS": ExitCode.FAILED, "OK": ExitCode.OK, "NOT DETERMINED": ExitCode.NOTHING}[answer.word] is not code:
-        yield f"the answer is {answer.word}, and the exit code {code}"
-    words = plain(answer.sentence).replace(";", ",").split(", ")
+    answer = diagnosis.answer
+    words = answer.sentence.replace(";", ",").split(", ")
+    roots = [cause.finding.status for cause in root_causes(diagnosis.findings)]
     found = " and ".join(
-        f"{number} {what}{'s' * (number != 1)}"
+        several(number, what)
         for status, what in ((Status.FAIL, "failure"), (Status.WARN, "warning"))
-        if (number := sum(finding.status is status for finding in diagnosis.findings))
+        if (number := roots.count(status))
     )
-    if found and found not in words:
-        yield f"{found} are listed, and the answer is: {plain(answer.sentence)}"
+    # An answer for purposes names what blocks them.
+    if found and found not in words and not answer.purposes:
+        yield f"{found} are listed, and the answer is: {answer.sentence}"
 
 
 def differences(expected: Any, found: Any, where: str) -> list[str]:

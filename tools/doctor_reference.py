@@ -10,7 +10,7 @@ import sys
 
 from generated import ROOT, below, settle, wrap
 
-from egmctl.doctor.runner import CHECKS, check_list
+from egmctl.doctor.runner import DOCUMENTED, check_list
 from egmctl.model.finding import Guard
 from egmctl.model.listing import CheckEntry
 
@@ -25,12 +25,13 @@ def main(arguments: list[str]) -> int:
 
 def reference() -> str:
     """Return a chapter for each check."""
-    return "## The checks\n\n" + "\n\n".join(_chapter(check) for check in check_list(CHECKS).checks) + "\n"
+    return "## The checks\n\n" + "\n\n".join(_chapter(check) for check in check_list(DOCUMENTED).checks) + "\n"
 
 
 def _chapter(check: CheckEntry) -> str:
     guards = "everything" if len(check.guards) == len(Guard) else ", ".join(check.guards)
-    title = f"**{check.title[:1].upper()}{check.title[1:]}**; guards {guards}."
+    narrower = f", a failure blocks {', '.join(check.blocks)}" if check.blocks != check.guards else ""
+    title = f"**{check.title[:1].upper()}{check.title[1:]}**; guards {guards}{narrower}."
     parts = (title, check.why, f"**Read:** {check.read}", f"**Fix:** {check.fix}")
     return "\n\n".join((f"### {check.id}", *map(wrap, parts)))
 

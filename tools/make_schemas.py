@@ -24,11 +24,12 @@ from generated import ROOT, settle
 from egmctl.errors import ERROR_SCHEMA
 from egmctl.journal import events
 from egmctl.journal.events import JOURNAL_SCHEMA
+from egmctl.model.answer import Answer
 from egmctl.model.codec import field_types
 from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin
 from egmctl.model.measurement import RunReport
 from egmctl.model.profile import PROFILE_SCHEMA, Profile
-from egmctl.model.record import Command, Spelling
+from egmctl.model.record import Command, Shown, Spelling
 from egmctl.report.kinds import CASES, COST, EVIDENCE, KINDS, MATCH, PLAN, WATCH
 
 SCHEMAS = ROOT / "docs" / "schemas"
@@ -170,6 +171,8 @@ def command_schema(name: str, result_type: type | None, *, one_machine: bool = T
     definitions = Definitions()
     origin = _schema(Origin, definitions) if one_machine else {"type": "null"}
     result = {"type": "null"} if result_type is None else _schema(result_type, definitions)
+    has_answer = result_type is not None and issubclass(result_type, Shown)
+    answer = _or_null(_schema(Answer, definitions)) if has_answer else {"type": "null"}
     if result_type is None:
         origin = {"anyOf": [origin, {"type": "null"}]}
     error = {
@@ -181,6 +184,7 @@ def command_schema(name: str, result_type: type | None, *, one_machine: bool = T
         "schema": {"const": name},
         "tool": {"type": "string"},
         "exit_code": {"type": "integer"},
+        "answer": answer,
         "machine": origin,
         "errors": {"type": "array", "items": error},
         "result": result,

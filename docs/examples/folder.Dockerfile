@@ -1,5 +1,5 @@
 # A small image without MPI and without pip: the folder alone, for the DaemonSet and the Job of kubernetes.yaml.
-#   make dist DIST_ARGS='--form folder' && docker build -f docs/examples/folder.Dockerfile -t registry.example.com/egmctl:0.1.0 .
+#   make dist DIST_ARGS='--form folder' && docker build -f docs/examples/folder.Dockerfile -t registry.example.com/egmctl:0.2.0 .
 # `buildah bud` takes the same options as `docker build`.
 # The driver's libraries come from the node, by the NVIDIA container toolkit. `docker buildx --platform` sets TARGETARCH.
 FROM debian:13-slim

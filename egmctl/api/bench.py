@@ -30,6 +30,7 @@ from egmctl.model.route import unusable
 from egmctl.model.task import Axis
 from egmctl.selectors import select_gpus, select_numa
 from egmctl.units import MIB, parse_size
+from egmctl.verdict.answers import answered
 from egmctl.verdict.explain import CAUSE_SECTIONS, sections, with_causes, with_ucx_notes
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import choose, load, load_all, match_profile
@@ -200,10 +201,11 @@ class Bench(BenchOptions):
         """
         if machine.origin.kind is not OriginKind.LIVE:
             raise UsageError(f"machine {machine.origin.name} is not this node: it can be planned for, not measured")
-        return with_ucx_notes(supervise(plan, machine, on_progress=on_progress, worker=worker, recorder=recorder))
+        run = supervise(plan, machine, on_progress=on_progress, worker=worker, recorder=recorder)
+        return answered(with_ucx_notes(run))
 
     def explain(self, report: RunReport, machine: Machine | None = None) -> RunReport:
-        """Return a run with the causes of its slow, broken and skipped paths (``RunReport.causes``).
+        """Return a run with the causes of its slow, broken and skipped paths (``RunReport.causes``), and its answer.
 
         Parameters
         ----------
@@ -215,7 +217,7 @@ class Bench(BenchOptions):
         named = () if self.gpus is None else tuple(gpu.bus_id for gpu in report.gpus)
         # Runs between ranks select no NUMA nodes.
         numa = report.numa_nodes if self.numa != "all" and report.numa_nodes else None
-        return with_causes(report, machine, asked=named, numa=numa)
+        return answered(with_causes(report, machine, asked=named, numa=numa))
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,4 +260,4 @@ def judge_run(
         chosen = profiles.candidates[0]
         fits = match_profile(machine, chosen)
         reason = "asked for" if fits.fits else f"asked for, but of another kind: {fits.reason}"
-    return replace(report, verdict=judge(report, chosen, profile_reason=reason, strict=strict))
+    return answered(replace(report, verdict=judge(report, chosen, profile_reason=reason, strict=strict)))

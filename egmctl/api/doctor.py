@@ -15,11 +15,13 @@ from egmctl.doctor.probes import OnProbe, probed
 from egmctl.doctor.runner import diagnose, select
 from egmctl.errors import UsageError
 from egmctl.facts.redact import redact
+from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.explanation import ErrorLog, Explanations, Failure
-from egmctl.model.finding import Diagnosis, Guard
+from egmctl.model.finding import Guard
 from egmctl.model.machine import Machine
 from egmctl.selectors import select_gpus, select_numa
 from egmctl.units import printable
+from egmctl.verdict.answers import answered
 
 ALWAYS = ("host", "gpus", "driver", "process", "confinement")
 """The sections that selectors, the platform and the causes of findings need, independent of the checks."""
@@ -85,7 +87,8 @@ class Doctor(DoctorOptions):
             If the machine lacks a selected GPU or NUMA node.
         """
         scope = self.scope(machine)
-        return diagnose(redact(machine) if redacted else machine, scope, self.checks, strict=self.strict)
+        node = redact(machine) if redacted else machine
+        return answered(diagnose(node, scope, self.checks, strict=self.strict))
 
     def scope(self, machine: Machine) -> Scope:
         """Return the scope of the findings: GPUs, NUMA nodes, purposes, expected hardware and age of messages."""
@@ -95,6 +98,19 @@ class Doctor(DoctorOptions):
             gpus=None if chosen is None else tuple(gpu.bus_id for gpu in chosen),
             numa=None if self.numa is None else select_numa(self.numa, machine, chosen),
         )
+
+
+class NodeDoctor(Doctor):
+    """The doctor of a bring-up: all checks, and what blocks a purpose that is named is a fault of the node."""
+
+    @cached_property
+    def checks(self) -> tuple[Check, ...]:
+        """All checks, in the order in which they run."""
+        return select(None, self.check, self.skip)
+
+    def scope(self, machine: Machine) -> Scope:
+        """Return the scope as :meth:`Doctor.scope`, of the whole node."""
+        return replace(super().scope(machine), whole_node=True)
 
 
 def purposes_of(text: str | None) -> tuple[Guard, ...] | None:
@@ -154,7 +170,7 @@ def judged(log: ErrorLog, machine: Machine | None, *, redacted: bool = False) ->
     diagnosis = None if asked is None or machine is None else asked.diagnose(machine, redacted=redacted)
     if redacted:
         log = replace(log, failures=tuple(replace(failure, line="") for failure in log.failures))
-    return explained(log, diagnosis)
+    return answered(explained(log, diagnosis))
 
 
 def doctor_of(failures: Sequence[Failure]) -> Doctor | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
+from dataclasses import replace
 
 from egmctl import launch
 from egmctl.errors import NothingToDo
@@ -17,6 +18,7 @@ from egmctl.topology.access import LOST, obstacle
 from egmctl.topology.links import links_at
 from egmctl.topology.notes import missing
 from egmctl.topology.topology import Topology, topology
+from egmctl.verdict.answers import answered
 
 __all__ = ["machine_names", "read_machine", "topology_of", "traffic"]
 
@@ -48,13 +50,17 @@ def read_machine(
     return collect(sections, cuda=cuda, pid=pid) if name is None else load(name)
 
 
-def topology_of(machine: Machine, *, gpus: str = "all", numa: str = "all", redacted: bool = False) -> Topology:
+def topology_of(
+    machine: Machine, *, gpus: str = "all", numa: str = "all", strict: bool = False, redacted: bool = False
+) -> Topology:
     """Return how GPUs, NICs and host memory are connected, and which routes are EGM.
 
     Parameters
     ----------
     gpus, numa
         The GPUs and NUMA nodes to include, in the syntax of ``--gpus`` and ``--numa``: ``"0-3"``, ``"all"``.
+    strict
+        Whether what doctor finds to be wrong with the connections makes the answer bad.
     redacted
         Whether names, serial numbers and UUIDs become pseudonyms, for documents that leave the site.
 
@@ -70,7 +76,7 @@ def topology_of(machine: Machine, *, gpus: str = "all", numa: str = "all", redac
     if redacted:
         machine = redact(machine)
         chosen = tuple(machine.gpu(gpu.bus_id) for gpu in chosen)
-    return topology(machine, chosen, nodes)
+    return answered(replace(topology(machine, chosen, nodes), strict=strict))
 
 
 def traffic(gpus: str = "all", interval_s: float = 1.0) -> Generator[TrafficSample, None, None]:

@@ -45,16 +45,13 @@ def documented(group: type[Group]) -> type[Group]:
     return group
 
 
-TOPO_SECTIONS = ("host", "gpus", "pairs", "switches", "nics", "driver", "process")
-"""The sections of a machine that ``egmctl topo`` shows."""
-
-
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class TopoOptions:
     """The part of a machine that ``egmctl topo`` shows."""
 
     gpus: str = option("GPUs: all, 0-3,5, 0-7/2, a UUID (or its start), a PCI bus id.", "LIST", default="all")
     numa: str = option("CPU NUMA nodes: all, local (to the chosen GPUs), 1, 0-1.", "LIST", default="all")
+    strict: bool = option("Exit with 1 if doctor finds something wrong with the connections.", default=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -138,10 +135,17 @@ class NodeOptions:
     )
     numa: str | None = option("CPU NUMA nodes whose memory must work: all, local, 1, 0-1.", "LIST")
     expect: str | None = option(
-        "What must be here: counts (gpus=8,nics=4,numa=2), an NVLink domain (domain, domain=UUID/CLIQUE, "
+        "What must be here: counts (gpus=8,nics=4,numa=2), egm, an NVLink domain (domain, domain=UUID/CLIQUE, "
         "domain-gpus=72), or a recorded or shipped machine.",
-        "gpus=N|domain|FILE",
+        "gpus=N|egm|domain|FILE",
     )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class BringupOptions(NodeOptions):
+    """What a node has to have, and the purposes that have to work on it."""
+
+    purposes: str | None = option("What must work here: egm, p2p, ipc, fabric, rdma, perf.", "LIST", "--for")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -149,7 +153,9 @@ class DoctorOptions(NodeOptions):
     """The checks of doctor."""
 
     HEADINGS: ClassVar[dict[str, str]] = {"Checking": "skip expect since strict"}
-    purposes: str | None = option("Only checks for these purposes: egm, p2p, ipc, fabric, rdma, perf.", "LIST", "--for")
+    purposes: str | None = option(
+        "Answer for these purposes: egm, p2p, ipc, fabric, rdma, perf. What blocks one is a fault.", "LIST", "--for"
+    )
     check: Sequence[str] = option("Only this check or glob (numa.*); can be given several times.", "ID", default=())
     skip: Sequence[str] = option("Skip this check or glob; can be given several times.", "ID", default=())
     since: str | None = option(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from egmctl.bench.plan import Plan
 from egmctl.model.bringup import Bringup
 from egmctl.model.comparison import Comparison
+from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.explanation import Explanations
-from egmctl.model.finding import Diagnosis
 from egmctl.model.fleet import FleetReport
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport

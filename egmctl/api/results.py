@@ -6,15 +6,16 @@ import os
 from typing import TypeVar, overload
 
 from egmctl.errors import UsageError
+from egmctl.facts import redact
 from egmctl.facts import replay as record
-from egmctl.facts.redact import redact_run
+from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.explanation import Explanations
-from egmctl.model.finding import Diagnosis
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport
 from egmctl.report.kinds import Format, render
 from egmctl.saved import Digest, Result, Saved, load, load_any
 from egmctl.topology.topology import Topology
+from egmctl.verdict.answers import answered
 
 __all__ = ["load_result", "redact_run", "to_json"]
 
@@ -48,6 +49,17 @@ def load_result(path: str | os.PathLike[str], kind: type[R] | None = None) -> Sa
     if not isinstance(saved.result, kind):
         raise UsageError(f"file {saved.path} holds a {type(saved.result).__name__}, not a {kind.__name__}")
     return saved.result
+
+
+def redact_run(report: RunReport, machine: Machine | None) -> RunReport:
+    """Return a run with pseudonyms for private data, and its answer with the same.
+
+    Parameters
+    ----------
+    machine
+        The live machine, whose private names the run's sentences may contain; ``None`` if it is not available.
+    """
+    return answered(redact.redact_run(report, machine))
 
 
 def to_json(result: Machine | Topology | Diagnosis | Explanations | RunReport) -> str:

@@ -318,6 +318,9 @@ def failure(task: Task, error: Exception) -> Measurement:
         return waived(task, WaiverKind.REFUSED, str(error), last_call=error.call)
     if (error.call, error.name) == ("cuDeviceGetByPCIBusId", "CUDA_ERROR_INVALID_DEVICE"):
         return waived(task, WaiverKind.GPU_UNUSABLE, f"CUDA does not see a GPU of this path: {error}")
+    if error.name == "CUDA_ERROR_TOO_MANY_PEERS":
+        reason = f"{error}; without NVSwitch a GPU has 8 peers at a time, those of other processes too"
+        return waived(task, WaiverKind.NO_PEER_ACCESS, reason, last_call=error.call)
     cause = cause_of(error.call, error.number)
     return finish(
         task,

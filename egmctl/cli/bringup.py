@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from egmctl.api.options import TOPO_SECTIONS, NodeOptions
+from egmctl.api.options import BringupOptions
 from egmctl.cli.fabric import MpiOptions, answers_alone, job
 from egmctl.cli.options import ExitStyle, ExitStyleOption, MachineOption, read_machine, takes_options
 from egmctl.cli.output import OutputOptions, Outputs
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from egmctl.api.doctor import Doctor
     from egmctl.launch import Child
     from egmctl.model.bringup import Bringup
-    from egmctl.model.finding import Diagnosis
+    from egmctl.model.diagnosis import Diagnosis
     from egmctl.model.machine import Machine
     from egmctl.model.measurement import RunReport
     from egmctl.mpi.world import Launched
@@ -37,7 +37,7 @@ SUITE = "quick"
 
 @takes_options(BRINGUP.formats)
 def bringup(
-    options: NodeOptions,
+    options: BringupOptions,
     output: OutputOptions,
     machine: MachineOption = None,
     exit_style: ExitStyleOption = ExitStyle.EGMCTL,
@@ -60,10 +60,10 @@ def bringup(
     outputs.check()
     answer, redacted = _bring_up_node(options, outputs, machine, no_fabric)
     outputs.show(answer, redacted)
-    return answer.nagios_state if exit_style is ExitStyle.NAGIOS else answer.exit_code
+    return answer.answer.nagios if exit_style is ExitStyle.NAGIOS else answer.exit_code
 
 
-def _bring_up_job(launch: Launched, options: NodeOptions, outputs: Outputs) -> str:
+def _bring_up_job(launch: Launched, options: BringupOptions, outputs: Outputs) -> str:
     """Bring up the nodes of an MPI job and exit the command by ``typer.Exit``, or return why the job cannot begin."""
     from egmctl.mpi.world import MpiFailed
 
@@ -81,17 +81,18 @@ def _bring_up_job(launch: Launched, options: NodeOptions, outputs: Outputs) -> s
 
 
 def _bring_up_node(
-    options: NodeOptions, outputs: Outputs, machine: str | None = None, no_fabric: str = ""
+    options: BringupOptions, outputs: Outputs, machine: str | None = None, no_fabric: str = ""
 ) -> tuple[Bringup, Callable[[], Bringup]]:
     """Return the answer for this node or a recorded machine, and a function that returns it with pseudonyms."""
     from egmctl.api.bench import Bench
-    from egmctl.api.doctor import Doctor
+    from egmctl.api.doctor import NodeDoctor
     from egmctl.facts.redact import redact_run
+    from egmctl.topology.topology import SECTIONS
     from egmctl.verdict.bringup import bringup as bringup_answer
 
-    doctor = Doctor(**vars(options))
+    doctor = NodeDoctor(**vars(options))
     bench = Bench(suites=(SUITE,), gpus=options.gpus, numa=options.numa or "all")
-    sections = dict.fromkeys((*doctor.sections, *TOPO_SECTIONS, *bench.sections))
+    sections = dict.fromkeys((*doctor.sections, *SECTIONS, *bench.sections))
     if machine is None:
         node, before, run, not_measured = _examined(doctor, bench, sections, outputs)
     else:

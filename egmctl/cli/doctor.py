@@ -16,6 +16,7 @@ from egmctl.report.kinds import CHECKS, DOCTOR
 
 if TYPE_CHECKING:
     from egmctl.api.doctor import Doctor
+    from egmctl.model.diagnosis import Diagnosis
     from egmctl.model.machine import Machine
     from egmctl.mpi.world import Launched
 
@@ -34,6 +35,11 @@ class WayOptions:
     active: bool = option(
         "Also run tests: HOST_NUMA memory, copies between GPUs, memory shared by two processes. Loads CUDA; "
         "takes seconds and a little GPU memory.",
+        default=False,
+    )
+    isolation: bool = option(
+        "Only try whether memory that was not shared stays closed, on two idle GPUs. Ends processes of its own with "
+        "error 700; each leaves an Xid 31 in the kernel log.",
         default=False,
     )
     pid: int = option(
@@ -80,6 +86,9 @@ def doctor(
             return ExitCode.OK
         from egmctl.api.doctor import Doctor
 
+        if way.isolation:
+            diagnosis = _isolation(Doctor(**vars(options)), way, launch, machine, outputs)
+            return diagnosis.answer.nagios if exit_style is ExitStyle.NAGIOS else diagnosis.exit_code
         if options.check and launch is not None:
             # Failures on other nodes are reported whatever --check selects.
             options = replace(options, check=(*options.check, OTHER_NODES))
@@ -90,11 +99,34 @@ def doctor(
             node, launch, outputs = _read_with_others(joined, asked, way, outputs, launch)
         diagnosis = asked.diagnose(node)
         outputs.show(diagnosis, lambda: asked.diagnose(node, redacted=True))
-    if diagnosis.nothing is not None and not outputs.explains_itself:
-        say(diagnosis.nothing)
+    nothing = diagnosis.answer.nothing
+    if nothing is not None and not outputs.explains_itself:
+        say(nothing)
     if launch is not None and launch.rank:
         return ExitCode.OK
-    return diagnosis.nagios_state if exit_style is ExitStyle.NAGIOS else diagnosis.exit_code
+    return diagnosis.answer.nagios if exit_style is ExitStyle.NAGIOS else diagnosis.exit_code
+
+
+def _isolation(
+    asked: Doctor, way: WayOptions, launch: Launched | None, machine: str | None, outputs: Outputs
+) -> Diagnosis:
+    """Try what ``--isolation`` tries, on this node alone; write and return the diagnosis."""
+    from egmctl.api.isolation import SECTIONS, announced, diagnosis, isolation
+
+    refuse_together({"--isolation": True, "--active": way.active})
+    if way.pid or machine is not None:
+        raise UsageError("--isolation works on this node and process only: leave out --pid and --machine")
+    if launch is not None:
+        raise UsageError("--isolation works on one node: run it without mpirun or srun")
+    if asked.check or asked.skip or asked.purposes is not None:
+        raise UsageError("--isolation runs its own two checks: leave out --check, --skip and --for")
+    outputs.check()
+    node = read_machine(None, SECTIONS, quiet=outputs.options.quiet)
+    say(announced(asked, node))
+    node = isolation(asked, node)
+    found = diagnosis(asked, node)
+    outputs.show(found, lambda: diagnosis(asked, node, redacted=True))
+    return found
 
 
 def _read(asked: Doctor, way: WayOptions, machine: str | None, outputs: Outputs, launch: Launched | None) -> Machine:

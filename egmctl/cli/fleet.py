@@ -74,7 +74,7 @@ class FleetOptions:
     )
     resume: Path | None = option("Continue in the folder of an earlier run: retry nodes without a result.", "DIR")
     list_nodes: str | None = option(
-        "Print only the nodes in this state, as a node set: healthy, failed, not-determined or unreachable.",
+        "Print only the nodes in this state, as a node set: good, warn, bad, incomplete, broke or interrupted.",
         "STATE",
         "--list",
     )
@@ -125,7 +125,8 @@ def fleet(
 
     Example: egmctl fleet bringup -w node[01-72]
     """
-    from egmctl.model.fleet import Launcher, NodeState
+    from egmctl.model.answer import State
+    from egmctl.model.fleet import Launcher
     from egmctl.model.record import Command
     from egmctl.units import fold, require_clustershell
 
@@ -134,7 +135,7 @@ def fleet(
     from egmctl.fleet.session import ask
 
     wanted = _word(Command, command, "fleet has no such command")
-    state = options.list_nodes and _word(NodeState, options.list_nodes, "--list: there is no such state")
+    state = options.list_nodes and _word(State, options.list_nodes, "--list: there is no such state")
     refuse_together({"--list": options.list_nodes is not None, "--json": output.json})
     launch = options.launch(wanted)
     check_output(None)

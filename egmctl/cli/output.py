@@ -279,6 +279,21 @@ def is_terminal(stream: TextIO) -> bool:
     return not relayed and stream.isatty()
 
 
+def terminal_is_closed(stream: TextIO | None) -> bool:
+    """Return whether ``stream`` is a terminal whose window or connection is gone.
+
+    The kernel then answers EIO to each write and to each question about the terminal, so that it no longer is one.
+    """
+    if stream is None:
+        return False
+    try:
+        os.get_terminal_size(stream.fileno())
+    except OSError as error:
+        # ENOTTY of anything else than a terminal.
+        return error.errno == errno.EIO
+    return False
+
+
 def settle_stdout() -> None:
     """Flush standard output, and discard what it does not accept; Python would fail again at exit, with code 120."""
     try:
@@ -389,25 +404,54 @@ class Outputs:
         def draw(target: Target) -> Text | str:
             return target.draw(redacted() if redacted is not None and target.leaves_the_node else result)
 
-        self.write(draw, answers=answers)
+        def kept() -> Text | str:
+            return draw(Target(format=Format.JSON, file=None))
 
-    def write(self, draw: Callable[[Target], Text | str], *, answers: bool = True) -> None:
+        self.write(draw, answers=answers, kept=kept)
+
+    def write(
+        self,
+        draw: Callable[[Target], Text | str],
+        *,
+        answers: bool = True,
+        kept: Callable[[], Text | str] | None = None,
+    ) -> None:
         """Write what ``draw`` returns for each destination; a failure at one does not affect the others.
+
+        JSON needs no view, so it is on disk before any view is made.
 
         Parameters
         ----------
         answers
             Whether to print the short answer and the file names if all destinations are files; not with ``--quiet``.
+        kept
+            A function that returns the result as JSON, which is kept if a view fails and no JSON is written.
 
         Raises
         ------
         EgmctlError
-            The first error of :func:`emit`, after all other destinations are written.
+            The first error of :func:`emit` or of a view, after all other destinations are written.
         """
         failed: list[EgmctlError] = []
-        for target in self.targets:
+        written = False
+        for target in sorted(self.targets, key=lambda target: target.format is not Format.JSON):
             try:
-                emit(draw(target), target.file, force=self.options.force, color=self.options.color)
+                content = draw(target)
+            except EgmctlError as error:
+                failed.append(error)
+                continue
+            except Exception as error:
+                if kept is None:
+                    raise
+                where = "" if written else self._kept(kept)
+                written = True
+                name = printable(target.file or "standard output")
+                sentence = f"{name} lacks the result as {target.format}, whose view failed: {error!r}{where}"
+                failed.append(EgmctlError(sentence))
+                continue
+            try:
+                emit(content, target.file, force=self.options.force, color=self.options.color)
+                written = written or target.format is Format.JSON
             except EgmctlError as error:
                 failed.append(error)
         if failed:
@@ -420,3 +464,12 @@ class Outputs:
             answer.rstrip()
             answer.append(f"\nwritten: {', '.join(map(printable, self.files))}\n", "dim")
             emit(answer, color=self.options.color)
+
+    def _kept(self, content: Callable[[], Text | str]) -> str:
+        """Keep a result that no view can show as JSON beside the first file; return words on where it is."""
+        file = self.files[0].with_suffix(".json") if self.files else Path("result.json")
+        try:
+            return f"; the result is {_rescued(str(content()), file)}"
+        except ValueError:
+            # A number that JSON cannot represent.
+            return "; 'egmctl history' shows where the run is kept"

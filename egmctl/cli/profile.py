@@ -68,6 +68,7 @@ def match_profiles(output: OutputOptions, machine: MachineOption = None) -> int:
     outputs = output.checked(MATCH.formats)
 
     from egmctl.model.profile import MatchResult
+    from egmctl.verdict.answers import answered
     from egmctl.verdict.profiles import choose, load_all, match_profile
 
     node = read_machine(machine, SECTIONS, quiet=output.quiet)
@@ -75,7 +76,7 @@ def match_profiles(output: OutputOptions, machine: MachineOption = None) -> int:
     chosen, reason = choose(node, profiles)
     matches = tuple(match_profile(node, profile) for profile in profiles)
     name = chosen.name if chosen else None
-    result = MatchResult(origin=node.origin, profile=name, reason=reason, matches=matches)
+    result = answered(MatchResult(origin=node.origin, profile=name, reason=reason, matches=matches))
     outputs.show(result)
     return result.exit_code
 

@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from functools import partial
 
 from egmctl.api.bench import Bench, judge_run
-from egmctl.api.options import NodeOptions
+from egmctl.api.options import BringupOptions
 from egmctl.bench.fabric_run import GATHER_S, INTERRUPTED_S, Asked, measure_job
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.cost import plan_seconds
@@ -26,18 +26,18 @@ from egmctl.doctor.check import expected_domain_gpus
 from egmctl.errors import EgmctlError, ExitCode, NothingToDo, UsageError
 from egmctl.facts.redact import redact_run
 from egmctl.fleet.session import folded, report_of
-from egmctl.model.bringup import Answer, Bringup
+from egmctl.model.answer import State
+from egmctl.model.bringup import Bringup
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.finding import Status
 from egmctl.model.fleet import Asked as AskedNodes
-from egmctl.model.fleet import Fabric, NodeAnswer, Reach
+from egmctl.model.fleet import Fabric, NodeResult, Reach
 from egmctl.model.measurement import RunReport
 from egmctl.model.record import Command
 from egmctl.mpi.world import RanksMissing, World
 from egmctl.report.exports.json import result_json
 from egmctl.saved import load_text
 from egmctl.units import several
-from egmctl.verdict.bringup import run_gaps
+from egmctl.verdict.answers import answered_for_node
 
 SAMPLE, SAMPLED = 8, 1000
 """The number of other GPUs that each GPU is measured with, and the maximum of its product with the number of GPUs, so
@@ -53,7 +53,7 @@ NODE_S = 600.0
 """The timeout of a node's bring-up; four H200 take 13 s, and each hanging step a minute."""
 
 
-def bring_up(world: World, node: Callable[[], Bringup], options: NodeOptions, outputs: Outputs) -> ExitCode:
+def bring_up(world: World, node: Callable[[], Bringup], options: BringupOptions, outputs: Outputs) -> ExitCode:
     """Bring up the nodes of a job and the fabric between them, write the answer on rank 0, and return the exit code.
 
     Parameters
@@ -95,14 +95,14 @@ def bring_up(world: World, node: Callable[[], Bringup], options: NodeOptions, ou
         # The other ranks wait for rank 0, which aborts the job when the answer is written.
         world.broken = True
         reason = "no answer from " + ", ".join(f"rank {rank} on {hosts[rank]}" for rank in error.ranks)
-        fabric = Fabric(answer=Answer.INCOMPLETE, reason="interrupted" if interrupted else reason)
+        fabric = Fabric(reason="interrupted" if interrupted else reason)
     if world.rank:
         return ExitCode.OK
-    reach, code = (Reach.INTERRUPTED, ExitCode.INTERRUPTED) if interrupted else (Reach.TIMED_OUT, ExitCode.CRASHED)
-    answers = {name: NodeAnswer(node=name, reach=reach, exit_code=code) for name in nodes}
+    reach, state = (Reach.INTERRUPTED, State.INTERRUPTED) if interrupted else (Reach.TIMED_OUT, State.BROKE)
+    answers = {name: NodeResult(node=name, reach=reach, state=state) for name in nodes}
     packed = {}
     for part in filter(None, parts.values()):
-        answer = from_json(NodeAnswer, part[0])
+        answer = from_json(NodeResult, part[0])
         answers[answer.node], packed[answer.node] = answer, base64.b64decode(part[1])
     report = replace(report_of(_asked(nodes, options), [*answers.values()], started), fabric=fabric)
     report = folded(report, lambda answer: load_text(zlib.decompress(packed[answer.node]), answer.node), say)
@@ -110,22 +110,24 @@ def bring_up(world: World, node: Callable[[], Bringup], options: NodeOptions, ou
     return report.exit_code
 
 
-def _answer_of(host: str, node: Callable[[], Bringup]) -> tuple[NodeAnswer, str]:
+def _answer_of(host: str, node: Callable[[], Bringup]) -> tuple[NodeResult, str]:
     """Return the answer of this rank's node, and its compressed document or, after an error, nothing."""
     try:
         answer = node()
     except EgmctlError as error:
-        return NodeAnswer(node=host, reach=Reach.FAILED, exit_code=error.exit_code, reason=str(error)), ""
-    reach = Reach.INTERRUPTED if answer.exit_code is ExitCode.INTERRUPTED else Reach.ANSWERED
+        return NodeResult(node=host, reach=Reach.FAILED, state=State.BROKE, reason=str(error)), ""
+    own = answer.answer
+    reach = Reach.INTERRUPTED if own.state is State.INTERRUPTED else Reach.ANSWERED
     packed = base64.b64encode(zlib.compress(result_json(answer).encode(), 9)).decode()
-    return NodeAnswer(node=host, reach=reach, exit_code=answer.exit_code), packed
+    return NodeResult(node=host, reach=reach, state=own.state, word=own.word, sentence=own.sentence), packed
 
 
-def _asked(nodes: tuple[str, ...], options: NodeOptions) -> AskedNodes:
-    given = {name: value for name, value in vars(options).items() if value is not None}
+def _asked(nodes: tuple[str, ...], options: BringupOptions) -> AskedNodes:
+    words = {"gpus": "--gpus", "numa": "--numa", "expect": "--expect", "purposes": "--for"}
+    given = {words[name]: value for name, value in vars(options).items() if value is not None}
     return AskedNodes(
         command=Command.BRINGUP,
-        arguments=tuple(word for name, value in given.items() for word in (f"--{name}", value)),
+        arguments=tuple(word for name, value in given.items() for word in (name, value)),
         nodes=nodes,
         remote_command="egmctl",
         version="",
@@ -136,7 +138,7 @@ def _asked(nodes: tuple[str, ...], options: NodeOptions) -> AskedNodes:
 # --- the fabric ------------------------------------------------------------------------------------------------------
 
 
-def _fabric(world: World, options: NodeOptions, outputs: Outputs) -> Fabric:
+def _fabric(world: World, options: BringupOptions, outputs: Outputs) -> Fabric:
     """Measure between all ranks; return the outcome on rank 0."""
     bench = Bench(suites=(FABRIC,), cases=CASES, gpus=options.gpus)
     sample = max(1, min(SAMPLE, SAMPLED // world.size)) if world.size > SAMPLE + 1 else None
@@ -148,8 +150,8 @@ def _fabric(world: World, options: NodeOptions, outputs: Outputs) -> Fabric:
         with show_progress(outputs.options.quiet) as shown:
             run = measure_job(world, child, facts, asked, shown, on_plan=_say_plan)
     except (NothingToDo, UsageError) as error:
-        return Fabric(answer=Answer.INCOMPLETE, reason=str(error))
-    return Fabric(answer=Answer.INCOMPLETE) if run is None else _judged(bench, run)
+        return Fabric(reason=str(error))
+    return Fabric() if run is None else _judged(bench, run)
 
 
 def _say_plan(plan: Plan) -> None:
@@ -164,6 +166,5 @@ def _judged(bench: Bench, run: RunReport) -> Fabric:
     # The answer names its nodes, so the names of the ranks' nodes are no secret.
     report = replace(redact_run(run, None), ranks=run.ranks)
     report = bench.explain(judge_run(report, report.machines[0]))
-    failed = report.exit_code is ExitCode.FAILED or any(cause.status is Status.FAIL for cause in report.causes)
-    answer = Answer.NO_GO if failed else Answer.INCOMPLETE if [*run_gaps(report, report.causes)] else Answer.GO
-    return Fabric(answer=answer, run=replace(report, machines=()))
+    # All of the rack is asked about: a link without a reference is a gap.
+    return Fabric(run=replace(answered_for_node(report), machines=()))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from egmctl.api.options import TOPO_SECTIONS, TopoOptions
+from egmctl.api.options import TopoOptions
 from egmctl.cli.bringup import settle
 from egmctl.cli.fabric import MpiOptions, answers_alone
 from egmctl.cli.options import ForceOption, MachineOption, read_machine, refuse_together, takes_options
@@ -34,8 +34,9 @@ def topo(
 
     from egmctl.api.machine import topology_of
     from egmctl.topology.notes import missing
+    from egmctl.topology.topology import SECTIONS
 
-    node = read_machine(machine, TOPO_SECTIONS, quiet=output.quiet)
+    node = read_machine(machine, SECTIONS, quiet=output.quiet)
     note = missing(node)
     shown = topology_of(node, **vars(options))
 

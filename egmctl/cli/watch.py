@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterator
 from itertools import islice
 from typing import Annotated
 
@@ -11,7 +12,15 @@ import typer
 
 from egmctl.api.options import TopoOptions
 from egmctl.cli.options import NO_LEVELS, refuse_together, takes_options
-from egmctl.cli.output import OutputOptions, Target, colored, emit, is_terminal
+from egmctl.cli.output import (
+    OutputOptions,
+    Target,
+    colored,
+    discard_stdout,
+    emit,
+    is_terminal,
+    terminal_is_closed,
+)
 from egmctl.errors import ExitCode, UsageError
 from egmctl.report.kinds import WATCH, Format
 
@@ -41,15 +50,33 @@ def watch(
     from egmctl.report.exports.json import result_json
 
     live, target = None, Target(format=Format.TEXT, file=None)
-    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
+    with _until_closed(), contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
         samples = stack.enter_context(contextlib.closing(traffic(options.gpus, interval)))
         if not output.json and is_terminal(sys.stdout) and colored(sys.stdout, output.color):
             from rich.live import Live
 
             live = stack.enter_context(Live(auto_refresh=False))
         for sample in islice(samples, 1 if once else count):
+            if terminal_is_closed(sys.stdout):
+                break
             if live is not None:
                 live.update(target.draw(sample), refresh=True)
             elif not emit(result_json(sample, None) if output.json else target.draw(sample) + "\n", color=output.color):
                 break
     return ExitCode.OK
+
+
+@contextlib.contextmanager
+def _until_closed() -> Iterator[None]:
+    """End the ``with`` block quietly if it cannot write because its terminal is closed.
+
+    The terminal's SIGHUP ends the block, or nothing does if it is ignored (``nohup``). The table is drawn once more
+    at its end, which fails.
+    """
+    try:
+        yield
+    except OSError:
+        if not terminal_is_closed(sys.stdout):
+            raise
+    if terminal_is_closed(sys.stdout):
+        discard_stdout()

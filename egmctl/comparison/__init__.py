@@ -12,15 +12,19 @@ from typing import NamedTuple
 
 from egmctl.comparison import facts, paths
 from egmctl.comparison.paths import TOLERANCE, GpuNames, SpreadOf, affected, default_spread, points, touched
+from egmctl.comparison.worth import outcome_of
 from egmctl.errors import UsageError
+from egmctl.model.answer import Cause
 from egmctl.model.bringup import Bringup
 from egmctl.model.comparison import ComparedNode, Comparison, ComparisonCause, Outcome, PathDifference
-from egmctl.model.finding import Diagnosis, Finding, PlaceKind, RunCause, Status
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Finding, PlaceKind, Status, WaiverKind
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport, Settings
 from egmctl.model.record import Command
 from egmctl.saved import Saved
 from egmctl.units import fold, grouped, listed, natural
+from egmctl.verdict.answers import answered
 from egmctl.verdict.explain import Shortfalls, with_causes
 
 HARDLY = 0.25
@@ -49,6 +53,10 @@ def compare(saved: Sequence[Saved], *, tolerance: float = TOLERANCE, spread: Spr
     UsageError
         There are fewer than two results, or they are of several kinds.
     """
+    return answered(_compared(saved, tolerance, spread))
+
+
+def _compared(saved: Sequence[Saved], tolerance: float, spread: SpreadOf) -> Comparison:
     kind = _kind(saved)
     of_nodes = len(saved) > 2
     ordered = sorted(saved, key=lambda file: natural(file.name)) if of_nodes else saved
@@ -113,7 +121,7 @@ def _machines(comparison: Comparison, names: Sequence[str], machines: Sequence[M
     sections = facts.sections_of(machines)
     # As they are made, so that those of a thousand equal nodes are never in memory together.
     files = facts.shared(facts.statements(machine, sections, gpus, file) for file, machine in enumerate(machines))
-    different = facts.differences(names, files, gpus, facts.outcome_of, of_nodes=comparison.of_nodes)
+    different = facts.differences(names, files, gpus, outcome_of, of_nodes=comparison.of_nodes)
     notes = () if comparison.of_nodes else _swapped(*machines)
     if comparison.kind in (Command.BENCH, Command.BRINGUP, Command.DOCTOR):
         return replace(comparison, machines=different, notes=(*comparison.notes, *notes))
@@ -142,12 +150,12 @@ def _kind(saved: Sequence[Saved]) -> Command:
 def _node(saved: Saved) -> ComparedNode:
     recorded_at = saved.origin.recorded_at if saved.origin is not None else ""
     busy: set[str] = set()
-    problem = saved.failure
-    if isinstance(saved.result, RunReport):
-        recorded_at = saved.result.started_at
-        evidence = [gpu for m in saved.result.measurements if m.evidence for gpu in m.evidence.gpus]
-        busy = {gpu.label for gpu in evidence if gpu.other_processes}
-        problem = "interrupted, a partial report" if saved.result.interrupted else ""
+    problem, run = saved.failure, saved.result.run if isinstance(saved.result, Bringup) else saved.result
+    if isinstance(run, RunReport):
+        recorded_at = run.started_at
+        evidence = [gpu for m in run.measurements if m.evidence for gpu in m.evidence.gpus]
+        busy = {gpu.label for gpu in evidence if gpu.other_processes} | _not_measured(run)
+        problem = "interrupted, a partial report" if run.interrupted else ""
     return ComparedNode(
         name=saved.name,
         tool=saved.tool,
@@ -155,8 +163,17 @@ def _node(saved: Saved) -> ComparedNode:
         modelled=saved.modelled,
         fake=saved.fake,
         busy=tuple(sorted(busy, key=natural)),
+        interrupted=isinstance(run, RunReport) and run.interrupted,
         problem=problem,
     )
+
+
+def _not_measured(run: RunReport) -> set[str]:
+    """Return the GPUs that were not measured because other processes used them."""
+    labels = {gpu.bus_id: gpu.label for gpu in run.gpus}
+    waivers = (waiver for m in run.measurements for waiver in m.waivers)
+    busy = (bus_id for waiver in waivers if waiver.kind is WaiverKind.GPU_BUSY for bus_id in waiver.gpus)
+    return {labels.get(bus_id, bus_id) for bus_id in busy}
 
 
 def _matched(gpus: GpuNames) -> tuple[str, ...]:
@@ -260,7 +277,7 @@ def _causes_of_worse(
     if not worse:
         return ()
     labels = {path.path for path in worse.values()}
-    by_run: list[tuple[RunCause, ...]] = []
+    by_run: list[tuple[Cause, ...]] = []
     for run in runs:
         numbers = frozenset(number for number, m in enumerate(run.measurements) if m.path in labels)
         by_run.append(with_causes(run, short=Shortfalls(failing=numbers)).causes)
@@ -269,12 +286,12 @@ def _causes_of_worse(
     result: list[ComparisonCause] = []
     for name, run, causes in zip(names, runs, by_run, strict=True):
         for cause in causes:
-            short = {(run.measurements[number].case, run.measurements[number].path) for number in cause.explains}
+            short = {(run.measurements[number].case, run.measurements[number].path) for number in cause.measurements}
             explains = tuple(i for i, path in worse.items() if path.node == name and (path.case, path.path) in short)
             if explains and common[_identity(cause)] <= most_runs:
                 result.append(ComparisonCause(node=name, finding=cause.finding, explains=explains))
     return tuple(result)
 
 
-def _identity(cause: RunCause) -> tuple[str, tuple[str, ...], str]:
+def _identity(cause: Cause) -> tuple[str, tuple[str, ...], str]:
     return cause.finding.check, cause.finding.place.ids, cause.node

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +18,20 @@ PRESENT = "present"
 """The fact that a thing exists. A thing that exists on one side only has no other differences."""
 THERE = "there"
 """The value of a record. If only one side has a record, the facts in the record are not compared."""
+
+
+class Fact(str):
+    """The text of a value for people, and its number. Values with the same text are the same."""
+
+    number: float | None = None
+
+    @classmethod
+    def of(cls, value: Any, key: str) -> Fact:
+        """Return the fact that a key of a record has this value."""
+        fact = cls(fact_text(value, key))
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            fact.number = value
+        return fact
 
 
 class Subject(NamedTuple):
@@ -175,21 +187,8 @@ _THINGS = {
 _NAMES = ("bus_id", "id", "link", "number", "path", "page_size_bytes", "name", "nic", "version")
 """The keys that identify a record in a list; the first one that the record has is used."""
 
-_UNREAD = "not read"
-
-_LESS_IS_WORSE = frozenset({"nvlink_count", "width", "rate_gbit_s"})
-_MORE_IS_WORSE = re.compile(
-    r".*errors|replays.*|(failed_)?recoveries|ecc_uncorrected_volatile|remapped_rows_(un)?correctable"
-)
-_GOOD = {
-    **dict.fromkeys((PRESENT, "active", "c2c_enabled", "can_access_peer", "responds"), "yes"),
-    **dict.fromkeys(("read", "write", "nvlink", "atomics"), "OK"),
-    **dict.fromkeys(("remapped_rows_pending", "remapped_rows_failure"), "no"),
-    "access": "ok",
-    "state": "ACTIVE",
-    "recovery_action": "none",
-}
-"""The healthy value of facts that have one."""
+UNREAD = "not read"
+"""How the text of a value that could not be read begins."""
 
 
 def sections_of(machines: Sequence[Machine]) -> tuple[str, ...]:
@@ -226,7 +225,7 @@ def statements(machine: Machine, sections: Sequence[str], names: GpuNames, file:
                 else:
                     walk_record(record, subject, (*keys, f"{key} {_name_of(record)}"), _named_by(record))
         elif value not in (None, []):
-            state(subject, key_path, fact_text(value, key))
+            state(subject, key_path, Fact.of(value, key))
 
     def walk_record(record: Mapping[str, Any], subject: Subject, keys: tuple[str, ...], name: str = "") -> None:
         """Add statements for the facts of a record; ``name`` is the key that identifies the record."""
@@ -236,25 +235,11 @@ def statements(machine: Machine, sections: Sequence[str], names: GpuNames, file:
         for key, unread in record.get("unread", {}).items():
             parts = key.split(".")
             if unread["reason"] != "not-asked" and _LEFT_OUT.isdisjoint(parts):
-                state(subject, (*keys, *parts), f"{_UNREAD} ({unread['reason']})")
+                state(subject, (*keys, *parts), f"{UNREAD} ({unread['reason']})")
 
     for section in sections:
         walk(to_json(getattr(machine, section)), Subject("", "", ""), (), section)
     return facts
-
-
-def outcome_of(subject: Subject, before: str, after: str) -> Outcome:
-    """Return whether a changed fact is better, worse or merely different."""
-    fact = subject.what.rpartition(" ")[2]
-    if subject.kind in ("device node", "mount", "bridge") or any(text.startswith(_UNREAD) for text in (before, after)):
-        return Outcome.DIFFERENT
-    if fact in _GOOD and _GOOD[fact] in (before, after):
-        return Outcome.BETTER if after == _GOOD[fact] else Outcome.WORSE
-    more_is_worse = _MORE_IS_WORSE.fullmatch(fact) is not None
-    if more_is_worse or fact in _LESS_IS_WORSE:
-        with contextlib.suppress(ValueError):
-            return Outcome.WORSE if (float(after) > float(before)) is more_is_worse else Outcome.BETTER
-    return Outcome.DIFFERENT
 
 
 def _name_of(record: Mapping[str, Any]) -> str:

@@ -33,6 +33,8 @@ class Expectation:
     """Whether the GPUs must be in a multi-node NVLink domain."""
     clique: tuple[str, int] | None = None
     """The cluster UUID and the clique in which they must be; ``None``: any."""
+    egm: bool = False
+    """Whether EGM must be on."""
     domain_gpus: int | None = None
     """The number of GPUs that the domain must have on all nodes together."""
     reference: Machine | None = None
@@ -48,7 +50,9 @@ class Scope:
     numa: tuple[int, ...] | None = None
     """The ids of CPU NUMA nodes of ``--numa``; ``None``: all."""
     purposes: tuple[Guard, ...] | None = None
-    """The purposes of ``--for``; ``None``: all."""
+    """The purposes of ``--for``; ``None``: none was named. No check reads them (:mod:`egmctl.doctor.purposes`)."""
+    whole_node: bool = False
+    """Whether all purposes are asked about, and those that are named have to work."""
     expectation: Expectation | None = None
     since_s: float | None = None
     """The maximum age of kernel log events, in seconds; ``None``: all since boot."""
@@ -64,10 +68,6 @@ class Scope:
     def names_gpu(self, gpu: Gpu) -> bool:
         """Return whether the user named this GPU with ``--gpus``, so that its loss is a fault."""
         return self.gpus is not None and gpu.bus_id in self.gpus
-
-    def names_purpose(self, guard: Guard) -> bool:
-        """Return whether the user named this purpose with ``--for``."""
-        return self.purposes is not None and guard in self.purposes
 
 
 EVERYTHING = Scope()
@@ -162,7 +162,7 @@ def _merged(machine: Machine, findings: Iterable[Finding]) -> tuple[Finding, ...
         place = finding.place
         joins = place.kind is not PlaceKind.PAIR and place.label
         verdict = (finding.status, finding.summary, finding.cause, finding.remedy, finding.confidence, finding.note)
-        groups.setdefault((place.kind if joins else place, *verdict), []).append(finding)
+        groups.setdefault((place.kind if joins else place, *verdict, finding.blocks), []).append(finding)
     merged = [_joined(machine, group) if len(group) > 1 else group[0] for group in groups.values()]
     return tuple(sorted(merged, key=lambda finding: list(Status).index(finding.status)))
 
@@ -190,8 +190,10 @@ _UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _COUNTS = {"gpus": "gpus", "nics": "nics", "numa": "numa_nodes", "domain-gpus": "domain_gpus"}
 """The counts that ``--expect`` can state, and their fields of :class:`Expectation`."""
 _COUNT = rf"({'|'.join(_COUNTS)})\s*=\s*([0-9]{{1,5}})"
-_PART = re.compile(rf"\s*(?:{_COUNT}|domain(?:\s*=\s*({_UUID})/([0-9]{{1,10}}))?)\s*", re.ASCII)
-_VALID = "valid are gpus=8,nics=4,numa=2,domain,domain=UUID/CLIQUE,domain-gpus=72, one of them, or a machine"
+_PART = re.compile(rf"\s*(?:{_COUNT}|egm|domain(?:\s*=\s*({_UUID})/([0-9]{{1,10}}))?)\s*", re.ASCII)
+_VALID = "valid are gpus=8,nics=4,numa=2,egm,domain,domain=UUID/CLIQUE,domain-gpus=72, one of them, or a machine"
+_WORDS = ("egm", "domain")
+"""The words that ``--expect`` takes without a value."""
 
 
 def expectation(text: str) -> Expectation:
@@ -203,7 +205,8 @@ def expectation(text: str) -> Expectation:
         The text is neither.
     """
     parts = text.split(",")
-    if text.endswith(".json") or not ("=" in text or "domain" in map(str.strip, parts)):
+    words = {part.strip() for part in parts}
+    if text.endswith(".json") or not ("=" in text or words.intersection(_WORDS)):
         if not os.path.exists(text) and text.strip().lower() in ("gpu", "nic", *_COUNTS):
             raise UsageError(f"--expect {text} does not say how many; {_VALID}")
         return _recorded_counts(text)
@@ -211,10 +214,10 @@ def expectation(text: str) -> Expectation:
     for part in parts:
         match = _PART.fullmatch(part)
         if match is None:
-            raise UsageError(f"--expect {printable(part[:60])!r} is no count and no domain; {_VALID}")
+            raise UsageError(f"--expect {printable(part[:60])!r} is no count, not egm and no domain; {_VALID}")
         values |= {_COUNTS[match[1]]: int(match[2])} if match[1] else {}
         values |= {"clique": (match[3].lower(), int(match[4]))} if match[3] else {}
-    return Expectation(domain="domain" in text, **values)
+    return Expectation(domain="domain" in text, egm="egm" in words, **values)
 
 
 def expected_domain_gpus(text: str | None) -> int | None:

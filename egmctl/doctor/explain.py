@@ -9,6 +9,7 @@ from egmctl.doctor.kernel_faults import catalogue, meaning
 from egmctl.driver.messages import messages
 from egmctl.driver.signatures import nearest_function, signatures
 from egmctl.errors import UsageError
+from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.explanation import (
     DECIDED,
     CauseState,
@@ -20,7 +21,7 @@ from egmctl.model.explanation import (
     Library,
     Severity,
 )
-from egmctl.model.finding import Diagnosis, Status
+from egmctl.model.finding import Status
 from egmctl.model.kernel_log import EventKind, KernelEvent
 from egmctl.units import did_you_mean, grouped, printable
 

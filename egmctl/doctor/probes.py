@@ -22,7 +22,7 @@ from egmctl.driver.cuda import call, initialise
 from egmctl.driver.reading import normal_bus_id
 from egmctl.errors import ChildFailed, DriverCallError
 from egmctl.facts.system_calls import take_descriptor
-from egmctl.gpu import trials
+from egmctl.gpu import pool_trials, trials
 from egmctl.gpu.context import Context, ReleaseStack
 from egmctl.gpu.handles import ImportedEvent, ImportedMemory, SharedEvent, SharedMemory
 from egmctl.gpu.memory import HostNumaMemory
@@ -92,7 +92,7 @@ def plan(
         (ProbeKind.PIDFD, ring, [None]),
     ]
     probes = [
-        *(_blank(ProbeKind.HOST_NUMA, (gpu,), node) for node in nodes for gpu in gpus),
+        *(_blank(kind, (gpu,), node) for kind in (*_OF_NODES, *_OF_POOLS) for node in nodes for gpu in gpus),
         *(_blank(ProbeKind.P2P, (gpu, peer)) for gpu in gpus for peer in gpus if gpu != peer),
         *(_blank(kind, ends, node) for kind, pairs, locations in shared for ends in pairs for node in locations),
         *(_blank(ProbeKind.DMA_BUF, (gpu,), node, nic) for node in (None, *nodes) for gpu in gpus for nic in nics),
@@ -149,7 +149,9 @@ def _results(gpus: Sequence[str], planned: _Plan, on_probe: OnProbe) -> Iterator
                 processes.pop(name).close()
 
 
-_ALONE = (ProbeKind.HOST_NUMA, ProbeKind.P2P)
+_OF_NODES = (ProbeKind.HOST_NUMA,)
+_OF_POOLS = (ProbeKind.DEVICE_POOL, ProbeKind.LOCATION_POOL)
+_ALONE = (*_OF_NODES, *_OF_POOLS, ProbeKind.P2P)
 """The kinds of probes that need only one process and come first."""
 
 
@@ -181,6 +183,8 @@ def attempt(probe: Probe, processes: Sequence[Prober], visible: Sequence[str] = 
 
 _STEPS = {
     ProbeKind.HOST_NUMA: ("try_host_memory",),
+    ProbeKind.DEVICE_POOL: ("try_device_pool",),
+    ProbeKind.LOCATION_POOL: ("try_location_pool",),
     ProbeKind.P2P: ("try_peer",),
     ProbeKind.DMA_BUF: ("register",),
     ProbeKind.PIDFD: ("identify", "take_descriptor"),
@@ -267,7 +271,7 @@ def _end(error: ChildFailed) -> Message:
 
 def _names(probe: Probe) -> list[str]:
     """Return the names of the processes that a probe needs: one, or those of the owner and the importer."""
-    if probe.kind in (ProbeKind.HOST_NUMA, ProbeKind.DMA_BUF):
+    if probe.kind in (*_OF_NODES, *_OF_POOLS, ProbeKind.DMA_BUF):
         return [f"NUMA{probe.numa_node}"]
     if probe.kind is ProbeKind.P2P:
         return ["peers"]
@@ -338,6 +342,14 @@ class _Orders:
         mapped = [self._context(bus_id) for bus_id in order["visible"]]
         with closing(HostNumaMemory(order["node"], trials.SIZE_BYTES, mapped)) as memory:
             trials.host_round_trip(context, memory, OUTGOING_SEED)
+
+    def try_device_pool(self, order: Message) -> None:
+        """Allocate memory of a NUMA node from the GPU's current pool."""
+        pool_trials.current_pool(self._context(order["gpu"]), order["node"], OUTGOING_SEED)
+
+    def try_location_pool(self, order: Message) -> None:
+        """Allocate memory of a NUMA node from the pool that is set for it."""
+        pool_trials.location_pool(self._context(order["gpu"]), order["node"], OUTGOING_SEED)
 
     def try_peer(self, order: Message) -> None:
         """Write a peer's memory from a GPU, then read it."""

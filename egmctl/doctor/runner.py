@@ -9,16 +9,20 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from egmctl.data import read_toml
 from egmctl.doctor import checks
 from egmctl.doctor.causes import explained
 from egmctl.doctor.check import Check, Scope
 from egmctl.doctor.findings import skipped, unknown
+from egmctl.doctor.isolation_findings import CHECKS as ISOLATION
+from egmctl.doctor.purposes import for_purposes
 from egmctl.doctor.remedies import fitted
 from egmctl.errors import UsageError
 from egmctl.facts.redact import known_words
-from egmctl.model.finding import Diagnosis, Finding, Guard
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Finding, Guard
 from egmctl.model.listing import CheckEntry, CheckList
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
@@ -41,6 +45,8 @@ def _all_checks() -> Iterator[Check]:
 
 
 CHECKS: tuple[Check, ...] = tuple(_all_checks())
+DOCUMENTED: tuple[Check, ...] = (*CHECKS, *ISOLATION)
+"""All checks, and those that only ``--isolation`` runs."""
 
 
 def select(
@@ -81,7 +87,7 @@ def find(check_id: str) -> Check:
     UsageError
         There is none; the message suggests similar ids.
     """
-    for check in CHECKS:
+    for check in (*CHECKS, *ISOLATION):
         if check.id == check_id:
             return check
     raise _no_check("--explain", check_id)
@@ -107,17 +113,35 @@ def _no_check(option: str, text: str) -> UsageError:
 def check_list(checks: Iterable[Check]) -> CheckList:
     """Return the records of checks that ``--list`` and ``--explain`` show."""
     entries = (
-        CheckEntry(id=check.id, guards=check.guards, sections=check.sections, **texts()[check.id]) for check in checks
+        CheckEntry(
+            id=check.id, guards=check.guards, blocks=blocked_by(check), sections=check.sections, **texts()[check.id]
+        )
+        for check in checks
     )
     return CheckList(checks=tuple(entries))
 
 
-@cache
 def texts() -> dict[str, dict[str, str]]:
-    """Return the texts of each check (title, why, read, fix) by id, from the TOML files next to the checks."""
+    """Return the texts of each check by id: title, why, read, fix."""
     return {
-        f"{area}.{name}": {key: " ".join(text.split()) for key, text in entry.items()}
-        for file in sorted(Path(checks.__path__[0]).glob("*.toml"))
+        check_id: {key: " ".join(text.split()) for key, text in entry.items() if key != "blocks"}
+        for check_id, entry in _entries().items()
+    }
+
+
+def blocked_by(check: Check) -> tuple[Guard, ...]:
+    """Return the purposes that do not work if a check fails: its ``blocks``, or all that it guards."""
+    blocks = _entries().get(check.id, {}).get("blocks")
+    return check.guards if blocks is None else tuple(map(Guard, blocks))
+
+
+@cache
+def _entries() -> dict[str, dict[str, Any]]:
+    """Return what the TOML files next to the checks state of each check, by its id."""
+    folder = Path(checks.__path__[0])
+    return {
+        f"{area}.{name}": entry
+        for file in (*sorted(folder.glob("*.toml")), folder.parent / "isolation_findings.toml")
         for area, entries in read_toml(file.read_text(encoding="utf-8")).items()
         for name, entry in entries.items()
     }
@@ -140,14 +164,16 @@ def diagnose(machine: Machine, scope: Scope, checks: Sequence[Check], *, strict:
                 replace(finding, check=check.id, guards=check.guards, docs=f"docs/doctor.md#{anchor(check.id)}"),
             )
             for check in checks
-            for finding in _findings(check, machine, scope)
+            for finding in findings_of(check, machine, scope)
         ),
     )
+    named = None if scope.whole_node else scope.purposes
     return Diagnosis(
         platform=platform(machine).line,
         gpus_asked=scope.gpus,
         numa_asked=scope.numa,
-        purposes=scope.purposes or tuple(Guard),
+        purposes=named or tuple(Guard),
+        purposes_asked=named,
         findings=findings,
         strict=strict,
         machines=(machine,),
@@ -157,6 +183,15 @@ def diagnose(machine: Machine, scope: Scope, checks: Sequence[Check], *, strict:
 def anchor(check_id: str) -> str:
     """Return the anchor that GitHub makes for a check's heading, e.g. ``numacpuset-mems`` for ``numa.cpuset-mems``."""
     return check_id.replace(".", "")
+
+
+def findings_of(check: Check, machine: Machine, scope: Scope) -> tuple[Finding, ...]:
+    """Return the findings of a check as they count for the purposes that the user named."""
+    blocks = blocked_by(check)
+    return tuple(
+        for_purposes(finding, blocks, scope.purposes, whole_node=scope.whole_node)
+        for finding in _findings(check, machine, scope)
+    )
 
 
 def _findings(check: Check, machine: Machine, scope: Scope) -> Iterable[Finding]:

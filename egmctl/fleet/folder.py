@@ -18,18 +18,16 @@ from egmctl.bench.plan.placement import domain
 from egmctl.errors import EgmctlError, UsageError
 from egmctl.files import NEW_FILE, make_folder, next_free, open_folder, open_parent, path_of, write_whole
 from egmctl.model import fleet, measurement
-from egmctl.model.bringup import Answer, Bringup
-from egmctl.model.finding import UNEXPLAINED, Diagnosis, Finding, Status
+from egmctl.model.answer import Answer, State
+from egmctl.model.bringup import Bringup
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import UNEXPLAINED, Finding, Status
 from egmctl.model.fleet import GroupLine, NodeGroup
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import BenchGpu, RunReport
 from egmctl.model.record import Command
 from egmctl.model.verdict import Grade
-from egmctl.report.document import plain
-from egmctl.report.views import bench_answer
-from egmctl.report.views.bringup import verdict
-from egmctl.report.views.causes import asked_words
 from egmctl.saved import Saved
 from egmctl.topology.notes import missing
 from egmctl.topology.platform import platform
@@ -184,11 +182,16 @@ def old_folder(path: Path) -> Folder:
     return Folder(path)
 
 
-_STATUSES: Mapping[str, str] = {Grade.FAIL: "fail", Grade.WARN: "warn", Answer.NO_GO: "fail", Answer.INCOMPLETE: "warn"}
-"""The status of the line for a grade or answer that is a problem; the others have none."""
+_GRADES: Mapping[str, str] = {Grade.FAIL: "fail", Grade.WARN: "warn"}
+"""The status of the line for a grade that is a problem; the others have none."""
 
 
-def groups(answers: Sequence[fleet.NodeAnswer], lines_of: Mapping[str, tuple[GroupLine, ...]]) -> tuple[NodeGroup, ...]:
+def _status(answer: Answer) -> str:
+    """Return the status of the line for an answer; empty if nothing is wrong and all is known."""
+    return {State.BAD: "fail", State.GOOD: ""}.get(answer.state, "warn")
+
+
+def groups(answers: Sequence[fleet.NodeResult], lines_of: Mapping[str, tuple[GroupLine, ...]]) -> tuple[NodeGroup, ...]:
     """Group nodes with equal lines, the largest group first, nodes that did not answer last.
 
     Parameters
@@ -197,7 +200,7 @@ def groups(answers: Sequence[fleet.NodeAnswer], lines_of: Mapping[str, tuple[Gro
         The lines of each node that answered.
     """
 
-    def shown(answer: fleet.NodeAnswer) -> tuple[GroupLine, ...]:
+    def shown(answer: fleet.NodeResult) -> tuple[GroupLine, ...]:
         # The reason why there is no document, without the node's name and address, which differ on every node.
         reason = re.sub(r"\bhost \S+ port\b", "host NODE port", answer.reason.replace(answer.node, "NODE"))
         return lines_of.get(answer.node) or (GroupLine(key="", value=reason, status=answer.reach.value),)
@@ -249,17 +252,17 @@ def _bench_lines(report: RunReport) -> Iterator[GroupLine]:
     yield _gpus(report.gpus)
     statuses = Counter(m.status for m in report.measurements)
     yield _counts("measurements", {status: statuses[status] for status in measurement.Status})
+    answer = report.answer
+    if status := _status(answer):
+        yield GroupLine(key="", value=answer.sentence, status=status)
+    else:
+        yield GroupLine(key="verdict", value=answer.word)
     if report.verdict is not None:
-        grade = report.verdict.grade
-        if status := _STATUSES.get(grade, ""):
-            yield GroupLine(key="", value=plain(bench_answer.answer(report).sentence), status=status)
-        else:
-            yield GroupLine(key="verdict", value=grade.value)
         # A path that is slow in both directions gets one line.
         slow = dict.fromkeys((culprit.path_class, culprit.label, culprit.grade) for culprit in report.verdict.culprits)
         for path_class, label, grade in slow:
             value = f"{label} is slower than its peers"
-            yield GroupLine(key=path_class, value=value, status=_STATUSES.get(grade, ""))
+            yield GroupLine(key=path_class, value=value, status=_GRADES.get(grade, ""))
     for problem in report.problems:
         yield GroupLine(key="", value=problem, status="fail")
     for m in report.measurements:
@@ -268,18 +271,20 @@ def _bench_lines(report: RunReport) -> Iterator[GroupLine]:
             yield GroupLine(key=f"{m.name} {m.path}", value=m.status.value, status=status)
     for cause in report.causes:
         key = _joined("cause", cause.finding.check, cause.node, cause.finding.place.label)
-        explains = f"explains {len(cause.explains)} of {len(report.measurements)} measurements"
-        value = f"{cause.finding.summary}{asked_words(cause)}; {explains}"
+        explains = f"explains {len(cause.measurements)} of {len(report.measurements)} measurements"
+        value = f"{cause.finding.summary}{cause.asked_words}; {explains}"
         yield GroupLine(key=key, value=value, status="" if cause.status is Status.NOTE else cause.status.value)
 
 
 def _bringup_lines(bringup: Bringup) -> Iterator[GroupLine]:
     """Yield the causes that fail or warn, and the GPUs; if no cause fails, the answer first."""
-    causes = [cause for cause in bringup.causes if cause.finding.check != UNEXPLAINED]
-    status = _STATUSES.get(bringup.answer, "")
+    answer = bringup.answer
+    causes = [cause for cause in answer.causes if cause.finding.check != UNEXPLAINED]
     if not any(cause.status is Status.FAIL for cause in causes):
-        shown = verdict(bringup)
-        yield GroupLine(key="", value=plain(shown.sentence) if status else shown.word, status=status)
+        known = answer.state in (State.GOOD, State.WARN)
+        yield GroupLine(
+            key="", value=answer.word if known else answer.sentence, status="" if known else _status(answer)
+        )
     for cause in causes:
         if cause.status in (Status.FAIL, Status.WARN):
             yield _finding_line(cause.finding, cause.status)

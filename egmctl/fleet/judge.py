@@ -10,23 +10,25 @@ from pkgutil import resolve_name
 from statistics import mode
 
 from egmctl.documents import FILE_LIMIT, check_schema, parse_object, short
-from egmctl.errors import ERROR_SCHEMA, ExitCode, UsageError
+from egmctl.errors import ERROR_SCHEMA, UsageError
 from egmctl.fleet.folder import Folder
+from egmctl.model.answer import WORDS, State
+from egmctl.model.answer import Asked as Question
 from egmctl.model.bringup import Bringup
-from egmctl.model.finding import TOLD, UNEXPLAINED, Diagnosis, Status, root_causes
-from egmctl.model.fleet import Asked, FleetGpu, NodeAnswer, Reach, Readiness, Unready, UnreadyGpus
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import UNEXPLAINED, Status
+from egmctl.model.fleet import Asked, FleetGpu, NodeResult, Reach, Readiness, Unready, UnreadyGpus
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import MACHINE_SCHEMA, Machine
 from egmctl.model.measurement import BROKEN, RunReport
 from egmctl.model.record import Command
 from egmctl.model.verdict import BAD_GRADES, Grade
 from egmctl.report.kinds import KINDS
-from egmctl.saved import Saved
+from egmctl.saved import Saved, stated_answer
 from egmctl.topology.platform import in_rack, multi_node
 from egmctl.units import fold, format_size, grouped, printable
 
 MARK = "egmctl-fleet"
-CRASHED = int(ExitCode.CRASHED)
 KILL_AFTER_S = 10
 """Seconds that a stopped command has to end its children before it is killed."""
 
@@ -117,28 +119,44 @@ class Ended:
     """Whether the run was being stopped by then, by a signal or an error of the folder."""
 
 
-def judge(asked: Asked, folder: Folder, ended: Ended, timeout_s: float) -> NodeAnswer:
-    """Return the answer of a node; keep its document in the folder, and remove any other output.
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a node: its document's answer, or why there is none."""
+
+    reach: Reach
+    reason: str = ""
+    state: State = State.BROKE
+    word: str = ""
+    sentence: str = ""
+
+
+def judge(asked: Asked, folder: Folder, ended: Ended, timeout_s: float) -> NodeResult:
+    """Return the outcome on a node; keep its document in the folder, and remove any other output.
 
     The document of a stopped command, with its results so far, is kept too, although it is not an answer.
     """
     output = read_output(b"" if ended.flooded else folder.sent(ended.node))
     document = _document(asked, ended, output)
-    lacking = _without_document(asked, ended, output, timeout_s)
-    reach, reason, code = document if lacking is None else (*lacking, CRASHED)
-    has_result = document[0] in (Reach.ANSWERED, Reach.INTERRUPTED) and reach in (document[0], Reach.TIMED_OUT)
-    if ended.interrupted and reach is not Reach.ANSWERED:
-        reach, reason, code = Reach.INTERRUPTED, "stopped by Ctrl-C", int(ExitCode.INTERRUPTED)
+    outcome = _without_document(asked, ended, output, timeout_s) or document
+    has_result = document.reach in (Reach.ANSWERED, Reach.INTERRUPTED) and outcome.reach in (
+        document.reach,
+        Reach.TIMED_OUT,
+    )
+    if ended.interrupted and outcome.reach is not Reach.ANSWERED:
+        outcome = Outcome(Reach.INTERRUPTED, "stopped by Ctrl-C", State.INTERRUPTED)
+    reason = outcome.reason
     if has_result:
         file = folder.keep(ended.node, output.document)
-        reason += "; its results so far are kept" if reach is not Reach.ANSWERED else ""
+        reason += "; its results so far are kept" if outcome.reach is not Reach.ANSWERED else ""
     else:
         file = ""
         folder.discard(ended.node)
-    return NodeAnswer(
+    return NodeResult(
         node=ended.node,
-        reach=reach,
-        exit_code=code,
+        reach=outcome.reach,
+        state=outcome.state,
+        word=outcome.word,
+        sentence=outcome.sentence,
         reason=reason,
         version=(output.version or "")[:100],
         duration_s=round(ended.duration_s, 3),
@@ -146,57 +164,58 @@ def judge(asked: Asked, folder: Folder, ended: Ended, timeout_s: float) -> NodeA
     )
 
 
-def _without_document(asked: Asked, ended: Ended, output: Output, timeout_s: float) -> tuple[Reach, str] | None:
+def _without_document(asked: Asked, ended: Ended, output: Output, timeout_s: float) -> Outcome | None:
     """Return why there cannot be a document; ``None`` if there should be one."""
     words = _words(ended.errors)
     if ended.flooded:
-        return Reach.FLOODED, f"it sent more than {format_size(OUTPUT_LIMIT)} and was stopped"
+        return Outcome(Reach.FLOODED, f"it sent more than {format_size(OUTPUT_LIMIT)} and was stopped")
     if ended.out_of_time and output.code is None:
         what = "the command did not end" if output.begun else "no command was started there"
-        return Reach.TIMED_OUT, f"{what} in {ended.duration_s:.0f} s"
+        return Outcome(Reach.TIMED_OUT, f"{what} in {ended.duration_s:.0f} s")
     if not output.begun:
         how = f"ended with {ended.code}" if ended.code >= 0 else f"was ended by signal {-ended.code}"
-        return Reach.UNREACHABLE, words or f"the launcher {how} without a message"
+        return Outcome(Reach.UNREACHABLE, words or f"the launcher {how} without a message")
     if output.code is None:
-        return Reach.LOST, words or "the connection ended before the command"
+        return Outcome(Reach.LOST, words or "the connection ended before the command")
     if output.code == 124 or (output.code == 128 + signal.SIGKILL and ended.duration_s >= timeout_s):
-        return Reach.TIMED_OUT, f"the command did not end in {timeout_s:g} s and was stopped"
+        return Outcome(Reach.TIMED_OUT, f"the command did not end in {timeout_s:g} s and was stopped")
     if output.lacks:
         where = "there" if "/" in asked.remote_command else "in the PATH of a session without a login"
         what = f"there is no {printable(asked.remote_command)} {where}"
-        return Reach.NO_EGMCTL, f"{what}; give its path with --remote-command"
+        return Outcome(Reach.NO_EGMCTL, f"{what}; give its path with --remote-command")
     if output.version is None:
-        return Reach.GARBAGE, words or f"the command ended with {output.code} before it said its version"
+        return Outcome(Reach.GARBAGE, words or f"the command ended with {output.code} before it said its version")
     if not output.version.startswith("egmctl "):
         said = repr(printable(output.version[:80])) if output.version else "nothing"
-        return Reach.GARBAGE, f"'{asked.remote_command} --version' says {said}"
+        return Outcome(Reach.GARBAGE, f"'{asked.remote_command} --version' says {said}")
     if asked.version and output.version != asked.version:
-        return Reach.WRONG_VERSION, f"{printable(output.version[:80])}, not {asked.version}; nothing was run"
+        return Outcome(Reach.WRONG_VERSION, f"{printable(output.version[:80])}, not {asked.version}; nothing was run")
     return None
 
 
-def _document(asked: Asked, ended: Ended, output: Output) -> tuple[Reach, str, int]:
-    """Return the outcome by the document or whatever is in its place: the reach, the reason and the exit code."""
-    # The code INTERRUPTED from a node counts as a crash, because this command was not interrupted.
-    known = set(ExitCode) - {ExitCode.INTERRUPTED}
-    code = output.code if output.code is not None and output.code in known else CRASHED
+def _document(asked: Asked, ended: Ended, output: Output) -> Outcome:
+    """Return the outcome by the document or whatever is in its place."""
     words = _words(ended.errors)
     if not output.document:
-        return Reach.FAILED, words or f"the command ended with {output.code} without a message", code or CRASHED
+        return Outcome(Reach.FAILED, words or f"the command ended with {output.code} without a message")
     source = "what it sent"
     try:
         document = parse_object(output.document, source, "result of egmctl")
         schema = check_schema(document, (SCHEMAS[asked.command], ERROR_SCHEMA), source, "result of egmctl")
+        if schema == MACHINE_SCHEMA:
+            return Outcome(Reach.ANSWERED, state=State.GOOD, word=WORDS[Question.DOCTOR][State.GOOD])
+        if schema == ERROR_SCHEMA or document.get("result") is None:
+            match document.get("errors"):
+                case [{"message": str(message)}, *_]:
+                    words = _shortened(message)
+            return Outcome(Reach.FAILED, words)
+        answer = stated_answer(document, source)
     except UsageError as error:
-        return Reach.GARBAGE, _shortened("; ".join(filter(None, (str(error), words)))), CRASHED
-    if schema == ERROR_SCHEMA or (schema != MACHINE_SCHEMA and document.get("result") is None):
-        match document.get("errors"):
-            case [{"message": str(message)}, *_]:
-                words = _shortened(message)
-        return Reach.FAILED, words, code or CRASHED
-    if document.get("exit_code") == ExitCode.INTERRUPTED:
-        return Reach.INTERRUPTED, "the command was interrupted there", CRASHED
-    return Reach.ANSWERED, "", code
+        return Outcome(Reach.GARBAGE, _shortened("; ".join(filter(None, (str(error), words)))))
+    if answer.state is State.INTERRUPTED:
+        # This command was not interrupted, so the node has no answer for it.
+        return Outcome(Reach.INTERRUPTED, "the command was interrupted there")
+    return Outcome(Reach.ANSWERED, "", answer.state, answer.word, _shortened(answer.sentence))
 
 
 def _words(errors: str) -> str:
@@ -218,8 +237,8 @@ UNKNOWN: Identity = (None, None)
 
 
 def judged_gpus(
-    asked: Asked, answers: Sequence[NodeAnswer], loaded: Mapping[str, Saved]
-) -> tuple[list[NodeAnswer], Readiness | None]:
+    asked: Asked, answers: Sequence[NodeResult], loaded: Mapping[str, Saved]
+) -> tuple[list[NodeResult], Readiness | None]:
     """Return the answers with the state of each GPU, and which GPUs are ready as parts of their NVLink domain.
 
     Nodes deviate if most GPUs of their cluster are in another clique, or if they are alone in theirs and others are
@@ -242,7 +261,7 @@ def judged_gpus(
     expected = asked.domain_gpus if loaded else None
     homes = _homes(racks, expected)
     usual = mode(map(len, (racks or domains).values())) if domains else 0
-    judged: list[NodeAnswer] = []
+    judged: list[NodeResult] = []
     for answer in answers:
         node, own = answer.node, domains.get(answer.node, {})
         states: dict[str, FleetGpu] = {}
@@ -272,7 +291,7 @@ def _homes(racks: Mapping[str, Mapping[str, Identity]], expected: int | None) ->
     return homes[:1] if expected else homes
 
 
-def _readiness(answers: Sequence[NodeAnswer], expected: int | None, domains: int) -> Readiness:
+def _readiness(answers: Sequence[NodeResult], expected: int | None, domains: int) -> Readiness:
     """Return which GPUs of the nodes are ready."""
     lost = [
         (UnreadyGpus(kind=state.kind, label=label, reason=state.reason, clique_id=state.clique_id), answer.node)
@@ -290,29 +309,29 @@ def _readiness(answers: Sequence[NodeAnswer], expected: int | None, domains: int
 
 
 def _states(
-    answer: NodeAnswer, result: object, domains: Mapping[str, Identity], homes: Sequence[Identity] | None
+    answer: NodeResult, result: object, domains: Mapping[str, Identity], homes: Sequence[Identity] | None
 ) -> Iterator[tuple[Iterable[str], FleetGpu]]:
     """Yield GPUs of a node by bus id with their state, the gravest first: the domain, findings, paths, warnings."""
     for own, members in grouped((own, bus_id) for bus_id, own in domains.items()).items():
         if homes is not None and own not in (UNKNOWN, *homes):
             yield members, FleetGpu(kind=Unready.OUTSIDE, clique_id=own[1])
     run = result.run if isinstance(result, Bringup) else result if isinstance(result, RunReport) else None
-    causes = root_causes(result.findings) if isinstance(result, Diagnosis) else getattr(result, "causes", ())
-    faults = TOLD if getattr(result, "strict", False) else (Status.FAIL,)
+    causes = result.answer.causes if isinstance(result, Diagnosis | Bringup) else getattr(result, "causes", ())
     paths = [] if run is None else sorted(_slow_paths(run), key=lambda path: path[:2])
     failed = False
     for cause in causes:
         gpus = cause.finding.place.gpus
         # The paths of the run say whose paths no cause explains.
-        if cause.status in faults and not (cause.finding.check == UNEXPLAINED and paths):
+        if cause.status is Status.FAIL and not (cause.finding.check == UNEXPLAINED and paths):
             failed = True
             yield domains if gpus is None else gpus, FleetGpu(kind=Unready.FAULT, reason=cause.finding.summary)
     for grade, _, gpus, reason in paths:
         if grade is Grade.FAIL:
             failed = True
             yield gpus, FleetGpu(kind=Unready.FAULT, reason=reason)
-    # A failure sets the exit code, whatever else is unknown.
-    unclear = bool(answer.exit_code) and (not failed or (isinstance(result, Diagnosis) and result.mostly_unknown))
+    # A failure sets the state, whatever else is unknown.
+    is_unknown = isinstance(result, Diagnosis) and bool(result.answer.gaps)
+    unclear = answer.state not in (State.GOOD, State.WARN) and (not failed or is_unknown)
     rest = [bus_id for bus_id, own in domains.items() if unclear or (homes is not None and own == UNKNOWN)]
     yield rest, FleetGpu(kind=Unready.UNKNOWN, reason=answer.reach.value)
     for cause in causes:
@@ -329,7 +348,7 @@ def _slow_paths(run: RunReport) -> Iterator[tuple[Grade, float, Collection[str],
     The GPUs are those of its cause, else those that are outliers among their peers, else all on the path.
     """
     outliers = {gpu for culprit in (run.verdict.culprits if run.verdict else ()) for gpu in culprit.gpus}
-    causes = [(cause.explains, cause.finding.place.gpus or frozenset()) for cause in run.causes]
+    causes = [(cause.measurements, cause.finding.place.gpus or frozenset()) for cause in run.causes]
     bad = [
         (number, Grade.FAIL, 0.0, m.reason or m.status)
         for number, m in enumerate(run.measurements)

@@ -21,12 +21,13 @@ from ClusterShell.Event import EventHandler
 from ClusterShell.Task import task_self
 from ClusterShell.Worker.Exec import ExecClient, ExecWorker
 
-from egmctl.errors import EgmctlError, ExitCode
+from egmctl.errors import EgmctlError
 from egmctl.files import write_all
 from egmctl.fleet.folder import Folder
 from egmctl.fleet.judge import KILL_AFTER_S, OUTPUT_LIMIT, Ended, judge, remote_words
 from egmctl.launch.program import END_S, kept
-from egmctl.model.fleet import Asked, Launcher, NodeAnswer, Reach
+from egmctl.model.answer import State
+from egmctl.model.fleet import Asked, Launcher, NodeResult, Reach
 from egmctl.signals import stopping
 from egmctl.units import printable
 
@@ -64,14 +65,14 @@ class Progress:
     """The progress of a run."""
 
     total: int
-    answers: list[NodeAnswer] = field(default_factory=list)
+    answers: list[NodeResult] = field(default_factory=list)
     under_way: list[str] = field(default_factory=list)
     stopping: bool = False
 
 
 def run(
     asked: Asked, nodes: Sequence[str], launch: Launch, folder: Folder, on_tick: Callable[[Progress], None]
-) -> tuple[tuple[NodeAnswer, ...], EgmctlError | None]:
+) -> tuple[tuple[NodeResult, ...], EgmctlError | None]:
     """Run the command on nodes, and return their answers; after an interruption, only those of nodes that started.
 
     The second value is the error if the folder could not be written, which ends the run and loses output under way.
@@ -202,7 +203,7 @@ class _Fleet(EventHandler):  # type: ignore[misc]
         """Record a failed write to the folder, and that the node's output is lost. Raising would stop the engine."""
         self.failure = self.failure or error
         reason = f"what it sent could not be kept: {error}"
-        answer = NodeAnswer(node=node, reach=Reach.LOST, exit_code=int(ExitCode.CRASHED), reason=reason)
+        answer = NodeResult(node=node, reach=Reach.LOST, state=State.BROKE, reason=reason)
         self.progress.answers.append(answer)
 
     def ended(self, node: str, code: int, out_of_time: bool) -> None:

@@ -11,17 +11,19 @@ from pathlib import Path
 
 from egmctl.comparison import compare
 from egmctl.comparison.paths import spread_of
-from egmctl.errors import EgmctlError, ExitCode, UsageError
+from egmctl.errors import EgmctlError, UsageError
 from egmctl.fleet.folder import REPORT, Folder, document_of, groups, lines_of, new_folder, old_folder
 from egmctl.fleet.judge import judged_gpus
 from egmctl.fleet.nodes import check_names
 from egmctl.fleet.run import Launch, Progress, run
+from egmctl.model.answer import State
 from egmctl.model.codec import Pool
-from egmctl.model.fleet import Asked, FleetReport, Launcher, NodeAnswer, Reach, counts, worst_exit_code
+from egmctl.model.fleet import Asked, FleetReport, Launcher, NodeResult, Reach, counts
 from egmctl.model.record import Command
 from egmctl.report.exports.json import result_json
 from egmctl.saved import Saved, load, load_any
 from egmctl.units import fold
+from egmctl.verdict.answers import answered
 
 REPORT_EVERY_S = 2.0
 """Seconds between updates of the report in the folder. A crash of this process loses the answers since the last one."""
@@ -35,7 +37,7 @@ class Session:
     folder: Folder
     started_at: str
     """UTC, ISO 8601, to the second."""
-    answers: dict[str, NodeAnswer]
+    answers: dict[str, NodeResult]
     """The answers of an earlier run, by node."""
 
 
@@ -100,7 +102,7 @@ def ask(
     lacking = [node for node in asked.nodes if node not in session.answers]
     written = (time.monotonic(), 0)
 
-    def write(answers: Sequence[NodeAnswer]) -> None:
+    def write(answers: Sequence[NodeResult]) -> None:
         folder.write_report(result_json(_report(session, launch.launcher, answers)))
 
     def tick(progress: Progress) -> None:
@@ -130,7 +132,7 @@ def ask(
     return report, failure
 
 
-def folded(report: FleetReport, document: Callable[[NodeAnswer], Saved], warn: Callable[[str], None]) -> FleetReport:
+def folded(report: FleetReport, document: Callable[[NodeResult], Saved], warn: Callable[[str], None]) -> FleetReport:
     """Return the report with groups of equal nodes, a comparison of their results, and the readiness of their GPUs.
 
     Parameters
@@ -140,44 +142,38 @@ def folded(report: FleetReport, document: Callable[[NodeAnswer], Saved], warn: C
     warn
         Called with a sentence about each broken profile.
     """
-    answers: list[NodeAnswer] = []
+    answers: list[NodeResult] = []
     loaded: dict[str, Saved] = {}
     for answer in report.answers:
         if answer.reach is Reach.ANSWERED:
             try:
                 loaded[answer.node] = document(answer)
             except UsageError as error:
-                answer = dataclasses.replace(
-                    answer, reach=Reach.GARBAGE, reason=str(error), exit_code=int(ExitCode.CRASHED), file=""
-                )
+                answer = dataclasses.replace(answer, reach=Reach.GARBAGE, reason=str(error), state=State.BROKE, file="")
         answers.append(answer)
     lines = {node: lines_of(saved) for node, saved in loaded.items()}
     results = list(loaded.values())
     comparison = compare(results, spread=spread_of(results, warn)) if len(results) > 1 else None
     answers, ready = judged_gpus(report.asked, answers, loaded)
-    for number, answer in enumerate(answers):
-        if ready and answer.node in ready.outside:
-            answers[number] = dataclasses.replace(answer, exit_code=worst_exit_code((answer.exit_code, 1)))
     report = dataclasses.replace(report, answers=tuple(answers), counts=counts(answers), comparison=comparison)
-    return dataclasses.replace(report, groups=groups(answers, lines), readiness=ready)
+    return answered(dataclasses.replace(report, groups=groups(answers, lines), readiness=ready))
 
 
-def _report(session: Session, launcher: Launcher, new: Sequence[NodeAnswer]) -> FleetReport:
+def _report(session: Session, launcher: Launcher, new: Sequence[NodeResult]) -> FleetReport:
     """Return the report of the answers so far; nodes without one are marked as not asked."""
     known = session.answers | {answer.node: answer for answer in new}
     answers = tuple(
-        known.get(node)
-        or NodeAnswer(node=node, reach=Reach.NOT_ASKED, exit_code=ExitCode.INTERRUPTED, reason="not started")
+        known.get(node) or NodeResult(node=node, reach=Reach.NOT_ASKED, state=State.INTERRUPTED, reason="not started")
         for node in session.asked.nodes
     )
     return report_of(session.asked, answers, session.started_at, launcher, str(session.folder.path))
 
 
 def report_of(
-    asked: Asked, answers: Sequence[NodeAnswer], started_at: str, launcher: Launcher | None = None, folder: str = ""
+    asked: Asked, answers: Sequence[NodeResult], started_at: str, launcher: Launcher | None = None, folder: str = ""
 ) -> FleetReport:
     """Return the report of some answers, before their comparison; an MPI job has no launcher and no folder."""
-    return FleetReport(
+    report = FleetReport(
         asked=asked,
         folded=fold(asked.nodes),
         launcher=launcher,
@@ -187,3 +183,4 @@ def report_of(
         counts=counts(answers),
         answers=tuple(answers),
     )
+    return answered(report)

@@ -106,6 +106,11 @@ class ImpossibleTime(EgmctlError):
         self.call = call
 
 
+PEERS_LIMIT = 8
+"""The number of peers that a context keeps: on systems without NVSwitch "each device can support a system-wide maximum
+of eight peer connections" (CUDA C++ Programming Guide, "Peer-to-Peer Memory Access"); other processes count too."""
+
+
 class Context:
     """The primary context of the GPU at a PCI bus id, retained until :meth:`close`.
 
@@ -128,7 +133,8 @@ class Context:
         self.architecture = _architecture(self.device)
         self.multiprocessors = _attribute(self.device, "MULTIPROCESSOR_COUNT")
         self.handle = call("cuDevicePrimaryCtxRetain", self.device)
-        self._peers: set[str] = set()
+        self._peers: dict[str, Context] = {}
+        self._needed: set[str] = set()
 
     def make_current(self) -> None:
         """Make this the calling thread's current context, on which most driver calls act."""
@@ -137,24 +143,39 @@ class Context:
     def enable_access_to(self, peer: Context) -> None:
         """Enable direct access from this GPU to the memory of ``peer``. Without it copies go through host memory.
 
-        Access that is already enabled is no error, because the process shares its primary contexts.
+        Access that is already enabled is no error, because the process shares its primary contexts. Beyond
+        :data:`PEERS_LIMIT` peers, access that the current step does not need is given back first.
+
+        Raises
+        ------
+        DriverCallError
+            A call failed: CUDA_ERROR_TOO_MANY_PEERS if this step, or other processes, use up what the device has.
         """
+        self._needed.add(peer.bus_id)
         if peer.bus_id in self._peers:
             return
+        for other in [held for held in self._peers.values() if held.bus_id not in self._needed]:
+            if len(self._peers) < PEERS_LIMIT:
+                break
+            self.disable_access_to(other)
         self.make_current()
         try:
             call("cuCtxEnablePeerAccess", peer.handle, 0)
         except DriverCallError as error:
             if error.name != "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED":
                 raise
-        self._peers.add(peer.bus_id)
+        self._peers[peer.bus_id] = peer
+
+    def begin_step(self) -> None:
+        """Mark the access to all peers as not needed any more; it stays enabled until others need its place."""
+        self._needed.clear()
 
     def disable_access_to(self, peer: Context) -> None:
         """Disable access to ``peer`` if :meth:`enable_access_to` was called for it."""
         if peer.bus_id in self._peers:
             self.make_current()
             call("cuCtxDisablePeerAccess", peer.handle)
-            self._peers.discard(peer.bus_id)
+            del self._peers[peer.bus_id]
 
     def close(self) -> None:
         """Release the primary context. With the last release the driver frees everything in it."""

@@ -79,6 +79,8 @@ class SharedMemory(Memory):
         if kind is HandleKind.LEGACY and node is not None:
             raise ValueError("legacy handles share the memory of GPUs only")
         self.kind = kind
+        # Pools of host memory give the CPUs no access by themselves.
+        self.cpu_reads = node is not None and kind in (HandleKind.POSIX_FD, HandleKind.FABRIC)
         self.parts = 0
         self.stages_ms: dict[str, float] = {}
         allocate, export, _ = _BY_KIND[kind]
@@ -125,6 +127,7 @@ class SharedPart(Memory):
     def __init__(self, whole: SharedMemory, index: int, size_bytes: int) -> None:
         self.whole, self.size_bytes, self._offset_bytes = whole, size_bytes, index * size_bytes
         self.address = whole.address + self._offset_bytes
+        self.cpu_reads = whole.cpu_reads
         self.allocate_ms = whole.allocate_ms * size_bytes / whole.size_bytes
         whole.parts += 1
 
@@ -141,7 +144,7 @@ class SharedPart(Memory):
 
 
 class ImportedMemory(Memory):
-    """Memory of another process, mapped for one GPU of this process.
+    """Memory of another process, mapped for GPUs of this process.
 
     Parameters
     ----------
@@ -149,12 +152,16 @@ class ImportedMemory(Memory):
         The GPU of this process that gets access.
     description, fds
         The owner's :meth:`SharedMemory.offer`. The caller may close the descriptors after the constructor returns.
+    others
+        CUDA's ordinals of further GPUs that get access, with the same cuMemSetAccess, as the chapter on EGM of the CUDA
+        Programming Guide does for all local GPUs. They need no context (H200, driver 580). Only memory from
+        cuMemCreate: legacy handles and pools give access to the importing GPU alone.
 
     Attributes
     ----------
     stages_ms
-        The times of ``open``, ``map`` (for a legacy handle part of ``open``) and, at the end, ``close``: milliseconds
-        by the host's clock.
+        The times of ``open``, ``map`` (for a legacy handle part of ``open``), ``import-access`` (cuMemSetAccess for all
+        GPUs, of memory from cuMemCreate) and, at the end, ``close``: milliseconds by the host's clock.
 
     Raises
     ------
@@ -164,10 +171,13 @@ class ImportedMemory(Memory):
         The handle has the wrong size.
     """
 
-    def __init__(self, context: Context, description: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    def __init__(
+        self, context: Context, description: dict[str, Any], fds: Sequence[int] = (), others: Sequence[int] = ()
+    ) -> None:
         self.stages_ms: dict[str, float] = {}
         _, _, open_ = _BY_KIND[HandleKind(description["kind"])]
-        offer = _Offer(bytes.fromhex(description["handle"]), fds, description["mapped_bytes"], self.stages_ms)
+        handle = bytes.fromhex(description["handle"])
+        offer = _Offer(handle, fds, description["mapped_bytes"], tuple(others), self.stages_ms)
         with self._making(int(description["size_bytes"]), context) as undo:
             self.address = open_(undo, context, offer) + description.get("offset_bytes", 0)
 
@@ -195,11 +205,13 @@ class _Offer:
     handle: bytes
     fds: Sequence[int]
     mapped_bytes: int
+    others: Sequence[int]
+    """The ordinals of further GPUs that get access."""
     stages_ms: dict[str, float]
 
     def opened(self, function: str, handle: bytes, *more: int) -> Any:
         """Import a shareable handle: the offer's file descriptor or, without one, a fabric handle of these bytes."""
-        fabric = None if self.fds else _filled(bindings().CUmemFabricHandle(), handle)
+        fabric = None if self.fds else filled(bindings().CUmemFabricHandle(), handle)
         shareable, kind = (self.fds[0], _FD) if fabric is None else (fabric.getPtr(), _FABRIC)
         with timed(self.stages_ms, "open"):
             return call(function, shareable, handle_type(kind), *more)
@@ -220,11 +232,11 @@ def _allocate_legacy(undo: ReleaseStack, wanted: _Wanted) -> _Made:
 
 
 def _export_legacy(_undo: ReleaseStack, pointer: Any) -> _Exported:
-    return _bytes_of(call("cuIpcGetMemHandle", pointer)), []
+    return bytes_of(call("cuIpcGetMemHandle", pointer)), []
 
 
 def _open_legacy(undo: ReleaseStack, _context: Context, offer: _Offer) -> int:
-    handle = _filled(bindings().CUipcMemHandle(), offer.handle)
+    handle = filled(bindings().CUipcMemHandle(), offer.handle)
     with timed(offer.stages_ms, "open"):
         lazily = bindings().CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
         pointer = call("cuIpcOpenMemHandle", handle, lazily)
@@ -245,8 +257,13 @@ def _export_physical(kind: str, undo: ReleaseStack, allocation: Any) -> _Exporte
 def _open_physical(undo: ReleaseStack, context: Context, offer: _Offer) -> int:
     allocation = offer.opened("cuMemImportFromShareableHandle", offer.handle)
     undo.callback(call, "cuMemRelease", allocation)
+    places = [on_gpu(context), *(location("DEVICE", ordinal) for ordinal in offer.others)]
+    access_ms: dict[str, float] = {}
     with timed(offer.stages_ms, "map"):
-        return map_allocation(undo, allocation, offer.mapped_bytes, [on_gpu(context)])
+        address = map_allocation(undo, allocation, offer.mapped_bytes, places, access_ms)
+    offer.stages_ms["import-access"] = access_ms["set-access"]
+    offer.stages_ms["map"] -= access_ms["set-access"]
+    return address
 
 
 def _allocate_pool(kind: str, undo: ReleaseStack, wanted: _Wanted) -> _Made:
@@ -268,12 +285,12 @@ def _allocate_pool(kind: str, undo: ReleaseStack, wanted: _Wanted) -> _Made:
 def _export_pool(kind: str, undo: ReleaseStack, made: tuple[Any, Any]) -> _Exported:
     pool, pointer = made
     handle, fds = _shareable(undo, call("cuMemPoolExportToShareableHandle", pool, handle_type(kind), 0))
-    return handle + _bytes_of(call("cuMemPoolExportPointer", pointer)), fds
+    return handle + bytes_of(call("cuMemPoolExportPointer", pointer)), fds
 
 
 def _open_pool(undo: ReleaseStack, context: Context, offer: _Offer) -> int:
     """Import a pool and an allocation from it, whose exported pointer is the last 64 bytes of the offer's handle."""
-    exported = _filled(bindings().CUmemPoolPtrExportData(), offer.handle[-HANDLE_BYTES:])
+    exported = filled(bindings().CUmemPoolPtrExportData(), offer.handle[-HANDLE_BYTES:])
     pool = offer.opened("cuMemPoolImportFromShareableHandle", offer.handle[:-HANDLE_BYTES], 0)
     undo.callback(call, "cuMemPoolDestroy", pool)
     with timed(offer.stages_ms, "map"):
@@ -307,12 +324,13 @@ def _free_async(pointer: Any) -> None:
     call("cuCtxSynchronize")
 
 
-def _bytes_of(structure: Any) -> bytes:
+def bytes_of(structure: Any) -> bytes:
+    """Return the bytes of a handle."""
     # The bindings expose no fields of these structures, so their raw bytes are copied.
     return ctypes.string_at(structure.getPtr(), HANDLE_BYTES)
 
 
-def _filled(structure: Any, handle: bytes) -> Any:
+def filled(structure: Any, handle: bytes) -> Any:
     """Copy the bytes of a handle into a structure of the bindings and return it."""
     if len(handle) != HANDLE_BYTES:
         raise ValueError(f"a handle of {len(handle)} bytes, not {HANDLE_BYTES}")
@@ -335,7 +353,7 @@ class SharedEvent(Resource):
         with self._made_on(context) as undo:
             self._event = call("cuEventCreate", flags.CU_EVENT_INTERPROCESS | flags.CU_EVENT_DISABLE_TIMING)
             undo.callback(call, "cuEventDestroy", self._event)
-            self.handle = _bytes_of(call("cuIpcGetEventHandle", self._event))
+            self.handle = bytes_of(call("cuIpcGetEventHandle", self._event))
 
     def record(self, stream: Stream) -> None:
         """Record the event on a stream of its GPU."""
@@ -355,7 +373,7 @@ class ImportedEvent(Resource):
     """
 
     def __init__(self, context: Context, handle: bytes) -> None:
-        structure = _filled(bindings().CUipcEventHandle(), handle)
+        structure = filled(bindings().CUipcEventHandle(), handle)
         with self._made_on(context) as undo:
             self._event = call("cuIpcOpenEventHandle", structure)
             undo.callback(call, "cuEventDestroy", self._event)

@@ -34,6 +34,8 @@ class Memory(Resource):
     pageable
         Whether the memory is not pinned. A copy of pageable memory blocks the calling thread until it completes, so it
         would deadlock behind a closed gate.
+    cpu_reads
+        Whether the CPUs may read it here without moving it: memory of the host that is mapped for them.
     own_pages
         Whether the process mapped the memory itself, so that the kernel can report its pages.
     refused
@@ -45,6 +47,7 @@ class Memory(Resource):
     address: int
     touch_ms: float | None = None
     pageable = False
+    cpu_reads = False
     own_pages = False
     refused: str | None = None
     granularity_bytes: int | None = None
@@ -97,6 +100,8 @@ class HostNumaMemory(Memory):
         become the owner of EGM memory (:mod:`egmctl.topology.routes`).
     """
 
+    cpu_reads = True
+
     def __init__(self, node: int, size_bytes: int, contexts: Sequence[Context]) -> None:
         with self._making(size_bytes, contexts[0]) as undo:
             host = location("HOST_NUMA", node)
@@ -132,6 +137,8 @@ class PinnedMemory(Memory):
     context
         Any GPU of the process, because the memory is portable.
     """
+
+    cpu_reads = True
 
     def __init__(self, node: Node, size_bytes: int, context: Context) -> None:
         def allocate() -> Any:
@@ -179,6 +186,7 @@ class SystemMemory(Memory):
     """
 
     own_pages = True
+    cpu_reads = True
 
     def __init__(
         self,

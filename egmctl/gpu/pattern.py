@@ -141,6 +141,34 @@ def first_difference(
     return Difference(count, region.offset_bytes + first * WORD_BYTES, expected(first), word)
 
 
+CPU_PIECE_BYTES, CPU_PIECES = 4096, 512
+"""The pieces that the CPU compares, spread over a region: all of 256 MiB would take it a second."""
+
+
+def difference_by_cpu(region: Region) -> Difference | None:
+    """Compare pieces all over a region of host memory with its pattern by the CPU; the GPU's work must have completed.
+
+    It finds what the GPU's own comparison cannot: that the GPU reads other bytes there than the CPUs.
+    """
+    import numpy as np
+
+    count = min(CPU_PIECES, -(-region.size_bytes // CPU_PIECE_BYTES))
+    last = max(0, region.size_bytes - CPU_PIECE_BYTES)
+    for number in range(count):
+        # The first piece begins where the region does, and the last one ends where it does.
+        start = last * number // max(1, count - 1) // WORD_BYTES
+        words = min(CPU_PIECE_BYTES, region.size_bytes) // WORD_BYTES
+        held = (ctypes.c_uint64 * words).from_address(region.address + start * WORD_BYTES)
+        found = np.ctypeslib.as_array(held)
+        expected = pattern_words(region.own_seed, start, words)
+        (wrong,) = (found != expected).nonzero()
+        if len(wrong):
+            first = int(wrong[0])
+            offset = region.offset_bytes + (start + first) * WORD_BYTES
+            return Difference(len(wrong), offset, int(expected[first]), int(found[first]))
+    return None
+
+
 def pattern_words(seed: int, first: int, count: int) -> NDArray[np.uint64]:
     """Return ``count`` words of a seed's pattern, starting at word ``first``, as ``kernels/pattern.cu`` defines it."""
     import numpy as np

@@ -67,6 +67,13 @@ _PCIE_WRAPS = 1 << 32
 _PCIE_WINDOW_S = 0.02
 """The time between the two readings of the PCIe counters in a sample of :func:`watch`: that of
 nvmlDeviceGetPcieThroughput (nvml.h)."""
+_PCIE_RECEIVED_PER_DATA = 59.9 / 55.3
+_PCIE_SENT_PER_DATA = 60.5 / 55.2
+"""What the PCIe counters count for each byte of data that a GPU reads from host memory, and that it writes there:
+packets have headers, of writes the longer ones. Measured with copies on H200, PCIe 5.0 x16 (docs/hardware-notes.md)."""
+_PCIE_REQUESTS = 5.2 / 55.3
+"""What a GPU sends for each byte of data that it reads from host memory: requests, without data (the same copies). For
+what it writes it receives nothing that is counted."""
 _LATE = "its 32-bit counters were read too late and may have wrapped"
 _NO_RISE = "a counter is smaller than in the last sample, as after a reset, or NVML's two kinds contradict each other"
 _MEMORY_V2 = 0x2000028
@@ -239,16 +246,34 @@ class TrafficWatch(Telemetry):
         super().__init__(rates)
         self._rates = rates
         self._c2c = {bus_id: gpm_rates(handle, *_GPM_C2C) for bus_id, handle in self._handles.items()}
-        self._now: dict[str, tuple[float, Traffic, float]] = {}
-        self.read()
+        self._last: dict[str, dict[str, _Reading]] = {LinkKind.NVLINK: self._readings(LinkKind.NVLINK)}
+        self._interval: dict[str, dict[str, tuple[_Reading, _Reading]]] = {}
 
     def read(self) -> None:
-        """Read the byte counters of all GPUs: the end of one interval, and the beginning of the next."""
-        self._before = self._now
-        self._now = {gpu: (time.monotonic(), self.traffic(gpu, COUNTERS), time.monotonic()) for gpu in self._handles}
+        """Read the NVLink counters of all GPUs, which ends their interval, and PCIe's, which begins theirs."""
+        self._end_interval(LinkKind.NVLINK)
+        self._last[LinkKind.PCIE] = self._readings(LinkKind.PCIE)
+
+    def end_pcie(self) -> None:
+        """Read the PCIe counters of all GPUs once more, which ends their interval."""
+        self._end_interval(LinkKind.PCIE)
+
+    def _end_interval(self, kind: str) -> None:
+        before, after = self._last[kind], self._readings(kind)
+        self._interval[kind] = {bus_id: (before[bus_id], after[bus_id]) for bus_id in self._handles}
+        self._last[kind] = after
+
+    def _readings(self, kind: str) -> dict[str, _Reading]:
+        """Read the counters of one kind of link of all GPUs, one right after the other."""
+        return {bus_id: self._reading(bus_id, kind) for bus_id in self._handles}
+
+    def _reading(self, bus_id: str, kind: str) -> _Reading:
+        begun_s = time.monotonic()
+        traffic = self.traffic(bus_id, [kind])
+        return _Reading(begun_s, traffic, time.monotonic())
 
     def record(self, bus_id: str) -> dict[str, Any]:
-        """Return the links and load of a ``GpuTraffic``: between the last two readings, of PCIe since the last one."""
+        """Return the links and load of a ``GpuTraffic`` in the last interval of each kind of link."""
         reasons = Reasons()
         # The calls that a lost GPU fails come first: nothing of it is believed after one.
         for read in (self._busy, self._memory):
@@ -286,26 +311,53 @@ class TrafficWatch(Telemetry):
         if isinstance(rates, Unreadable):
             raise rates
         sent, received = (rate * (MIB if kind == LinkKind.C2C else 1) / GB for rate in rates)
-        return {"sent_gb_s": sent, "received_gb_s": received, "rate_gb_s": self._rates[bus_id][kind]}
+        traffic = {"sent_gb_s": sent, "received_gb_s": received, "rate_gb_s": self._rates[bus_id][kind]}
+        if kind == LinkKind.PCIE:
+            traffic |= dict(zip(("sent_data_gb_s", "received_data_gb_s"), data_of(sent, received), strict=True))
+        return traffic
 
     def _counted(self, bus_id: str, kind: str) -> list[float] | Unreadable:
         """Return the bytes per second by the counters, sent and received, or why they are unknown."""
-        (first, before, begun), (_, after, ended) = self._before[bus_id], self._now[bus_id]
-        if kind == LinkKind.PCIE:
-            (first, before, begun), after, ended = self._now[bus_id], self.traffic(bus_id, [kind]), time.monotonic()
-            # If the rate is unknown: 121 GB/s, that of PCIe 6.0 x16 (egmctl.topology.links.pcie).
-            if (ended - first) * (self._rates[bus_id][kind] or 121) * GB >= _PCIE_WRAPS:
-                return Unreadable(Reason.TIMED_OUT, _LATE)
-        ways = [counted(rises, kind) for rises in (after.since(before).sent_bytes, after.since(before).received_bytes)]
-        known = [rise / (ended - begun) for rise in ways if rise is not None]
+        before, after = self._interval[kind][bus_id]
+        # If the rate is unknown: 121 GB/s, that of PCIe 6.0 x16 (egmctl.topology.links.pcie).
+        most_bytes = (after.ended_s - before.begun_s) * (self._rates[bus_id][kind] or 121) * GB
+        if kind == LinkKind.PCIE and most_bytes >= _PCIE_WRAPS:
+            return Unreadable(Reason.TIMED_OUT, _LATE)
+        increase = after.traffic.since(before.traffic)
+        ways = [counted(rises, kind) for rises in (increase.sent_bytes, increase.received_bytes)]
+        known = [rise / (after.middle_s - before.middle_s) for rise in ways if rise is not None]
         if len(known) == len(ways):
             return known
-        if COUNTERS[kind].keys() & after.sent_bytes & after.received_bytes.keys():
+        if COUNTERS[kind].keys() & after.traffic.sent_bytes & after.traffic.received_bytes.keys():
             return Unreadable(Reason.FAILED, _NO_RISE)
         scope = _ALL_LINKS if kind == LinkKind.NVLINK else 0
         answers = field_values(self._handle(bus_id), [(number, scope) for number in COUNTERS[kind][kind][:2]]).values()
         refusals = (answer for answer in answers if isinstance(answer, Unreadable))
         return next(refusals, Unreadable(Reason.FAILED, "NVML did not answer this time"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """The counters of one kind of link, read between two times of the monotonic clock."""
+
+    begun_s: float
+    traffic: Traffic
+    ended_s: float
+
+    @property
+    def middle_s(self) -> float:
+        """The time that the counters are taken to be of: wrong by half of the time that the reading took, at most."""
+        return (self.begun_s + self.ended_s) / 2
+
+
+def data_of(sent_gb_s: float, received_gb_s: float) -> tuple[float, float]:
+    """Return an estimate of the data that a GPU sends and receives over PCIe, from what its counters say, in GB/s.
+
+    The counters count protocol too: headers, and the requests for what is received. What the host's CPUs or other
+    devices read and write has other packets.
+    """
+    received_data = received_gb_s / _PCIE_RECEIVED_PER_DATA
+    return max(0.0, sent_gb_s - _PCIE_REQUESTS * received_data) / _PCIE_SENT_PER_DATA, received_data
 
 
 def watch(parent: Channel, arguments: dict[str, Any]) -> None:
@@ -322,6 +374,7 @@ def watch(parent: Channel, arguments: dict[str, Any]) -> None:
     while True:
         traffic.read()
         time.sleep(_PCIE_WINDOW_S)
+        traffic.end_pcie()
         gpus = [{**gpu, **to_json(traffic.record(gpu["bus_id"]))} for gpu in arguments["gpus"]]
         parent.send({"taken_at": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), "gpus": gpus})
         due = max(due + arguments["interval_s"], time.monotonic())

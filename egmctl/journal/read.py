@@ -73,6 +73,10 @@ def _state(path: Path) -> events.State | None:
         return None
 
 
+_EARLIER = ("egmctl.bench/2",)
+"""Earlier schemas of a bench, of which a journal has only what is the same in this version."""
+
+
 def read(content: bytes, source: str, decode: Decode) -> Kept:
     """Return the content of a journal. A damaged line does not affect other lines.
 
@@ -98,7 +102,8 @@ def read(content: bytes, source: str, decode: Decode) -> Kept:
         run.take(entry)
     if run.begin is None:
         raise UsageError(f"{source}: the lines that say what was to be measured are damaged: nothing can be shown")
-    if (run.begin.get("schema"), run.begin.get("bench")) != (events.JOURNAL_SCHEMA, RunReport.SCHEMA):
+    known = [(events.JOURNAL_SCHEMA, bench) for bench in (RunReport.SCHEMA, *_EARLIER)]
+    if (run.begin.get("schema"), run.begin.get("bench")) not in known:
         raise UsageError(f"{source} is of another version of egmctl: {printable(str(run.begin.get('egmctl'))[:40])}")
     skeleton = decode(run.begin.get("result"), source)
     if skeleton.measurements or skeleton.verdict is not None or skeleton.causes:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from egmctl.compat import StrEnum
-from egmctl.errors import ExitCode
+from egmctl.model.answer import UNANSWERED, Answer
 from egmctl.model.finding import Finding
 from egmctl.model.record import Command, Plain, Shown
 from egmctl.model.task import USUAL, Point, named
@@ -41,7 +41,9 @@ class ComparedNode:
     fake: bool = False
     """Whether the GPUs are those of the tests' fake driver, not hardware."""
     busy: tuple[Plain, ...] = ()
-    """The GPUs that other processes used during the measurement."""
+    """The GPUs that other processes used during the measurement, or that were not measured because of that."""
+    interrupted: bool = False
+    """Whether the run was interrupted, so that it is a part of one."""
     problem: str = ""
     """A warning about this file: the run was interrupted, or the reason why there is no result."""
 
@@ -160,7 +162,8 @@ class Comparison(Shown):
     words: tuple[AttributeDifference, ...] = ()
     """Findings that differ, or facts of snapshots."""
     machines: tuple[AttributeDifference, ...] = ()
-    """Differences between the machines of a bench or doctor run; they have no influence on the outcome."""
+    """Differences between the machines of a bench or doctor run. What is worse or better counts, as it does for
+    snapshots; what is only different does not."""
     touches: tuple[Plain, ...] = ()
     """The fewest ends (GPUs, NUMA nodes) so that each worse path has one of them; empty if more than a few, or all, are
     needed."""
@@ -168,6 +171,8 @@ class Comparison(Shown):
     """The nodes without deviations, if there are more than two nodes."""
     same_folded: str = ""
     notes: tuple[Plain, ...] = ()
+    answer: Answer = UNANSWERED
+    """What the command answers (:mod:`egmctl.verdict.answers`)."""
 
     @property
     def of_nodes(self) -> bool:
@@ -176,12 +181,10 @@ class Comparison(Shown):
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
-        """The outcomes of paths and of findings or facts, not of machines."""
-        return (*(path.outcome for path in self.paths), *(difference.outcome for difference in self.words))
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """The exit code: 1 if something is worse, 3 if nothing could be compared (``docs/exit-codes.md``)."""
-        if Outcome.WORSE in self.outcomes:
-            return ExitCode.FAILED
-        return ExitCode.OK if self.compared else ExitCode.NOTHING
+        """The outcomes of paths and of findings or facts, and of the machines where one is better."""
+        known = (Outcome.WORSE, Outcome.BETTER)
+        return (
+            *(path.outcome for path in self.paths),
+            *(difference.outcome for difference in self.words),
+            *(difference.outcome for difference in self.machines if difference.outcome in known),
+        )

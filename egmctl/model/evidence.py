@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from egmctl.compat import StrEnum
-from egmctl.errors import ExitCode
-from egmctl.model.finding import AboutDiagnosed, Diagnosis
+from egmctl.model.answer import UNANSWERED, Answer
+from egmctl.model.diagnosis import AboutDiagnosed, Diagnosis
 from egmctl.model.measurement import RunReport
 from egmctl.model.record import Plain, Sentence
 
@@ -33,8 +33,8 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """The answer to a question of ``egmctl/verdict/evidence.toml``."""
+class Reply:
+    """What a node says on a question of ``egmctl/verdict/evidence.toml``."""
 
     question: Plain
     claim: Plain
@@ -50,19 +50,13 @@ class EvidenceReport(AboutDiagnosed):
 
     SCHEMA: ClassVar[str] = "egmctl.evidence/1"
 
-    answers: tuple[Answer, ...]
+    answers: tuple[Reply, ...]
     diagnosis: Diagnosis
     """All checks of doctor, with those of its active probes."""
     run: RunReport | None
     """The cases that settle questions; ``None`` if nothing was measured."""
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """3 if nothing is settled; a contradicted claim is an answer."""
-        if self.run is not None and self.run.exit_code in (ExitCode.INTERRUPTED, ExitCode.CRASHED):
-            return self.run.exit_code
-        unsettled = all(answer.state is State.NOT_SETTLED for answer in self.answers)
-        return ExitCode.NOTHING if unsettled else ExitCode.OK
+    answer: Answer = UNANSWERED
+    """What the command answers (:mod:`egmctl.verdict.answers`)."""
 
     @property
     def fault(self) -> str | None:

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from egmctl.compat import StrEnum
-from egmctl.errors import ExitCode
+from egmctl.model.answer import UNANSWERED, Answer
 from egmctl.model.finding import Finding
 from egmctl.model.machine import Origin
-from egmctl.model.record import Plain
-from egmctl.units import several
+from egmctl.model.record import Plain, Shown
 
 
 class Library(StrEnum):
@@ -108,6 +107,10 @@ DECIDED = (CauseState.STATED, CauseState.HOLDS)
 """The states of a cause that is known to apply."""
 
 
+_NEEDS = {"root": "as root", "idle-gpus": "with the GPUs idle", "reboot": "with a reboot"}
+_PLACES = {"host": "on the host", "container": "in the container", "pod": "in the pod", "job": "in the job"}
+
+
 @dataclass(frozen=True, slots=True)
 class KnownCause:
     """A condition that makes a call fail."""
@@ -139,6 +142,14 @@ class KnownCause:
     state: CauseState = CauseState.UNKNOWN
     findings: tuple[Finding, ...] = ()
     """The findings of these checks that fail or warn; for an unknown cause, those that lack data."""
+
+    @property
+    def remedy_words(self) -> str:
+        """What to do about it, with what that needs and, if it works in one place only, where."""
+        needs = [_NEEDS.get(need, need) for need in self.needs]
+        places = [_PLACES[self.works_in[0]]] if self.works_in == ("host",) else []
+        words = ", ".join((*places, *needs))
+        return f"{self.remedy.removesuffix('.')} ({words})." if words else self.remedy
 
     def __str__(self) -> str:
         return f"{self.cause}: {self.remedy[0].lower()}{self.remedy[1:].rstrip('.')}"
@@ -185,11 +196,11 @@ class Word(StrEnum):
     """A call without its error, or an error that means something else for each function."""
     NOT_KNOWN = "NOT KNOWN"
     INTERRUPTED = "INTERRUPTED"
-    """Reading ended before anything was found."""
+    """Reading ended before the end of the text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanations:
+class Explanations(Shown):
     """The result of ``egmctl explain``."""
 
     SCHEMA: ClassVar[str] = "egmctl.explain/1"
@@ -206,6 +217,8 @@ class Explanations:
     """Whether the text was read in part only."""
     purposes: tuple[str, ...] = ()
     """The purposes of doctor that a text without known failures is about: values of ``--for``."""
+    answer: Answer = UNANSWERED
+    """What the command answers (:mod:`egmctl.verdict.answers`)."""
 
     @property
     def asks_for_error(self) -> bool:
@@ -222,32 +235,6 @@ class Explanations:
     def word(self) -> Word:
         """The answer, in one word."""
         return word(self)
-
-    @property
-    def nothing(self) -> str | None:
-        """Why nothing is explained, in one sentence; ``None`` if at least one cause is known."""
-        if self.word not in (Word.NOT_KNOWN, Word.INTERRUPTED):
-            return None
-        if self.lines is not None and not any(each.is_fault for each in self.explanations):
-            return f"no known error is in what was read ({several(self.lines, 'line')})"
-        if any(each.causes for each in self.explanations):
-            return "every known cause is ruled out"
-        return "no cause of this error is known"
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """The command's exit code (``docs/exit-codes.md``): an answer to a part of a text is an interrupted one."""
-        return ExitCode.INTERRUPTED if self.interrupted else EXIT_CODES[self.word]
-
-
-EXIT_CODES = {
-    Word.CAUSE: ExitCode.OK,
-    Word.POSSIBLE_CAUSE: ExitCode.OK,
-    Word.WHICH_ERROR: ExitCode.OK,
-    Word.NOT_KNOWN: ExitCode.NOTHING,
-    Word.INTERRUPTED: ExitCode.INTERRUPTED,
-}
-"""The exit code of each answer."""
 
 
 def leading(explanations: Sequence[Explanation]) -> Explanation | None:
@@ -267,12 +254,14 @@ def leading(explanations: Sequence[Explanation]) -> Explanation | None:
 
 def word(result: Explanations) -> Word:
     """Return the answer of explanations: the one place that decides it."""
+    if result.interrupted:
+        return Word.INTERRUPTED
     leader = leading(result.explanations)
     if leader is None and any(each.failure.log for each in result.explanations):
         # The driver's own log states it, in words that no entry has.
         return Word.CAUSE
     if leader is None:
-        return Word.INTERRUPTED if result.interrupted else Word.NOT_KNOWN
+        return Word.NOT_KNOWN
     if leader.is_decided and not result.asks_for_error:
         return Word.CAUSE
     if leader.vague or result.asks_for_error:

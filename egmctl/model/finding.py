@@ -1,16 +1,13 @@
-"""Findings of checks, causes of findings and measurements, waivers, and doctor's diagnosis."""
+"""Findings of checks, causes of findings and measurements, and waivers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from egmctl.compat import StrEnum
-from egmctl.errors import ExitCode
 from egmctl.model.gpu import Gpu
-from egmctl.model.machine import Machine
-from egmctl.model.record import BusId, Plain, Shown
+from egmctl.model.record import BusId, Plain
 from egmctl.model.remedy import Remedy
 from egmctl.units import format_kernel_list
 
@@ -156,6 +153,9 @@ class Finding:
     confidence: Confidence = Confidence.HIGH
     note: str = ""
     """Useful information that is no fault."""
+    blocks: tuple[Guard, ...] = ()
+    """The purposes that do not work because of this. With ``--for`` one of them the finding is a ``fail``, whatever its
+    status is without it."""
     check: Plain = ""
     """The check id. The runner sets it, and the two fields below."""
     guards: tuple[Guard, ...] = ()
@@ -166,9 +166,14 @@ class Finding:
     explained_by: tuple[Plain, ...] = ()
     """The ids of the checks that found the cause of this fault. It is reported and counted only there."""
 
+    @property
+    def title(self) -> str:
+        """The summary, after the place if there is one."""
+        return f"{self.place.label}: {self.summary}" if self.place.label else self.summary
+
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class RootCause:
     """A finding that no other finding explains, and the findings that it explains."""
 
     finding: Finding
@@ -180,7 +185,7 @@ class Cause:
         return min((finding.status for finding in (self.finding, *self.explains)), key=list(Status).index)
 
 
-def root_causes(findings: Iterable[Finding]) -> tuple[Cause, ...]:
+def root_causes(findings: Iterable[Finding]) -> tuple[RootCause, ...]:
     """Return the root causes of all failures, warnings and notes, the most severe first.
 
     Each explained finding, including unknown ones, is listed under one root cause.
@@ -194,7 +199,7 @@ def root_causes(findings: Iterable[Finding]) -> tuple[Cause, ...]:
             # A check may have several findings. One about the same GPUs is preferred as the explanation.
             nearest = next((root for root in explaining if root.place.meets(finding.place)), explaining[0])
             effects[id(nearest)].append(finding)
-    result = (Cause(root, tuple(effects[id(root)])) for root in roots)
+    result = (RootCause(root, tuple(effects[id(root)])) for root in roots)
     return tuple(sorted(result, key=lambda cause: list(Status).index(cause.status)))
 
 
@@ -202,32 +207,8 @@ UNEXPLAINED = "bench.unexplained"
 """The check id of the bring-up's finding on paths that are slow or broken for an unknown reason."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunCause:
-    """A cause in a run or a bring-up, and the measurements that it explains.
-
-    Measurements without a known cause get none.
-    """
-
-    status: Status
-    """The most severe status of what the cause explains."""
-    finding: Finding
-    """The finding of a doctor check, with the checks that it explains in ``finding.explains``, or of the run itself,
-    with one of the ids in :mod:`egmctl.verdict.explain`."""
-    explains: tuple[int, ...]
-    """Indices into ``RunReport.measurements``: those that are slow, broken or waived because of the cause."""
-    asked: Plain = ""
-    """The GPUs that the user named, ``GPU2-3``, and that have no measurement because of the cause. This is a
-    failure."""
-    node: Plain = ""
-    """The node with the finding, in a run over several nodes: the prefix of its GPUs' labels, ``node1``."""
-    under_load: bool = False
-    """Whether the cause was absent before the bench of a bring-up and appeared during it."""
-
-    @property
-    def by_run(self) -> bool:
-        """Whether the run itself found the cause, not a doctor check."""
-        return self.finding.check.startswith("bench.")
+OTHERS, THROTTLED = "bench.other-processes", "bench.throttled"
+"""Check ids of findings of a run on GPUs that others used, and whose clocks were throttled, while it measured."""
 
 
 class WaiverKind(StrEnum):
@@ -288,127 +269,3 @@ class Waiver:
     def about(cls, kind: WaiverKind, reason: str, *gpus: Gpu) -> Waiver:
         """Return a waiver about some GPUs."""
         return cls(kind=kind, reason=reason, gpus=tuple(gpu.bus_id for gpu in gpus))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis(Shown):
-    """The results of all checks on a machine: the key ``result`` of the document."""
-
-    SCHEMA: ClassVar[str] = "egmctl.doctor/1"
-
-    platform: str
-    """The platform in one line."""
-    gpus_asked: tuple[BusId, ...] | None
-    """The GPUs that were named with ``--gpus``; null if all GPUs count."""
-    numa_asked: tuple[int, ...] | None
-    """The NUMA nodes that were named with ``--numa``; null if all nodes count."""
-    purposes: tuple[Guard, ...]
-    """The purposes that the findings are about: the values of ``--for``."""
-    counts: Mapping[str, int] = field(init=False)
-    """The number of checks by status, each by its most severe finding. ``explained`` counts the checks whose faults
-    another check explains."""
-    findings: tuple[Finding, ...]
-    """The findings, in the order of the checks."""
-    strict: bool = False
-    """Whether warnings and notes are failures."""
-    machines: tuple[Machine, ...] = ()
-    """The node that was checked, with pseudonyms for private data."""
-
-    def __post_init__(self) -> None:
-        statuses = list(self.verdicts.values())
-        counts = {status.value: statuses.count(status) for status in Status}
-        if explained := len({finding.check for finding in self.findings}) - len(statuses):
-            counts["explained"] = explained
-        object.__setattr__(self, "counts", counts)
-
-    @property
-    def machine(self) -> Machine:
-        """The node that was checked.
-
-        Raises
-        ------
-        IndexError
-            The document is of a version that stored no machine.
-        """
-        return self.machines[0]
-
-    @property
-    def verdicts(self) -> Mapping[str, Status]:
-        """The status of each check: that of its most severe finding that no other check explains."""
-        gravity = list(Status)
-        worst: dict[str, Status] = {}
-        for finding in self.findings:
-            if not finding.explained_by:
-                worst[finding.check] = min(worst.get(finding.check, Status.SKIP), finding.status, key=gravity.index)
-        return worst
-
-    @property
-    def failures(self) -> tuple[str, ...]:
-        """The ids of the checks that failed."""
-        faults = (Status.FAIL, Status.WARN, Status.NOTE) if self.strict else (Status.FAIL,)
-        return tuple(check for check, status in self.verdicts.items() if status in faults)
-
-    @property
-    def failed(self) -> bool:
-        """Whether a check failed."""
-        return bool(self.failures)
-
-    @property
-    def nothing(self) -> str | None:
-        """Why nothing could be determined, as a sentence; ``None`` if something was."""
-        if self.failed:
-            return None
-        if not self.machine.gpus:
-            return "There is no NVIDIA GPU on this machine."
-        if not any(self.counts.get(status) for status in (Status.PASS, Status.NOTE, Status.WARN)):
-            return "No check could determine anything here."
-        return None
-
-    @property
-    def undetermined(self) -> bool:
-        """Whether too little is known to call the node healthy: nothing, or at least as much is unknown as passed.
-
-        A warning does not outweigh what is unknown. If a check failed, this is false.
-        """
-        if self.failed:
-            return False
-        return self.nothing is not None or self.mostly_unknown
-
-    @property
-    def mostly_unknown(self) -> bool:
-        """Whether checks are unknown, and at least as many as passed."""
-        unknown = self.counts.get(Status.UNKNOWN, 0)
-        return unknown > 0 and unknown >= self.counts.get(Status.PASS, 0)
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """The command's exit code (``docs/exit-codes.md``)."""
-        if self.failed:
-            return ExitCode.FAILED
-        return ExitCode.NOTHING if self.undetermined else ExitCode.OK
-
-    @property
-    def nagios_state(self) -> int:
-        """The Nagios state: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN (nagios-plugins.org/doc/guidelines.html#AEN78)."""
-        if self.failed:
-            return 2
-        if self.undetermined:
-            return 3
-        return 1 if self.counts[Status.WARN] else 0
-
-
-class AboutDiagnosed(Shown):
-    """A result that contains the diagnosis of its node."""
-
-    __slots__ = ()
-    diagnosis: Diagnosis
-
-    @property
-    def machine(self) -> Machine:
-        """The node."""
-        return self.diagnosis.machine
-
-    @property
-    def machines(self) -> tuple[Machine, ...]:
-        """The node as the only item; empty in a document that lacks it."""
-        return self.diagnosis.machines

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from egmctl.compat import StrEnum
-from egmctl.errors import ExitCode
-from egmctl.model.bringup import ANSWER_CODES, Answer
-from egmctl.model.comparison import Comparison, Outcome
+from egmctl.model.answer import UNANSWERED, Answer, State
+from egmctl.model.comparison import Comparison
 from egmctl.model.measurement import RunReport
 from egmctl.model.record import Command, Plain, Shown
-from egmctl.units import format_kernel_list, grouped
+from egmctl.units import format_kernel_list, grouped, several
 
 
 class Reach(StrEnum):
@@ -40,19 +39,6 @@ class Reach(StrEnum):
     """The remote command was stopped, on the node or because this command was interrupted."""
     NOT_ASKED = "not-asked"
     """This command was interrupted before it queried the node."""
-
-
-class NodeState(StrEnum):
-    """The state of a node."""
-
-    HEALTHY = "healthy"
-    """The node answered, and no problem was found."""
-    FAILED = "failed"
-    """The node answered and reported a problem."""
-    NOT_DETERMINED = "not-determined"
-    """The node answered that nothing could be run or determined."""
-    UNREACHABLE = "unreachable"
-    """The node did not answer; the reason says why."""
 
 
 class Launcher(StrEnum):
@@ -106,15 +92,32 @@ class FleetGpu:
     """Its clique, if it is outside the domain."""
 
 
+def unready_words(state: FleetGpu | UnreadyGpus, gpus: int) -> str:
+    """Return what is wrong with a number of GPUs; empty if they are ready."""
+    match state.kind:
+        case Unready.OUTSIDE:
+            return f"outside the NVLink domain (clique {state.clique_id})"
+        case Unready.MISSING:
+            return f"{several(gpus, 'GPU')} fewer than on most nodes"
+        case Unready.UNKNOWN:
+            known = {Reach.ANSWERED.value: "not determined", Reach.UNREACHABLE.value: "cannot be reached"}
+            return known.get(state.reason, f"no answer ({state.reason})")
+    return state.reason
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeAnswer:
+class NodeResult:
     """The outcome on one node."""
 
     node: str
     reach: Reach
-    exit_code: int
-    """The exit code that counts for the node: that of egmctl if it answered or failed, or 1 if the node is outside the
-    NVLink domain of the others; 130 if it was stopped or not queried because of an interruption, else 4."""
+    state: State
+    """What counts for the node: the state of its document's answer; ``broke`` without a document, and ``interrupted``
+    if it was stopped or not queried because of an interruption."""
+    word: Plain = ""
+    """The word of its document's answer; empty without a document."""
+    sentence: str = ""
+    """The sentence of its document's answer; empty without a document."""
     reason: str = ""
     """The reason why there is no document, with the launcher's message."""
     version: str = ""
@@ -126,14 +129,6 @@ class NodeAnswer:
     """The GPUs of the node, those of a silent node as assumed; empty unless doctor, bringup or bench was run."""
     domain: Plain = ""
     """The NVLink domain of its GPUs, by cluster and clique; empty if they are in none that is expected."""
-
-    @property
-    def state(self) -> NodeState:
-        """The state by reach and exit code."""
-        if self.reach is not Reach.ANSWERED:
-            return NodeState.UNREACHABLE
-        known = {int(ExitCode.OK): NodeState.HEALTHY, int(ExitCode.NOTHING): NodeState.NOT_DETERMINED}
-        return known.get(self.exit_code, NodeState.FAILED)
 
     @property
     def by_state(self) -> Iterator[tuple[str, int, FleetGpu]]:
@@ -203,22 +198,13 @@ class Readiness:
         """The nodes with GPUs outside the NVLink domain."""
         return frozenset(node for item in self.unready if item.kind is Unready.OUTSIDE for node in item.nodes)
 
-    @property
-    def answer(self) -> Answer:
-        """Whether the domain is ready; ``INCOMPLETE`` if all GPUs that are not ready are unknown."""
-        if self.expected not in (None, self.gpus) or any(item.kind is not Unready.UNKNOWN for item in self.unready):
-            return Answer.NO_GO
-        return Answer.INCOMPLETE if self.unready else Answer.GO
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
     """The measurement between the GPUs of all nodes, by the ranks of an MPI job."""
 
-    answer: Answer
-    """``GO`` if every path was measured and is as fast as expected."""
     run: RunReport | None = None
-    """The run, without its machines; null if it could not begin."""
+    """The run with its answer and without its machines; null if it could not begin."""
     reason: str = ""
     """The reason why there is no run."""
 
@@ -227,7 +213,7 @@ class Fabric:
 class FleetReport(Shown):
     """One run of ``egmctl fleet``."""
 
-    SCHEMA: ClassVar[str] = "egmctl.fleet/2"
+    SCHEMA: ClassVar[str] = "egmctl.fleet/3"
 
     asked: Asked
     folded: str
@@ -242,7 +228,7 @@ class FleetReport(Shown):
     """Whether every node answered, failed or timed out."""
     counts: Mapping[Plain, int]
     """The number of nodes by :class:`Reach`."""
-    answers: tuple[NodeAnswer, ...]
+    answers: tuple[NodeResult, ...]
     """In the order of the nodes."""
     groups: tuple[NodeGroup, ...] = ()
     """The largest first; those of nodes that did not answer last."""
@@ -252,41 +238,11 @@ class FleetReport(Shown):
     """The GPUs of ``doctor`` and ``bringup`` by NVLink domain; null if none is in one and none is expected."""
     fabric: Fabric | None = None
     """What an MPI job measured between the nodes; null for other launchers."""
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """The most severe of the codes of the nodes, the comparison and the NVLink domain (``docs/exit-codes.md``).
-
-        Of two nodes, the first is no better reference than the second, so a difference in either direction counts.
-        """
-        return worst_exit_code(self._codes)
-
-    @property
-    def answer(self) -> Answer:
-        """Whether all nodes and the fabric between them can be handed over."""
-        if ExitCode.FAILED in self._codes:
-            return Answer.NO_GO
-        return Answer.GO if self.exit_code is ExitCode.OK else Answer.INCOMPLETE
-
-    @property
-    def _codes(self) -> list[int]:
-        codes = [answer.exit_code for answer in self.answers]
-        if self.comparison is not None:
-            grave = {Outcome.WORSE} if self.comparison.of_nodes else {Outcome.WORSE, Outcome.BETTER}
-            codes += [ExitCode.FAILED] if grave & {*self.comparison.outcomes} else []
-        codes += [ANSWER_CODES[self.readiness.answer]] if self.readiness else []
-        codes += [ANSWER_CODES[self.fabric.answer]] if self.fabric else []
-        return [*codes, *([self.fabric.run.exit_code] if self.fabric and self.fabric.run else [])]
+    answer: Answer = UNANSWERED
+    """Whether all nodes and the fabric between them can be handed over (:mod:`egmctl.verdict.answers`)."""
 
 
-def worst_exit_code(codes: Iterable[int]) -> ExitCode:
-    """Return the most severe exit code. A code that egmctl does not define counts as a crash."""
-    order = (ExitCode.OK, ExitCode.NOTHING, ExitCode.FAILED, ExitCode.USAGE, ExitCode.CRASHED, ExitCode.INTERRUPTED)
-    known = [ExitCode(code) if code in order else ExitCode.CRASHED for code in codes]
-    return max(known, key=order.index, default=ExitCode.OK)
-
-
-def counts(answers: Iterable[NodeAnswer]) -> dict[str, int]:
+def counts(answers: Iterable[NodeResult]) -> dict[str, int]:
     """Return the number of nodes by outcome, in the order of :class:`Reach`, without zeros."""
     reached = Counter(answer.reach for answer in answers)
     return {reach.value: reached[reach] for reach in Reach if reached[reach]}

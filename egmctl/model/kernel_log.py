@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from egmctl.compat import StrEnum
+from egmctl.model.finding import Status
 from egmctl.model.record import BusId, Plain, Record, Unread
+from egmctl.model.remedy import Remedy
 
 
 class EventKind(StrEnum):
@@ -129,3 +131,14 @@ class KernelMessages:
     """The events in order; the first if there are too many."""
     left_out: int = 0
     """The number of later events that were dropped because there are too many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedFault:
+    """Messages of one kind on one device, and what they mean: an entry of egmctl's catalogue."""
+
+    status: Status
+    """The severity; ``pass`` if no operator is needed."""
+    words: Plain
+    """What was logged, how often, and what is responsible: ``GPU2: Xid 79, GPU fell off the bus (hardware)``."""
+    remedy: Remedy

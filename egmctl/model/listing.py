@@ -72,6 +72,8 @@ class CheckEntry:
     title: Plain
     guards: tuple[Guard, ...]
     """The purposes at risk if the check does not pass."""
+    blocks: tuple[Guard, ...]
+    """The purposes that do not work if the check fails."""
     sections: tuple[Plain, ...]
     """The sections of the machine without which the check is unknown."""
     why: Plain

@@ -21,7 +21,7 @@ from egmctl.compat import StrEnum
 from egmctl.model.gpu import Gpu, Pair
 from egmctl.model.host import Confinement, Driver, Host, Nic, NumaKind, NvSwitch, Process, System
 from egmctl.model.kernel_log import KernelLog
-from egmctl.model.probes import Peers, Probe
+from egmctl.model.probes import IsolationTrial, Peers, Probe
 from egmctl.model.record import BusId, Plain, Record, Unread
 
 MACHINE_SCHEMA = "egmctl.machine/1"
@@ -93,6 +93,8 @@ class Machine:
     kernel_log: KernelLog | None = None
     probes: tuple[Probe, ...] | None = None
     """The probes of ``egmctl doctor --active``, in order. No other command creates this section."""
+    isolation: tuple[IsolationTrial, ...] | None = None
+    """The trials of ``egmctl doctor --isolation``, in order; no section, because no other command makes them."""
     peers: Peers | None = None
     """The nodes of the MPI job of ``egmctl doctor``; no section, because it is not about one node."""
 
@@ -125,6 +127,10 @@ class LinkTraffic:
     received_gb_s: float
     rate_gb_s: float | None = None
     """The rate of the links in one direction; ``None`` if unknown."""
+    sent_data_gb_s: float | None = None
+    """An estimate of the data in ``sent_gb_s``, if that is with protocol, as of PCIe; else ``None``."""
+    received_data_gb_s: float | None = None
+    """As ``sent_data_gb_s``, of ``received_gb_s``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

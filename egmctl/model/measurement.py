@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pkgutil import resolve_name
 from typing import Any, ClassVar, TypeVar
 
 from egmctl.compat import StrEnum
-from egmctl.errors import ExitCode
-from egmctl.model.finding import RunCause, Waiver, WaiverKind
-from egmctl.model.finding import Status as Found
-from egmctl.model.kernel_log import KernelMessages
+from egmctl.model.answer import UNANSWERED, Answer, Cause
+from egmctl.model.finding import Waiver, WaiverKind
+from egmctl.model.kernel_log import KernelMessages, LoggedFault
 from egmctl.model.machine import Machine
 from egmctl.model.record import BusId, Plain, Shown, Uuid
 from egmctl.model.route import LinkKind, Rank, UcxPath
@@ -298,8 +297,9 @@ class Stage:
     """One stage of a handle's life cycle."""
 
     name: Plain
-    """``allocate``, ``export``, ``transfer``, ``open``, ``map``, ``first-touch``, ``second-touch``, ``close`` or
-    ``free``; for memory that UCX registers ``register``, ``pack``, ``unpack`` or ``deregister``."""
+    """``allocate``, ``set-access``, ``export``, ``transfer``, ``open``, ``map``, ``import-access``, ``first-touch``,
+    ``second-touch``, ``close`` or ``free``; for memory that UCX registers ``register``, ``pack``, ``unpack`` or
+    ``deregister``."""
     ms: Summary
 
 
@@ -446,7 +446,7 @@ class Settings:
 class RunReport(Shown):
     """One run of the bench."""
 
-    SCHEMA: ClassVar[str] = "egmctl.bench/2"
+    SCHEMA: ClassVar[str] = "egmctl.bench/3"
 
     settings: Settings
     gpus: tuple[BenchGpu, ...]
@@ -468,7 +468,7 @@ class RunReport(Shown):
     measurements: tuple[Measurement, ...]
     verdict: RunVerdict | None = None
     """The verdict; ``None`` if the run was not judged."""
-    causes: tuple[RunCause, ...] = ()
+    causes: tuple[Cause, ...] = ()
     """The causes of slow, broken or waived measurements, the most severe first."""
     host_load: HostLoad | None = None
     """The load of the host; ``None`` in a run of several commands."""
@@ -476,6 +476,10 @@ class RunReport(Shown):
     """The time of each phase; ``None`` for a run that did not end."""
     machines: tuple[Machine, ...] = ()
     """The nodes that were measured, with the facts for the plan and with pseudonyms for private data."""
+    logged: tuple[LoggedFault, ...] = ()
+    """What the kernel logged during the run, by device and kind, the most severe first."""
+    answer: Answer = UNANSWERED
+    """What the command answers (:mod:`egmctl.verdict.answers`)."""
 
     def to_pandas(self, *, samples: bool = False) -> Any:
         """Return the rows of the CSV as a pandas DataFrame.
@@ -506,28 +510,10 @@ class RunReport(Shown):
             numbers += [("verdict", judged.measurement) for judged in verdict.judged]
             numbers += [("verdict", number) for each in verdict.classes for number in each.measurements]
             numbers += [("verdict.owners", number) for owner in verdict.owners for number in owner.measurements]
-        numbers += [(f"causes[{place}]", n) for place, cause in enumerate(self.causes) for n in cause.explains]
+        numbers += [(f"causes[{place}]", n) for place, cause in enumerate(self.causes) for n in cause.measurements]
         count = len(self.measurements)
         outside = ((where, number) for where, number in numbers if not 0 <= number < count)
         return next((f"result.{where}: there is no measurement {n} of {count}" for where, n in outside), None)
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """The command's exit code (``docs/exit-codes.md``)."""
-        if self.interrupted:
-            return ExitCode.INTERRUPTED
-        code = ExitCode.CRASHED if self.problems else exit_code(self.measurements)
-        if code is not ExitCode.OK:
-            return code
-        strict = self.verdict is not None and self.verdict.strict
-        failed = self.verdict is not None and self.verdict.failed
-        return ExitCode.FAILED if failed or any(self._is_fault(cause, strict) for cause in self.causes) else code
-
-    def _is_fault(self, cause: RunCause, strict: bool) -> bool:
-        """Return whether a failed check, or in a strict run any finding, prevented a path from being measured."""
-        if not any(self.measurements[number].missed_path for number in cause.explains):
-            return False
-        return cause.status is Found.FAIL or strict
 
 
 def finish(task: Task, status: Status, **outcome: Any) -> Measurement:
@@ -539,21 +525,6 @@ def waived(task: Task, kind: WaiverKind, reason: str, *, last_call: str | None =
     """Return the waived measurement of ``task``, with one reason."""
     waivers = (Waiver(kind=kind, reason=reason),)
     return finish(task, Status.WAIVED, reason=reason, waivers=waivers, last_call=last_call)
-
-
-def exit_code(measurements: Sequence[Measurement]) -> ExitCode:
-    """Return the exit code of measurements: the most severe one. Waived measurements count only if all are waived."""
-    # A status that only a newer version knows is no success.
-    if any(m.status in (Status.CRASHED, Status.TIMED_OUT) or m.status not in set(Status) for m in measurements):
-        return ExitCode.CRASHED
-    failed = [m for m in measurements if m.status is Status.FAILED]
-    if any(not m.known_cause for m in failed):
-        return ExitCode.CRASHED
-    if failed or any(m.status is Status.CORRUPT for m in measurements):
-        return ExitCode.FAILED
-    if all(m.status is Status.WAIVED for m in measurements):
-        return ExitCode.NOTHING
-    return ExitCode.OK
 
 
 def measurement_fault(measurement: Measurement) -> str | None:

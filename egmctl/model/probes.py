@@ -15,6 +15,11 @@ class ProbeKind(StrEnum):
     HOST_NUMA = "host-numa"
     """A GPU writes HOST_NUMA memory and the CPU compares it, then the reverse. All chosen GPUs have the memory
     mapped."""
+    DEVICE_POOL = "device-pool"
+    """A pool of a NUMA node becomes a GPU's current pool (``cuDeviceSetMemPool``), and memory comes from it without
+    naming it, as the chapter on EGM of the CUDA Programming Guide has it."""
+    LOCATION_POOL = "location-pool"
+    """A pool is set for a NUMA node and asked for (``cuMemSetMemPool``, ``cuMemGetMemPool``: CUDA 13.0)."""
     P2P = "p2p"
     """A GPU writes a peer's memory, then reads it."""
     LEGACY_IPC = "legacy-ipc"
@@ -68,6 +73,57 @@ class Probe:
     error_number: int | None = None
     """The CUresult that the call returned; for PIDFD and functions of libibverbs an errno."""
     error_name: Plain | None = None
+    detail: Sentence = ""
+
+
+class IsolationKind(StrEnum):
+    """The trials of ``egmctl doctor --isolation``. In each the kernel of a GPU reads memory until that is refused."""
+
+    PEER = "peer"
+    """A GPU's memory from cuMemCreate, mapped for that GPU alone; a kernel of another GPU of the same process reads
+    it."""
+    HOST = "host"
+    """HOST_NUMA memory, mapped for one GPU alone; a kernel of another GPU of the same process reads it."""
+    PROCESS = "process"
+    """Memory from cuMemCreate that another process keeps to itself; a kernel reads its address."""
+    LEGACY_BLOCK = "legacy-block"
+    """Memory from cuMemAlloc, smaller than 2 MiB, that another process exports by legacy handle; a kernel reads what
+    lies behind it, up to the end of the block of 2 MiB, and then beyond."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IsolationTrial:
+    """One trial of ``egmctl doctor --isolation``: what a process may read that was not shared with it."""
+
+    kind: IsolationKind
+    owner: BusId
+    reader: BusId
+    """The GPU whose kernel reads."""
+    numa_node: int | None = None
+    """The NUMA node of host memory."""
+    outcome: Outcome
+    """``ok`` if the trial ran to its end, whatever it has shown."""
+    pid: int | None = None
+    """The process that the kernel's read has ended, by its id here."""
+    access: int | None = None
+    """What cuMemGetAccess says of the reader: 0 none, 1 read, 3 read and write."""
+    copy_result: int | None = None
+    """The CUresult of a copy that the reader issues."""
+    peer_copy_result: int | None = None
+    """The CUresult of cuMemcpyPeer from the owner's to the reader's context."""
+    kernel_result: int | None = None
+    """The CUresult of the kernel's read of what was not shared; for a legacy handle, of what is beyond the block."""
+    block_bytes: int | None = None
+    """For a legacy handle, the bytes from the exported memory to the end of its block."""
+    neighbours: int | None = None
+    """For a legacy handle, the number of allocations in these bytes that were not exported."""
+    disclosed: int | None = None
+    """The number of those whose bytes the kernel has read."""
+    xids: int | None = None
+    """The number of Xids 31 in the kernel log that name the process; ``None`` if the log cannot be read."""
+    call: Plain | None = None
+    """The call that failed if the trial could not be made, and its CUresult."""
+    error_number: int | None = None
     detail: Sentence = ""
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from egmctl.compat import StrEnum
-from egmctl.errors import ExitCode
+from egmctl.model.answer import UNANSWERED, Answer
 from egmctl.model.machine import Origin
-from egmctl.model.record import Plain, Share, Spelling
+from egmctl.model.record import Plain, Share, Shown, Spelling
 from egmctl.model.task import USUAL, Point
 
 PROFILE_SCHEMA = "egmctl.profile/2"
@@ -209,7 +209,7 @@ class ProfileList:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MatchResult:
+class MatchResult(Shown):
     """The result of ``egmctl profile match``: the profile that matches a machine."""
 
     SCHEMA: ClassVar[str] = "egmctl.match/1"
@@ -221,11 +221,8 @@ class MatchResult:
     reason: Plain
     matches: tuple[Match, ...]
     """The results for all available profiles."""
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """The exit code: 0 if a profile matches, else 3."""
-        return ExitCode.OK if self.profile is not None else ExitCode.NOTHING
+    answer: Answer = UNANSWERED
+    """What the command answers (:mod:`egmctl.verdict.answers`)."""
 
     @property
     def fault(self) -> str | None:

@@ -5,16 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pkgutil import resolve_name
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from egmctl.compat import StrEnum
 from egmctl.units import parse_kernel_list
 
+if TYPE_CHECKING:
+    from egmctl.errors import ExitCode
+    from egmctl.model.answer import Answer
+
 
 class Shown:
-    """A result that a notebook shows by itself. The model imports no view, so the functions are found by name."""
+    """A result with an answer, which a notebook shows by itself.
+
+    The model imports no view, so the functions are found by name.
+    """
 
     __slots__ = ()
+    if TYPE_CHECKING:
+        # Each kind of result has the field, at the end of its own.
+        answer: Answer
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """The exit code of the command (``docs/exit-codes.md``)."""
+        return self.answer.exit_code
 
     def _repr_html_(self) -> str:
         """Return the answer of the result's page with its picture (IPython's rich display)."""

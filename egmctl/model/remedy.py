@@ -66,3 +66,20 @@ class Remedy:
     """The GPUs that must be idle before, ``GPU0-3``; empty if none must."""
     touches: tuple[BusId, ...] = ()
     """The bus ids of GPUs that the remedy interrupts although the finding is not about them; ``idle`` names them."""
+
+    @property
+    def words(self) -> str:
+        """The text, and what it needs."""
+        needs = [_NEEDS[need].format(idle=self.idle or "every GPU") for need in self.needs]
+        return f"{self.text.removesuffix('.')} ({', '.join(needs)})." if needs else self.text
+
+
+_NEEDS = {
+    Need.ROOT: "as root",
+    Need.IDLE_GPUS: "{idle} idle first",
+    Need.GPU_RESET: "resets {idle}, idle first",
+    Need.NO_JOBS: "no job on {idle}",
+    Need.NO_DOMAIN_JOBS: "no job that shares memory across the domain",
+    Need.DRIVER_RELOAD: "reloads the driver, {idle} idle first",
+    Need.REBOOT: "needs a reboot",
+}

@@ -209,7 +209,8 @@ class Endpoint:
     allocated_by_label: Plain | None = None
     parts: int | None = None
     """The number of equal parts, one per flow, of one allocation that its process maps for the node's CPUs and all GPUs
-    and that the issuing processes import as a whole. ``None``: an allocation per flow, mapped for one GPU."""
+    and that the issuing processes import as a whole. ``None``: an allocation per flow, which its process maps
+    for one GPU. Importers map memory from cuMemCreate for all GPUs of their node in either case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

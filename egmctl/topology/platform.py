@@ -73,6 +73,12 @@ def in_rack(machine: Machine, gpu: Gpu) -> bool:
     return c2c(machine, gpu) is not C2c.ABSENT and not direct
 
 
+def in_chassis(gpu: Gpu) -> bool:
+    """Return whether NVML states a slot of a chassis whose GPUs are joined by switches: a rack, whatever its fabric."""
+    place = gpu.nvml.platform if gpu.nvml else None
+    return place is not None and place.slot is not None and place.peer_type == "switch"
+
+
 @dataclass(frozen=True, slots=True)
 class Egm:
     """Whether a GPU has EGM."""

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import combinations, product
 from typing import ClassVar
 
-from egmctl.errors import ExitCode
+from egmctl.model.answer import UNANSWERED, Answer
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Nic
 from egmctl.model.machine import Machine
@@ -18,6 +18,9 @@ from egmctl.topology.links import Link, P2pMatrix, device_link, matrices
 from egmctl.topology.notes import Missing, Note, missing, notes
 from egmctl.topology.platform import C2c, Egm, PlatformVerdict, c2c, egm, own_node, platform
 from egmctl.topology.routes import HostRoute, route
+
+SECTIONS = ("host", "gpus", "pairs", "switches", "nics", "driver", "process")
+"""The sections of a machine that a topology shows, and that its answer rests on, also if a recording has more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,21 +60,15 @@ class Topology(Shown):
     """The reason why no matrix could be drawn; null if one could."""
     machines: tuple[Machine, ...]
     """The whole node, from which the other fields are derived; in a document with pseudonyms for private data."""
+    strict: bool = False
+    """Whether what doctor finds to be wrong with the connections makes the answer bad."""
+    answer: Answer = UNANSWERED
+    """What the command answers (:mod:`egmctl.verdict.answers`)."""
 
     @property
     def machine(self) -> Machine:
         """The whole node."""
         return self.machines[0]
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """The exit code: 3 if no matrix could be drawn, else 0 (``docs/exit-codes.md``)."""
-        return ExitCode.OK if self.missing is None else ExitCode.NOTHING
-
-    @property
-    def nothing(self) -> str | None:
-        """The sentence of :attr:`missing`."""
-        return None if self.missing is None else self.missing.sentence
 
     @cached_property
     def gpus(self) -> Mapping[str, Gpu]:
@@ -104,7 +101,8 @@ class Topology(Shown):
         """Return the topology of another machine record, for the same selection of GPUs and nodes."""
         gpus = {gpu.bus_id: gpu for gpu in machine.gpus or ()}
         chosen = dict.fromkeys(state.bus_id for state in self.gpu_states if state.bus_id in gpus)
-        return topology(machine, [gpus[bus_id] for bus_id in chosen], list(dict.fromkeys(self.numa_nodes)))
+        again = topology(machine, [gpus[bus_id] for bus_id in chosen], list(dict.fromkeys(self.numa_nodes)))
+        return replace(again, strict=self.strict)
 
 
 def topology(machine: Machine, gpus: Sequence[Gpu] | None = None, nodes: Sequence[int] | None = None) -> Topology:

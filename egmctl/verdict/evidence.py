@@ -13,11 +13,14 @@ from statistics import median
 
 from egmctl.data import read_toml
 from egmctl.doctor.situation import coherent
-from egmctl.model.evidence import Answer, EvidenceReport, Observation, State
-from egmctl.model.finding import Diagnosis, Status, WaiverKind
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.evidence import EvidenceReport, Observation, Reply, State
+from egmctl.model.finding import Status, WaiverKind
 from egmctl.model.measurement import NVLINK_COUNT, LinkProof, Measurement, RunReport, counted
+from egmctl.model.probes import Outcome
 from egmctl.model.route import HOST_NAMES, LinkKind, MemoryKind
 from egmctl.units import format_size, grouped
+from egmctl.verdict.answers import answered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +29,7 @@ class Question:
 
     claim: str
     checks: tuple[str, ...] = ()
+    probes: str = ""
     by: str = ""
     cases: tuple[str, ...] = ()
     link: str = ""
@@ -59,7 +63,7 @@ def evidence(diagnosis: Diagnosis, run: RunReport | None, *, not_measured: str =
         The reason why there was no bench.
     """
     answers = [_answer(name, question, diagnosis, run, not_measured) for name, question in questions().items()]
-    return EvidenceReport(answers=tuple(answers), diagnosis=diagnosis, run=run)
+    return answered(EvidenceReport(answers=tuple(answers), diagnosis=diagnosis, run=run))
 
 
 _Observed = Iterator[tuple[bool | None, str, str]]
@@ -67,13 +71,15 @@ _Observed = Iterator[tuple[bool | None, str, str]]
 _STATES = {False: State.CONTRADICTED, True: State.SETTLED, None: State.NOT_SETTLED}
 
 
-def _answer(name: str, question: Question, diagnosis: Diagnosis, run: RunReport | None, not_measured: str) -> Answer:
+def _answer(name: str, question: Question, diagnosis: Diagnosis, run: RunReport | None, not_measured: str) -> Reply:
     if not (question.anywhere or coherent(diagnosis.machine)):
         observed: _Observed = iter([(None, "no coherent GPU here", "")])
     elif question.of_nics and not diagnosis.machine.nics:
         observed = iter([(None, "no NIC here", "")])
     elif question.checks:
         observed = _by_checks(question, diagnosis)
+    elif question.probes:
+        observed = _by_probes(question, diagnosis)
     elif run is None:
         observed = iter([(None, not_measured, "")])
     else:
@@ -91,7 +97,7 @@ def _answer(name: str, question: Question, diagnosis: Diagnosis, run: RunReport 
     if state is State.NOT_SETTLED and True in answers and not question.checks:
         part = f"{answers.count(True)} of {len(answers)} observations agree: only all of them settle it"
         observations.insert(0, Observation(agrees=None, value=part))
-    return Answer(question=name, claim=question.claim, state=state, observations=tuple(observations))
+    return Reply(question=name, claim=question.claim, state=state, observations=tuple(observations))
 
 
 def _by_checks(question: Question, diagnosis: Diagnosis) -> _Observed:
@@ -100,6 +106,16 @@ def _by_checks(question: Question, diagnosis: Diagnosis) -> _Observed:
         if finding.check in question.checks:
             shown = "; ".join(f"{each.source}: {each.value}" for each in finding.evidence[:1])
             yield agrees.get(finding.status), f"{finding.summary} ({shown or finding.check})", finding.place.label
+
+
+def _by_probes(question: Question, diagnosis: Diagnosis) -> _Observed:
+    """Yield what each probe of a kind showed: an error is the driver's answer, any other end decides nothing."""
+    agrees = {Outcome.OK: True, Outcome.ERROR: False}
+    for probe in diagnosis.machine.probes or ():
+        if probe.kind == question.probes:
+            decides = probe.outcome is Outcome.OK or probe.error_number is not None
+            value = probe.detail or probe.outcome.value
+            yield agrees.get(probe.outcome) if decides else None, value, f"NUMA{probe.numa_node}"
 
 
 def _all_pass(question: Question, diagnosis: Diagnosis) -> bool:

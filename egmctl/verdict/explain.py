@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from egmctl.bench.case import Case
+from egmctl.bench.path_class import is_degraded, is_lost
 from egmctl.bench.plan.flows import PIDS_SHOWN, gpu_use
 from egmctl.bench.plan.make import SECTIONS
 from egmctl.bench.plan.paths import gpu_obstacle
@@ -18,15 +19,17 @@ from egmctl.doctor.check import Scope
 from egmctl.doctor.checks.gpu import SLOWDOWNS
 from egmctl.doctor.effects_on_paths import Node, Symptom, Trouble, numa_nodes
 from egmctl.doctor.findings import fact, noted, todo, warned
+from egmctl.model.answer import Cause
 from egmctl.model.finding import (
     OF_GPUS,
+    OTHERS,
+    THROTTLED,
     TOLD,
-    Cause,
     Finding,
     Guard,
     Place,
     PlaceKind,
-    RunCause,
+    RootCause,
     Status,
     Waiver,
     WaiverKind,
@@ -44,7 +47,7 @@ from egmctl.model.verdict import BAD_GRADES, Grade, Judgement
 from egmctl.topology.access import nvml_failure
 from egmctl.topology.links import device_link
 from egmctl.units import format_kernel_list, format_size, grouped, shortened
-from egmctl.verdict.yardsticks import is_degraded, is_lost, value_of
+from egmctl.verdict.yardsticks import value_of
 
 CAUSE_SECTIONS = ("switches", "confinement", "system")
 """The sections of a machine that causes are found in, in addition to those that a plan needs."""
@@ -116,37 +119,39 @@ def with_causes(
     scope = Scope(gpus=tuple(asked) or None, numa=None if numa is None else tuple(numa))
     result = [cause for node in nodes(report, machine) for cause in _node_causes(report, short, node, scope)]
     slow = {number for number in short.slow if Symptom.SLOW in _symptoms(report, short, number)}
-    throttled = {number for cause in result if cause.finding.check == "gpu.throttle" for number in cause.explains}
+    throttled = {number for cause in result if cause.finding.check == "gpu.throttle" for number in cause.measurements}
     for finding, numbers in during(report):
         # If the clocks were throttled before the run, doctor reports the cause.
         known = throttled if finding.check == THROTTLED else set()
         result.append(cause_of(finding, numbers & slow - known, short))
-    explaining = [cause for cause in result if cause.explains]
-    order = sorted(explaining, key=lambda cause: (list(Status).index(cause.status), -len(cause.explains)))
+    explaining = [cause for cause in result if cause.measurements]
+    order = sorted(explaining, key=lambda cause: (list(Status).index(cause.status), -len(cause.measurements)))
     return replace(report, causes=tuple(order))
 
 
-def cause_of(
-    finding: Finding, numbers: Collection[int], short: Shortfalls, node: str = "", asked: str = ""
-) -> RunCause:
-    """Return a cause of measurements; it is a failure if it broke one of them or if the user ``asked`` for its GPUs."""
-    status = Status.FAIL if asked or short.broken.intersection(numbers) else finding.status
-    return RunCause(status=status, finding=finding, node=node, asked=asked, explains=tuple(sorted(numbers)))
+def cause_of(finding: Finding, numbers: Collection[int], short: Shortfalls, node: str = "", asked: str = "") -> Cause:
+    """Return a cause of measurements; it is a failure if it broke one of them or if the user ``asked`` for its GPUs.
+
+    What others do on a GPU or the host proves nothing about the node, so it is no failure.
+    """
+    proves = finding.check not in (IN_USE, *EXCUSES) and (asked or short.broken.intersection(numbers))
+    status = Status.FAIL if proves else finding.status
+    return Cause(status=status, finding=finding, node=node, asked=asked, measurements=tuple(sorted(numbers)))
 
 
-def explained_by(cause: Cause, run: RunReport, short: Shortfalls) -> frozenset[int]:
+def explained_by(cause: RootCause, run: RunReport, short: Shortfalls) -> frozenset[int]:
     """Return the measurements of a run on one node that a root cause of doctor explains."""
     return frozenset(t.number for node in nodes(run)[:1] for t in _explained(cause, _troubles(run, short, node), node))
 
 
-def _explained(cause: Cause, troubles: Iterable[Trouble], node: Node) -> list[Trouble]:
+def _explained(cause: RootCause, troubles: Iterable[Trouble], node: Node) -> list[Trouble]:
     """Return the troubles that a root cause, or a finding that follows from it, explains."""
     # Only findings with status fail, warn or note explain a path. A finding that something is unknown does not.
     faults = [finding for finding in (cause.finding, *cause.explains) if finding.status in TOLD]
     return [trouble for trouble in troubles if any(explains(node, fault, trouble) for fault in faults)]
 
 
-def _node_causes(report: RunReport, short: Shortfalls, node: Node, scope: Scope) -> Iterator[RunCause]:
+def _node_causes(report: RunReport, short: Shortfalls, node: Node, scope: Scope) -> Iterator[Cause]:
     """Yield the causes on one node: doctor's, then one for the GPUs left out for reasons that no check knows."""
     troubles = list(_troubles(report, short, node))
     if not troubles:
@@ -256,8 +261,10 @@ def _as_planned(measurement: Measurement, node: Node, measured: Collection[str])
 
 IN_USE, UNUSABLE, HIDDEN = "bench.gpu-in-use", "bench.gpu-unusable", "bench.gpu-hidden"
 """Check ids of findings on GPUs that are in use by others, that cannot be used, or that CUDA_VISIBLE_DEVICES hides."""
-OTHERS, THROTTLED, OTHER_LINK = "bench.other-processes", "bench.throttled", "bench.other-link"
+OTHER_LINK = "bench.other-link"
 HOST_BUSY, WEAK_MEMORY = "bench.host-busy", "bench.weak-memory"
+EXCUSES = (OTHERS, HOST_BUSY)
+"""The findings with which a slow path is no failure: others used its GPUs or the host while it was measured."""
 _BUSY_CPUS, _BUSY_PART = 4, 0.1
 """The thresholds of a busy host: other processes use at least this many CPUs (on a small host half of them) and this
 part of all CPUs. Chosen: an idle host stays below one CPU; four CPUs that copy use a fifth of a socket's memory

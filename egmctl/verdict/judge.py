@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
+from egmctl.bench.path_class import PathClass, class_of, is_degraded, unit_of
 from egmctl.doctor.kernel_faults import kernel_faults
 from egmctl.model.finding import Status
 from egmctl.model.measurement import BROKEN, COUNTED_AT_LEAST, STRAY_AT_MOST, LinkProof, Measurement, RunReport, counted
@@ -46,11 +47,11 @@ def judge(report: RunReport, profile: Profile | None, *, profile_reason: str = "
     """
     measurements = report.measurements
     values = [yardsticks.value_of(measurement) for measurement in measurements]
-    members: dict[yardsticks.PathClass, list[int]] = {}
+    members: dict[PathClass, list[int]] = {}
     for number, measurement in enumerate(measurements):
         if (values[number] is not None and measurement.point.sms is None) or measurement.status in BROKEN:
             # A point of a series by the number of SMs has no reference: it counts only if it broke.
-            members.setdefault(yardsticks.class_of(measurement), []).append(number)
+            members.setdefault(class_of(measurement), []).append(number)
     culprits: list[Culprit] = []
     judged: dict[int, Judged] = {}
     for path_class, numbers in members.items():
@@ -90,7 +91,7 @@ def _judged(number: int, measurement: Measurement, value: float, profile: Profil
 
 
 def _class_verdict(
-    path_class: yardsticks.PathClass,
+    path_class: PathClass,
     numbers: Sequence[int],
     measurements: Sequence[Measurement],
     judged: dict[int, Judged],
@@ -106,7 +107,7 @@ def _class_verdict(
         # Agreement among paths without a reference does not prove that they are healthy.
         grade = Grade.NO_REFERENCE
     values = [value for number in numbers if (value := yardsticks.value_of(measurements[number])) is not None]
-    unit = yardsticks.unit_of(measurements[numbers[0]])
+    unit = unit_of(measurements[numbers[0]])
     known = profile if grades[Yardstick.PROFILE] is not Grade.NO_REFERENCE else None
     reference = yardsticks.reference_for(measurements[numbers[0]], known)[0] if known else None
     return ClassVerdict(
@@ -150,7 +151,7 @@ def _warnings(measurements: Sequence[Measurement]) -> Iterator[str]:
             for counter, rise in gpu.errors.items():
                 rises[counter, gpu.label] = rises.get((counter, gpu.label), 0) + rise
     yield from (f"{counter} of {label} rose by {rise}" for (counter, label), rise in rises.items())
-    degraded = [m.path for m in measurements if m.measured and yardsticks.is_degraded(m)]
+    degraded = [m.path for m in measurements if m.measured and is_degraded(m)]
     if degraded:
         paths = ", ".join(dict.fromkeys(degraded))
         yield f"{several(len(degraded), 'measurement')} went without EGM, whose route is blocked (degraded): {paths}"

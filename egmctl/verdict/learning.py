@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median, stdev
 from typing import Any
 
+from egmctl.bench.path_class import class_of, unit_of
 from egmctl.errors import UsageError
 from egmctl.model.codec import to_json
 from egmctl.model.machine import Machine
@@ -17,7 +18,7 @@ from egmctl.model.task import Pattern, Point
 from egmctl.topology.platform import C2c, c2c, platform
 from egmctl.units import several
 from egmctl.verdict.profiles import gpu_kind, nvlinks_between
-from egmctl.verdict.yardsticks import JUDGED_FROM_BYTES, class_of, not_judged, unit_of, value_of
+from egmctl.verdict.yardsticks import JUDGED_FROM_BYTES, not_judged, value_of
 
 
 @dataclass(frozen=True, slots=True)

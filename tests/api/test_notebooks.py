@@ -17,9 +17,10 @@ import egmctl
 from egmctl.comparison import compare
 from egmctl.model.comparison import Comparison
 from egmctl.model.measurement import RunReport
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.report.render.page import style
 from egmctl.saved import load
+from tests.answers import render
 from tests.conftest import ROOT
 from tests.report.browser import chromium, find
 from tests.report.pages import elements, parse, words

@@ -8,13 +8,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egmctl.bench.buffers import ROTATED_BELOW_BYTES, ROTATED_OVER_BYTES, Peak, buffers_of, peaks, span_bytes, window
+from egmctl.bench.buffers import (
+    ROTATED_BELOW_BYTES,
+    ROTATED_OVER_BYTES,
+    FlowBuffers,
+    Lifetimes,
+    Peak,
+    assign,
+    buffers_of,
+    peaks,
+    span_bytes,
+    window,
+)
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import select_cases
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Settings
 from egmctl.units import MIB
+from tests.bench import plans
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import patched, shipped
 from tests.fake.plugin import MakeFakeNode
@@ -124,3 +136,29 @@ def test_copies_of_a_run_move_through_such_a_buffer_in_turn(fake_node: MakeFakeN
     copies = [call.arguments for call in node.calls("cuMemcpyAsync") if call.arguments["size"] == str(64 * MIB)]
     assert len({copy["to"] for copy in copies}) == 4, "two a sample, and the second sample moves on"
     assert not node.leaks()
+
+
+def test_flows_at_once_have_buffers_of_their_own_and_one_to_all_sends_one_source() -> None:
+    def of(case: str) -> list[FlowBuffers]:
+        task = next(
+            task for task in plans.plan_of(case, machine="hgx-h200x4", gpus=4, nodes=(0,)).tasks if len(task.flows) > 1
+        )
+        return list(assign([task])[0])
+
+    there = [buffer for flow in of("all_to_one_write_ce") for buffer in flow.there]
+    assert len(set(there)) == len(there)
+    flows = of("one_to_all_write_ce")
+    assert len({flow.source for flow in flows}) == 1
+    assert len({flow.destination for flow in flows}) == len(flows)
+
+
+def test_a_buffer_is_finished_with_the_last_step_that_uses_it() -> None:
+    (first, *_), (*_, second) = (
+        buffers_of([task])
+        for task in plans.plan_of("device_to_device_memcpy_write_ce", machine="hgx-h200x4", gpus=4, nodes=(0,)).tasks[
+            :2
+        ]
+    )
+    lifetimes = Lifetimes([[first], [first, second]])
+    assert lifetimes.finish([first]) == (), "a later step uses it"
+    assert lifetimes.finish([first, second]) == (first, second)

@@ -14,7 +14,8 @@ from egmctl.gpu.cpu_threads import CHASE, CpuWalk, words_of
 from egmctl.model.finding import WaiverKind
 from egmctl.model.measurement import Status, Verification
 from egmctl.model.task import Task
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
+from tests.answers import render
 from tests.bench.conftest import FEW, Bench
 from tests.bench.test_cpu import SETTINGS, Memory, here, measured
 from tests.doctor.machines import shipped

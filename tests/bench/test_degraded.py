@@ -18,10 +18,10 @@ from egmctl.gpu.telemetry import Traffic
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import LinkProof, Settings, Status
 from egmctl.model.route import Egm, LinkKind
-from egmctl.report.views.bench_answer import answer
 from egmctl.report.views.machine import route_words
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
+from tests.answers import shown as answer
 from tests.bench.conftest import FEW
 from tests.bench.reports import report
 from tests.doctor.cgroups import denying_v2
@@ -127,10 +127,10 @@ def test_it_is_a_warning_that_its_cause_explains_and_no_reference_judges() -> No
     assert "without EGM, whose route is blocked (degraded): NUMA1 -> GPU0, NUMA1 -> GPU1" in judged.verdict.warnings[0]
     degraded = [n for n, one in enumerate(judged.measurements) if one.flows[0].route.degraded]
     assert len(degraded) == 2
-    explains = {number: cause.finding.check for cause in judged.causes for number in cause.explains}
+    explains = {number: cause.finding.check for cause in judged.causes for number in cause.measurements}
     assert {explains[number] for number in degraded} == {"dev.cgroup-restricted"}
     first = answer(judged)
-    assert first.word == "NO REFERENCE", "nothing says how fast it should be"
+    assert first.word == "FAIL", "nothing says how fast it should be, but the cause is a failed check"
     assert "GPU2-3: the device cgroup denies" in str(first.sentence)
     assert "explains 2 paths" in str(first.sentence)
 
@@ -164,9 +164,9 @@ class TestOnAFakeGraceNode:
         degraded = [n for n, one in enumerate(found) if one["flows"][0]["route"]["degraded"]]
         assert {(found[n]["case"], found[n]["flows"][0]["source"]["label"]) for n in degraded} == {(NUMA, "NUMA1")}
         assert all(one["status"] == Status.OK and one["bandwidth_gb_s"]["median"] > 0 for one in found)
-        assert {number for cause in causes for number in cause["explains"]} == set(degraded)
+        assert {number for cause in causes for number in cause["measurements"]} == set(degraded)
         assert causes[0]["finding"]["check"] == "dev.cgroup-restricted"
-        assert code == 0
+        assert code == 1, "the cause is a failed check"
 
     @pytest.mark.long
     def test_one_that_crashes_costs_itself_alone(self, grace: Node) -> None:
@@ -176,4 +176,4 @@ class TestOnAFakeGraceNode:
         assert {one["status"] for one in degraded} == {"failed"}
         assert all("died from SIGABRT in cuMemCreate; the EGM route is blocked" in one["reason"] for one in degraded)
         assert {one["status"] for one in found if one["case"] == PINNED} == {"ok"}
-        assert code == 4, "the near node's own allocation crashed too, and no cause is known for that"
+        assert code == 1, "what is known to be wrong comes before what crashed for no known cause"

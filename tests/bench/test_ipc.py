@@ -28,9 +28,10 @@ from egmctl.launch import Child
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, RunReport, Settings, Status
 from egmctl.model.task import Quantity
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.units import MIB
 from tests import forked
+from tests.answers import render
 from tests.bench.test_run_failures import SHARED_WITH_FACTS, WORKER_CALLS
 from tests.fake.machines import nvl4, with_imex_channel
 from tests.fake.node import FakeNode

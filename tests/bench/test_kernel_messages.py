@@ -15,23 +15,24 @@ import pytest
 
 from egmctl.bench.supervisor import supervise
 from egmctl.doctor.check import EVERYTHING
-from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.doctor.runner import CHECKS
 from egmctl.facts.kernel_log import EVENTS_LIMIT, KernelLogWatch, event
 from egmctl.facts.redact import part_redactor, redact_run
 from egmctl.facts.root import Root
 from egmctl.journal.events import Journal, Recorder, forget
-from egmctl.model.bringup import Answer
+from egmctl.model.answer import State
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.kernel_log import KernelLog, KernelMessages
 from egmctl.model.measurement import RunReport
 from egmctl.model.record import Reason, Unread
 from egmctl.model.task import Task
 from egmctl.model.verdict import Grade
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.saved import load_journal
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import load
+from tests.answers import diagnose, render
 from tests.bench.test_supervisor import MACHINE, TARGET, fast_children, plan
 from tests.verdict.runs import H2D, H200, WRITE, run
 
@@ -148,7 +149,7 @@ def test_a_fault_stands_below_the_verdict_with_whose_it_is_and_what_to_do() -> N
     assert report.verdict is not None
     assert report.verdict.grade is Grade.WARN, "the paths may be as fast as ever beside it"
     lines = str(render(report, Format.TEXT, width=200)).splitlines()
-    assert lines[0].startswith("PASS: with warnings: ")
+    assert lines[0].startswith("PASS WITH WARNINGS: ")
     assert "the kernel logged meanwhile: GPU2: Xid 79, GPU fell off the bus, 2 times" in lines[0]
     (place,) = [n for n, line in enumerate(lines) if line.startswith("FAIL") and "Xid 79" in line]
     assert place <= 4, "below the answer and what to do"
@@ -186,8 +187,8 @@ def test_documents_keep_it_without_the_names_of_processes_and_older_ones_load() 
     assert from_json(RunReport, document).kernel_messages is None
 
 
-@pytest.mark.parametrize(("line", "answer"), [(OFF_THE_BUS, Answer.NO_GO), (PAGE_FAULT, Answer.GO)])
-def test_a_node_whose_kernel_logged_a_fault_meanwhile_is_not_handed_over(line: str, answer: Answer) -> None:
+@pytest.mark.parametrize(("line", "state"), [(OFF_THE_BUS, State.BAD), (PAGE_FAULT, State.GOOD)])
+def test_a_node_whose_kernel_logged_a_fault_meanwhile_is_not_handed_over(line: str, state: State) -> None:
     report = with_logged(line)
     assert report.kernel_messages is not None
     logs = [
@@ -195,8 +196,8 @@ def test_a_node_whose_kernel_logged_a_fault_meanwhile_is_not_handed_over(line: s
     ]
     before, after = (diagnose(replace(H200, kernel_log=log), EVERYTHING, CHECKS) for log in logs)
     found = bringup(after, report, before=before)
-    assert found.answer is answer
-    if answer is Answer.NO_GO:
+    assert found.answer.state is state
+    if state is State.BAD:
         assert " ".join(str(render(found, Format.TEXT)).split()).startswith(
             "NO-GO: GPU2: Xid 79, GPU fell off the bus, 0 s ago (appeared during the bench)"
         )

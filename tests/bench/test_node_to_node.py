@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from egmctl.bench.path_class import class_of
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import select_cases
 from egmctl.model.codec import from_json
 from egmctl.model.measurement import RunReport, Settings
 from egmctl.model.route import Egm, MemoryKind
 from egmctl.model.task import Task
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.units import MIB
-from egmctl.verdict.yardsticks import against_link, class_of
+from egmctl.verdict.yardsticks import against_link
+from tests.answers import render
 from tests.bench.conftest import FEW, Bench, cases
 from tests.doctor.machines import shipped
 from tests.fake.machines import nvl4, with_imex_channel

@@ -13,8 +13,9 @@ from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import CASES, SUITES
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Settings
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.report.views.machine import route_words
+from tests.answers import render
 from tests.bench.conftest import FEW, Bench, Run, cases
 from tests.doctor.machines import shipped
 from tests.report.runs import run as made_up

@@ -21,11 +21,12 @@ from egmctl.model.measurement import RunReport
 from egmctl.model.profile import Reference, Unit
 from egmctl.model.record import Command
 from egmctl.model.route import HOST_MEMORY, Carrier, Egm, Hop, LinkClass, LinkKind, MemoryKind, Route, UcxRoute
-from egmctl.report.kinds import BENCH, Format, render
+from egmctl.report.kinds import BENCH, Format
 from egmctl.report.views.machine import route_words
 from egmctl.saved import Saved
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import load
+from tests.answers import render
 from tests.bench.routes import C2C, PCIE, SMP, nv, over, to_host
 from tests.saved.documents import measured_report
 

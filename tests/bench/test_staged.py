@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from egmctl.bench.cases.bandwidth import P2P_CASES as CASES
+from egmctl.bench.path_class import class_of
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.make import make_plan
 from egmctl.model.machine import Machine
@@ -17,7 +18,7 @@ from egmctl.model.task import Engine, Pattern
 from egmctl.report.views.bench import painted
 from egmctl.report.views.bench_answer import staged_lines
 from egmctl.report.views.machine import route_words
-from egmctl.verdict.yardsticks import against_link, class_of
+from egmctl.verdict.yardsticks import against_link
 from tests.bench.conftest import FEW, Bench
 from tests.bench.reports import report
 from tests.doctor.machines import shipped

@@ -177,7 +177,7 @@ def test_what_a_node_sent_is_lost_and_no_other_nodes_answer(tmp_path: Path, numb
 SENT = """
 egmctl-fleet begin
 egmctl-fleet version egmctl 0.1.0
-{"schema": "egmctl.doctor/1", "exit_code": 0, "errors": [], "result": {}}
+{"schema": "egmctl.doctor/1", "exit_code": 0, "answer": {"state": "good", "word": "OK"}, "errors": [], "result": {}}
 
 egmctl-fleet end 0
 """

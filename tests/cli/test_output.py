@@ -14,8 +14,11 @@ from rich.text import Text
 from egmctl.cli.output import Color, OutputOptions, check_output, colored, emit
 from egmctl.errors import EgmctlError, UsageError
 from egmctl.report.kinds import BENCH, Format
+from egmctl.saved import load
+from tests.answers import with_answer
 from tests.conftest import ended
 from tests.in_process import run
+from tests.saved.documents import measured_report
 
 SUFFIXES_OF_BENCH = ".txt, .json, .csv, .html, .svg, .md, .prom, .xml"
 
@@ -303,3 +306,22 @@ def test_a_name_that_is_too_long_for_a_file_is_a_sentence(words: str) -> None:
     ended = run(*words.replace("{}", "x" * 300).split())
     assert ended.code in (0, 2)
     assert "please report it" not in ended.err
+
+
+def test_a_view_that_fails_costs_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JSON needs no view: it is written first, whatever the order; without one the result is kept as JSON."""
+
+    def fails(_report: object) -> None:
+        raise OverflowError("cannot convert float infinity to integer")
+
+    monkeypatch.setattr("egmctl.report.views.bench.bench_document", fails)
+    page, data = tmp_path / "run.html", tmp_path / "run.json"
+    result = with_answer(measured_report("hgx-h200x4"))
+    failure = r"run\.html lacks the result as html, whose view failed: OverflowError"
+    with pytest.raises(EgmctlError, match=failure):
+        OutputOptions(output=[page, data], quiet=True).chosen(BENCH.formats).show(result)
+    assert load(data).result == result
+    with pytest.raises(EgmctlError, match=failure) as caught:
+        OutputOptions(output=[page], quiet=True).chosen(BENCH.formats).show(result)
+    assert load(str(caught.value).rpartition("the result is in ")[2]).result == result
+    assert not page.exists()

@@ -13,11 +13,12 @@ from typing import Any, cast
 import pytest
 
 from egmctl.api.doctor import Doctor
-from egmctl.api.options import NodeOptions
+from egmctl.api.options import BringupOptions
 from egmctl.cli import rack
 from egmctl.cli.output import OutputOptions
 from egmctl.errors import ExitCode, NothingToDo
-from egmctl.model.bringup import Answer, Bringup
+from egmctl.model.answer import Answer, State
+from egmctl.model.bringup import Bringup
 from egmctl.model.codec import to_json
 from egmctl.model.fleet import Fabric
 from egmctl.model.gpu import FAKE
@@ -37,16 +38,19 @@ HOSTS = ("tray01", "tray01", "tray02", "tray02", "tray03", "tray03")
 SLOW = patched(WELL, "gpus[2].nvml.nvlinks[4]", active=False)
 OUT = patched(WELL, "gpus[*].nvml", fabric=OUTSIDE)
 BOARD = shipped("hgx-h200x4")
-RUN = replace(measured_report("gb200-tray"), machines=())
-MEASURED = Fabric(answer=Answer.GO, run=RUN)
-GONE = Fabric(answer=Answer.INCOMPLETE)
+RUN = replace(measured_report("gb200-tray"), machines=(), answer=Answer(state=State.GOOD, word="PASS"))
+MEASURED = Fabric(run=RUN)
+BAD = Fabric(run=replace(RUN, answer=Answer(state=State.BAD, word="FAIL")))
+UNKNOWN = Fabric(run=replace(RUN, answer=Answer(state=State.INCOMPLETE, word="INCOMPLETE")))
+GONE = Fabric()
 """Stands for a fabric during which a rank dies."""
 Message = tuple[Any, str] | None
 
 
 def go(machine: Machine) -> Bringup:
     """Return the answer for a node on which nothing was left out."""
-    return Bringup(answer=Answer.GO, causes=(), gaps=(), diagnosis=Doctor().diagnose(machine, redacted=True), run=None)
+    diagnosis = Doctor().diagnose(machine, redacted=True)
+    return Bringup(answer=Answer(state=State.GOOD, word="GO"), diagnosis=diagnosis, run=None)
 
 
 def sent(rank: int, machine: Machine | Callable[[], Bringup]) -> Message:
@@ -54,7 +58,7 @@ def sent(rank: int, machine: Machine | Callable[[], Bringup]) -> Message:
 
     def node() -> Bringup:
         answer = bringup(Doctor().diagnose(cast(Machine, machine), redacted=True), None, not_measured="busy")
-        return answer if answer.answer is Answer.NO_GO else go(cast(Machine, machine))
+        return answer if answer.answer.state is State.BAD else go(cast(Machine, machine))
 
     message = rack._answer_of(HOSTS[rank], node if isinstance(machine, Machine) else machine)
     return cast(Message, json.loads(json.dumps(to_json(message))))
@@ -101,7 +105,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ask:
         monkeypatch.setattr(rack, "_fabric", measured)
         written = tmp_path / file
         outputs = OutputOptions(output=(written,), quiet=True).chosen(BRINGUP.formats)
-        code = rack.bring_up(cast(World, job), lambda: go(own), NodeOptions(**options), outputs)
+        code = rack.bring_up(cast(World, job), lambda: go(own), BringupOptions(**options), outputs)
         document = json.loads(written.read_text())
         validate(document, "fleet")
         assert document["exit_code"] == code
@@ -126,14 +130,18 @@ def broken() -> Bringup:
         (three(), 0, "GO: 12 of 12 GPUs are ready in 1 NVLink domain; fabric "),
         (three(SLOW), 1, "NO-GO: 11 of 12 GPUs are ready: GPU2 of tray02: 17 of 18 NVLinks are active; fabric "),
         (three(SLOW, SLOW), 1, "NO-GO: 10 of 12 GPUs are ready: GPU2 of tray[02-03]: 17 of 18 NVLinks are active;"),
-        (three(third=OUT), 1, "NO-GO: 8 of 12 GPUs are ready: tray03 is outside the NVLink domain (clique 0); fabric "),
-        (three(third=broken), 3, "tray03 gave no answer (failed) (4 GPUs assumed); fabric "),
+        (
+            three(third=OUT),
+            3,
+            "INCOMPLETE: 8 of 12 GPUs are ready: tray03 is outside the NVLink domain (clique 0); fabric ",
+        ),
+        (three(third=broken), 4, "tray03 gave no answer (failed) (4 GPUs assumed); fabric "),
         (
             three(third=None),
             4,
             "tray03 gave no answer (timed-out) (4 GPUs assumed); fabric not measured: no answer from rank 4 on tray03",
         ),
-        ({rank: part for rank, part in three().items() if rank != 3}, 3, "no answer from rank 3 on tray02 GO 3: "),
+        ({rank: part for rank, part in three().items() if rank != 3}, 3, "no answer from rank 3 on tray02 Next: "),
     ],
 )
 def test_who_is_not_ready_is_named_in_the_first_sentence(
@@ -147,11 +155,19 @@ def test_who_is_not_ready_is_named_in_the_first_sentence(
 @pytest.mark.parametrize(
     ("fabric", "code", "words"),
     [
-        (Fabric(answer=Answer.NO_GO, run=RUN), 1, "NO-GO: 3 of 3 nodes are ready; fabric "),
-        (GONE, 3, "3 of 3 nodes are ready; fabric not measured: no answer from rank 3 on tray02"),
-        (Fabric(answer=Answer.INCOMPLETE, run=RUN), 3, "INCOMPLETE: 3 of 3 nodes are ready; fabric "),
         (
-            Fabric(answer=Answer.INCOMPLETE, reason="no channel"),
+            Fabric(run=replace(RUN, answer=Answer(state=State.BAD, word="FAIL"))),
+            1,
+            "NO-GO: 3 of 3 nodes are ready; fabric ",
+        ),
+        (GONE, 3, "3 of 3 nodes are ready; fabric not measured: no answer from rank 3 on tray02"),
+        (
+            Fabric(run=replace(RUN, answer=Answer(state=State.INCOMPLETE, word="INCOMPLETE"))),
+            3,
+            "INCOMPLETE: 3 of 3 nodes are ready; fabric ",
+        ),
+        (
+            Fabric(reason="no channel"),
             3,
             "3 of 3 nodes are ready; fabric not measured: no c",
         ),
@@ -173,7 +189,7 @@ def test_a_rack_has_as_many_gpus_as_were_expected(answer: Ask) -> None:
 def test_an_interruption_gives_the_answers_that_there_are(answer: Ask) -> None:
     job = Job(three(SLOW, None), interrupted=True)
     code, result, text = answer(job)
-    assert (code, result["finished"], job.broken) == (130, False, True)
+    assert (code, result["finished"], job.broken) == (1, False, True), "what is proven comes before the interruption"
     assert [node["reach"] for node in result["answers"]] == ["answered", "answered", "interrupted"]
     assert "GPU2 of tray02: 17 of 18 NVLinks are active" in text
     assert "fabric not measured: interrupted" in text
@@ -200,7 +216,7 @@ def test_a_rank_that_is_not_the_first_of_its_node_brings_up_nothing_and_writes_n
 
     monkeypatch.setattr(rack, "_fabric", lambda *_: MEASURED)
     outputs = OutputOptions(output=(tmp_path / "rack.json",)).chosen(BRINGUP.formats)
-    assert rack.bring_up(cast(World, Second({})), node, NodeOptions(), outputs) is ExitCode.OK
+    assert rack.bring_up(cast(World, Second({})), node, BringupOptions(), outputs) is ExitCode.OK
     assert not list(tmp_path.iterdir())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import itertools
 import json
 import os
@@ -13,8 +14,11 @@ import signal
 import struct
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,11 +28,12 @@ import pytest
 
 from egmctl.driver.reading import Unreadable
 from egmctl.gpu import telemetry
-from egmctl.gpu.telemetry import TrafficWatch
+from egmctl.gpu.telemetry import TrafficWatch, data_of
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import GpuTraffic, LinkTraffic, Origin, OriginKind, TrafficSample
 from egmctl.model.record import Reason, Unread
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
+from tests.answers import render
 from tests.conftest import ROOT, Ended, RunEgmctl, command_environment
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
@@ -75,6 +80,7 @@ class Nvml:
                 value, rise = self.fields.get(field), rises[name]
                 if ("PCIE" in name) is late:
                     self.fields[field] = value + rise if isinstance(value, int) and isinstance(rise, int) else rise
+        watch.end_pcie()
         return from_json(GpuTraffic, {"index": 0, "bus_id": GPU, "name": "a GPU", **to_json(watch.record(GPU))})
 
 
@@ -87,14 +93,82 @@ def test_a_rate_is_the_rise_of_a_counter_over_its_own_time(nvml: Nvml) -> None:
     record = nvml.after(TrafficWatch({GPU: RATES}), NVLINK_OUT=MIB, NVLINK_IN=0, PCIE_OUT=10**9, PCIE_IN=0)
     # 1 MiB x 1 KiB in 2 s, and 1 GB in 20 ms.
     assert record.links["nvlink"] == LinkTraffic(sent_gb_s=2**30 / 2e9, received_gb_s=0.0, rate_gb_s=450.0)
-    assert to_json(record.links["pcie"]) == {"sent_gb_s": pytest.approx(50), "received_gb_s": 0, "rate_gb_s": 63}
+    assert carried_by_pcie(record) == (pytest.approx(50), 0, 63)
     assert (record.busy_percent, record.memory_used_bytes, record.memory_total_bytes) == (97, 3, 9)
 
 
 def test_a_32_bit_counter_of_pcie_that_wraps_once_is_no_reset(nvml: Nvml) -> None:
     nvml.fields[PCIE_OUT] = 2**32 - 1
     record = nvml.after(TrafficWatch({GPU: RATES}), PCIE_OUT=10**9 - 2**32)
-    assert to_json(record.links["pcie"]) == {"sent_gb_s": pytest.approx(50), "received_gb_s": 0, "rate_gb_s": 63}
+    assert carried_by_pcie(record) == (pytest.approx(50), 0, 63)
+
+
+def carried_by_pcie(record: GpuTraffic) -> tuple[Any, ...]:
+    """Return what PCIe sends and receives, and its rate, in GB/s."""
+    link = record.links["pcie"]
+    assert link is not None
+    return link.sent_gb_s, link.received_gb_s, link.rate_gb_s
+
+
+class BusyNvml(Nvml):
+    """GPUs whose counters rise as time goes by, which each reading takes."""
+
+    READING_S: Mapping[int, float] = {138: 0.8e-3, PCIE_OUT: 0.35e-3}
+    """What one call takes that asks for these fields, on H200."""
+    OUT_GB_S, IN_GB_S, NVLINK_GB_S = 5.2, 59.8, 390.0
+
+    def read(self, handle: object, fields: list[Any]) -> dict[Any, int | Unreadable]:
+        numbers = set(map(_number, fields))
+        takes_s = sum(seconds for number, seconds in self.READING_S.items() if number in numbers)
+        self.now_s += takes_s / 2
+        carried = {
+            PCIE_OUT: int(self.now_s * self.OUT_GB_S * 1e9) % 2**32,
+            PCIE_IN: int(self.now_s * self.IN_GB_S * 1e9) % 2**32,
+            138: int(self.now_s * self.NVLINK_GB_S * 1e9) // 1024,
+            139: 0,
+        }
+        self.fields |= {field: carried[number] for field in fields for number in [_number(field)] if number in carried}
+        self.now_s += takes_s / 2
+        return super().read(GPU if handle else None, fields)
+
+
+def _number(field: Any) -> int:
+    return int(field[0] if isinstance(field, tuple) else field)
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_the_time_that_the_readings_take_is_no_error_of_the_rate(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = BusyNvml(monkeypatch)
+    gpus = [f"0000:{number:02x}:00.0" for number in range(count)]
+    watch = TrafficWatch(dict.fromkeys(gpus, RATES))
+    for _ in range(3):
+        nvml.now_s += 0.98
+        watch.read()
+        nvml.now_s += 0.02
+        watch.end_pcie()
+        for bus_id in gpus:
+            links = watch.record(bus_id)["links"]
+            assert links["pcie"]["received_gb_s"] == pytest.approx(nvml.IN_GB_S, rel=0.002)
+            assert links["pcie"]["sent_gb_s"] == pytest.approx(nvml.OUT_GB_S, rel=0.002)
+            assert links["nvlink"]["sent_gb_s"] == pytest.approx(nvml.NVLINK_GB_S, rel=0.002)
+            # 55.2 GB/s of data went in, and requests alone went out.
+            assert links["pcie"]["received_data_gb_s"] == pytest.approx(55.2, rel=0.01)
+            assert links["pcie"]["sent_data_gb_s"] == pytest.approx(0, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("counted", "copied"),
+    [
+        ((60.55, 0.0), (55.21, 0.0)),
+        ((5.2, 59.9), (0.0, 55.34)),
+        ((60.57, 55.4), (51.15, 51.09)),
+    ],
+    ids=["to-host", "from-host", "both"],
+)
+def test_the_data_of_pcie_are_those_that_copies_on_an_h200_moved(
+    counted: tuple[float, float], copied: tuple[float, float]
+) -> None:
+    assert data_of(*counted) == pytest.approx(copied, rel=0.01, abs=0.05)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +285,21 @@ def test_the_first_line_says_which_link_carries_traffic_and_what_is_unknown() ->
     assert shown(gpu(0, 0.0)).startswith("NVLink and PCIe idle; C2C unknown\n")
 
 
+def test_data_of_pcie_is_an_estimate_and_a_share_above_100_percent_is_not_left_alone() -> None:
+    busy = LinkTraffic(sent_gb_s=5.2, received_gb_s=59.8, rate_gb_s=63.0, sent_data_gb_s=0.0, received_data_gb_s=54.8)
+    text = " ".join(shown(replace(gpu(0, 0.0), links={"pcie": busy})).split())
+    assert text.startswith("GPU0: 60 GB/s over PCIe in (data: about 55), 95 % of 63 GB/s ")
+    assert "they count protocol too, so its data is an estimate." in text
+    assert "above 100 %" not in text
+    beyond = replace(busy, received_gb_s=65.6)
+    text = " ".join(shown(replace(gpu(0, 0.0), links={"pcie": beyond})).split())
+    assert ", 104 % of 63 GB/s, more than the link carries " in text
+    assert (
+        "A share above 100 %: no link carries more than its rate, so the rate or the time of a reading is wrong."
+        in text
+    )
+
+
 def test_what_is_unknown_is_a_question_mark_and_a_reason_and_never_0() -> None:
     text = shown(gpu(0, 212.4), gpu(1, None, unread="GPU is lost"))
     assert "C2C unknown; NVLink unknown on GPU1; PCIe unknown on GPU1" in " ".join(text.split())
@@ -300,6 +389,39 @@ def test_on_a_terminal_the_table_is_replaced_until_ctrl_c_which_ends_with_0(fake
 def test_without_colour_a_terminal_gets_a_block_per_sample(fake_node: MakeFakeNode) -> None:
     out, code = on_a_terminal(fake_node("hgx-h200x4"), "--color", "never")
     assert (code, b"\x1b" in out) == (0, False)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("hangup", ["heeded", "ignored"], ids=["", "under nohup"])
+@pytest.mark.parametrize("color", ["auto", "never"])
+def test_it_ends_quietly_when_its_terminal_is_closed(
+    fake_node: MakeFakeNode, tmp_path: Path, hangup: str, color: str
+) -> None:
+    """Under nohup its output goes to the terminal if a command has it go there."""
+    env = command_environment({"TERM": "xterm", **fake_node("hgx-h200x4").environment()})
+    command = [sys.executable, "-m", "egmctl", "watch", "--interval", "0.2", "--color", color]
+    ours, theirs = pty.openpty()
+
+    def take_terminal() -> None:
+        os.setsid()
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+        if hangup == "ignored":
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    with open(tmp_path / "err", "w+") as err:
+        streams = {"stdin": theirs, "stdout": theirs, "stderr": err}
+        with subprocess.Popen(command, env=env, cwd=ROOT, preexec_fn=take_terminal, **streams) as process:  # type: ignore[call-overload]
+            os.close(theirs)
+            out = b""
+            while out.count(b"Per GPU") < 2:
+                out += os.read(ours, 65536)
+            os.close(ours)
+            try:
+                assert process.wait(60) == 0
+            finally:
+                process.kill()
+        err.seek(0)
+        assert err.read() == ""
 
 
 def on_a_terminal(node: FakeNode, *options: str) -> tuple[bytes, int]:

@@ -10,7 +10,8 @@ from egmctl.comparison import compare
 from egmctl.model.comparison import Comparison
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
+from tests.answers import render
 from tests.comparison.runs import saved
 from tests.doctor.machines import shipped
 from tests.verdict.runs import H2D, OF_GPU2, WRITE, run, slow_at

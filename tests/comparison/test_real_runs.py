@@ -13,6 +13,8 @@ import pytest
 from egmctl.comparison import compare
 from egmctl.comparison.paths import known_spread
 from egmctl.model.comparison import Comparison, Outcome
+from egmctl.model.measurement import RunReport
+from egmctl.report.exports.json import result_json
 from egmctl.saved import Saved, load
 from egmctl.verdict.profiles import load_all
 from tests.conftest import ROOT
@@ -41,8 +43,14 @@ def compared(runs: dict[str, Saved], first: str, second: str) -> Comparison:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_they_fit_the_schema(name: str, tmp_path: Path) -> None:
-    check(json.loads(unpacked(name, tmp_path).read_text()), "bench")
+def test_they_state_no_answer_and_are_answered_when_they_are_loaded(name: str, tmp_path: Path) -> None:
+    """They are documents of version 0.1."""
+    path = unpacked(name, tmp_path)
+    assert "answer" not in json.loads(path.read_text())
+    result = load(path).result
+    assert isinstance(result, RunReport)
+    assert result.answer.word in ("PASS", "INCOMPLETE", "FAIL")
+    check(json.loads(result_json(result)), "bench")
 
 
 def test_two_idle_runs_are_the_same(runs: dict[str, Saved]) -> None:

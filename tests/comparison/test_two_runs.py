@@ -20,8 +20,9 @@ from egmctl.model.measurement import Measurement, RunReport, Stage, Status
 from egmctl.model.record import Command
 from egmctl.model.route import Egm
 from egmctl.model.task import Endpoint, Quantity
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.verdict.profiles import load_all
+from tests.answers import render
 from tests.comparison.runs import changed, ended, from_gpu, on_path, reaching, run, saved, times
 from tests.doctor.machines import patched
 from tests.report.texts import text_of

@@ -10,15 +10,18 @@ import pytest
 from rich.text import Text
 
 from egmctl.comparison import compare
-from egmctl.comparison.facts import Subject, outcome_of
+from egmctl.comparison.facts import Subject
+from egmctl.comparison.worth import outcome_of
 from egmctl.errors import ExitCode
 from egmctl.facts import replay
 from egmctl.model.comparison import Comparison, Outcome
-from egmctl.model.finding import NODE, Diagnosis, Finding, Guard, Place, Status, on_gpus, on_pairs
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import NODE, Finding, Guard, Place, Status, on_gpus, on_pairs
 from egmctl.model.machine import Machine
 from egmctl.model.record import Command, Reason, Unread
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.saved import Saved
+from tests.answers import render
 from tests.doctor.machines import patched, shipped
 from tests.report.texts import text_of
 

@@ -28,7 +28,6 @@ from egmctl.model.measurement import Settings
 from egmctl.units import MIB
 from tests.conftest import ROOT, ended
 from tests.doctor.machines import shipped
-from tests.in_process import run
 
 EXAMPLES = ROOT / "docs" / "examples"
 TEXTS = (
@@ -90,7 +89,7 @@ def run_slurm_script(
 def test_the_prolog_fails_for_a_failed_check_and_nothing_else(tmp_path: Path, code: int) -> None:
     done, log = run_slurm_script("slurm-prolog.sh", tmp_path, code)
     assert ((done.returncode != 0), done.stdout, done.stderr) == (code == 1, "", "")
-    assert log == "doctor --format nagios --for egm,p2p,fabric --skip imex.channel\n"
+    assert log == "doctor --format nagios --skip imex.channel\n"
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 4])
@@ -98,7 +97,7 @@ def test_the_prolog_fails_for_a_failed_check_and_nothing_else(tmp_path: Path, co
 def test_the_epilog_asks_for_the_time_of_the_job_alone(tmp_path: Path, code: int) -> None:
     done, log = run_slurm_script("slurm-epilog.sh", tmp_path, code, SLURM_JOB_START_TIME=str(int(time.time()) - 100))
     assert ((done.returncode != 0), done.stdout, done.stderr) == (code == 1, "", "")
-    since = re.search(r"doctor --format nagios --for egm,p2p,fabric --skip imex\.channel --since ([0-9]+)s\n$", log)
+    since = re.search(r"doctor --format nagios --skip imex\.channel --since ([0-9]+)s\n$", log)
     assert since is not None
     assert 160 <= int(since[1]) <= 190, "since a minute before it began"
 
@@ -124,12 +123,6 @@ NHC = (
     r"\* \|\| export TIMEOUT=([0-9]+)",
     r"\* \|\| check_cmd_status -t ([0-9]+) -r 0 /etc/slurm/egmctl-prolog\.sh",
 )
-
-
-def test_the_prolog_leaves_a_node_alone_on_which_no_job_has_a_channel() -> None:
-    (words,) = re.findall(r'"\$egmctl" (doctor [^>]*) >', (EXAMPLES / "slurm-prolog.sh").read_text())
-    assert run(*words.split(), "--machine", "hgx-h200x4").code == 0
-    assert run("doctor", "--for", "fabric", "--machine", "hgx-h200x4").code == 1, "it has none"
 
 
 @pytest.mark.parametrize("name", ["fabric.sbatch", "node.sbatch"])

@@ -14,9 +14,10 @@ from egmctl.model.fleet import Reach
 from egmctl.model.measurement import RunReport
 from egmctl.model.record import Command
 from egmctl.report.exports.json import result_json
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.saved import load
 from egmctl.verdict.explain import with_causes
+from tests.answers import render
 from tests.comparison.test_real_runs import RUNS, unpacked
 from tests.conftest import ROOT
 from tests.doctor.faults import OUTSIDE

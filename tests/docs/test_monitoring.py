@@ -13,9 +13,9 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from egmctl.facts import replay
-from egmctl.model.bringup import Answer, Bringup
 from egmctl.report.exports.prom import bringup_prom
 from egmctl.units import MIB
+from egmctl.verdict.bringup import bringup
 from tests.conftest import ROOT, RunEgmctl, ended
 from tests.doctor.machines import patched, shipped
 from tests.fake.plugin import MakeFakeNode
@@ -37,7 +37,7 @@ def exported() -> dict[str, set[str]]:
     from egmctl.api.doctor import Doctor
 
     diagnosis = Doctor().diagnose(shipped("hgx-h200x4"), redacted=True)
-    text = bringup_prom(Bringup(answer=Answer.GO, causes=(), gaps=(), diagnosis=diagnosis, run=run_report))
+    text = bringup_prom(bringup(diagnosis, run_report))
     families = text_string_to_metric_families(text)
     return {family.name: {name for sample in family.samples for name in sample.labels} for family in families}
 
@@ -96,7 +96,7 @@ def test_the_plugin_ends_with_the_codes_of_node_problem_detector_and_its_first_l
     assert (done.code, done.err) == (code, "")
     assert done.out.startswith(words)
     shown = done.out[: PLUGIN["pluginConfig"]["max_output_length"]]
-    assert code == 0 or re.match(r"EGMCTL CRITICAL - [a-z.-]+: .+", shown)
+    assert code == 0 or re.match(r"EGMCTL CRITICAL - PROBLEMS: [a-z.-]+: .+", shown)
 
 
 def test_a_rule_of_the_plugin_takes_no_longer_than_the_plugin_may() -> None:

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 
 from egmctl.doctor.check import EVERYTHING, Check, Scope
 from egmctl.doctor.findings import failed, passed, skipped, unknown, warned
-from egmctl.doctor.runner import diagnose
-from egmctl.model.finding import Confidence, Diagnosis, Evidence, Finding, Guard, on_gpus
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Confidence, Evidence, Finding, Guard, on_gpus
 from egmctl.model.machine import Machine
 from egmctl.model.remedy import GPUS as GPUS_OF_FINDING
 from egmctl.model.remedy import Need, Remedy
+from tests.answers import diagnose
 from tests.doctor.machines import shipped
 
 

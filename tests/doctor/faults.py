@@ -279,9 +279,10 @@ FAULTS: dict[str, Fault] = {
             ("kernel.driver-messages", "NVRM: GPU0 x: SBIOS allocated EGM address is incorrect."),
         )
     },
-    "egm.capability": changed("gpus[*].nvml", capabilities=0),
+    "egm.capability": Fault(changed("gpus[*].nvml", capabilities=0).machine, Scope(purposes=(Guard.EGM,))),
     "egm.preconditions": Fault(
-        lambda: patched(patched(healthy(), "gpus[*].nvml", capabilities=0), "system", acpi_egm=False)
+        lambda: patched(patched(healthy(), "gpus[*].nvml", capabilities=0), "system", acpi_egm=False),
+        Scope(purposes=(Guard.EGM,)),
     ),
     "egm.cgroup-route": Fault(lambda: with_gpu_denied(healthy(), 2, 3)),
     "egm.peer-route": Fault(
@@ -330,7 +331,10 @@ FAULTS: dict[str, Fault] = {
     "fabric.state": changed("gpus[2].nvml.fabric", state="in-progress"),
     "fabric.domain": changed("gpus[3].nvml.fabric", clique_id=2),
     "fabric.manager": changed("system", daemons=("nv-fabricmanager", "nvidia-imex")),
-    "fabric.same-node-isolation": Fault(lambda: with_gpu_denied(healthy(), 3), Scope(purposes=(Guard.FABRIC,))),
+    "fabric.same-node-isolation": Fault(
+        lambda: patched(with_gpu_denied(healthy(), 3), "process", environment={"SLURM_JOB_GPUS": "0-3"}),
+        Scope(purposes=(Guard.FABRIC,)),
+    ),
     "imex.module": changed("driver", module_parameters={"ImexChannelCount": "0"}),
     "imex.channel": changed("driver.imex_channels[0]", access="EACCES", mode=0o600),
     "imex.domain": changed("system.imex", domain_status="DOWN"),
@@ -462,3 +466,6 @@ ONLY_TOLD = frozenset(
     {"egm.platform", "ipc.ipc-namespace", "ipc.pid-namespace", "mps.env", "ns.container", "numa.page-size", "rdma.ofed"}
 )
 """Checks that tell what is so, and never that it is a fault."""
+
+NOTED = frozenset({"rdma.bar1"})
+"""Checks whose fault is a setting that stops nothing by itself, so that they only note it."""

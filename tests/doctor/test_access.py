@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import pytest
 
 from egmctl.doctor.check import Expectation, Scope
-from egmctl.model.finding import Confidence, Finding, Status
+from egmctl.model.finding import Confidence, Finding, Guard, Status
 from egmctl.model.host import Cgroup, Confinement, DeviceList, DeviceProgram, DeviceUnit, Mount, Process
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
+from tests.doctor.cases import asked
 from tests.doctor.machines import bus_id, patched, run, run_one, shipped, with_gpu_denied
 
 HGX = shipped("hgx-h200x4")
@@ -43,6 +44,11 @@ def in_cgroup(
     return dataclasses.replace(machine, process=process, confinement=Confinement(device_programs=programs))
 
 
+def of_nobody(machine: Machine) -> Machine:
+    """Return the machine without an environment that says whose GPUs are whose."""
+    return patched(machine, "process", environment={})
+
+
 def values(finding: Finding) -> dict[str, str]:
     return {evidence.source: evidence.value for evidence in finding.evidence}
 
@@ -50,8 +56,8 @@ def values(finding: Finding) -> dict[str, str]:
 class TestSeverity:
     def test_a_share_of_a_node_is_no_fault(self) -> None:
         denied = bus_id(HGX, 1)
-        finding = run_one(CGROUP, with_gpu_denied(HGX, 1))
-        assert finding.status is Status.NOTE
+        finding = run_one(CGROUP, of_nobody(with_gpu_denied(HGX, 1)))
+        assert (finding.status, finding.blocks) == (Status.NOTE, ())
         assert finding.summary == "the device cgroup denies /dev/nvidia1"
         assert "normal for a partial allocation" in finding.note
         assert "GPU0-2 cannot import memory of GPU3 by legacy, descriptor, pool or fabric handle" in finding.note
@@ -303,15 +309,18 @@ class TestNodesMissing:
         assert finding.remedy is not None
         assert "ENROOT_RESTRICT_DEV" in finding.remedy.text
 
-    def test_an_egm_node_that_loses_its_owner_fails_here_too(self) -> None:
+    def test_an_egm_node_that_loses_its_owner_warns_here_too_and_fails_for_egm(self) -> None:
         machine = patched(with_gpu_denied(GH200X4, 1, access="ENOENT"), "process", container_signs=("/.dockerenv",))
-        assert run_one(NODES, machine).status is Status.FAIL
+        assert run_one(NODES, machine).status is Status.WARN
+        assert "EGM routes to NUMA 1 are blocked" in run_one(NODES, machine).summary
+        assert run_one(NODES, machine, asked(Guard.EGM)).status is Status.FAIL
 
     def test_a_container_that_hides_the_drivers_folder_too(self) -> None:
         """As libnvidia-container's legacy mode does: then nothing tells the minor."""
         hidden = {"node": Unread(reason=Reason.NOT_PRESENT), "nvml": Unread(reason=Reason.NOT_PRESENT)}
         machine = patched(HGX, "gpus[1]", proc=None, node=None, nvml=None, cuda=None, unread=hidden)
-        finding = run_one(NODES, patched(machine, "process", container_signs=("tmpfs /proc/driver/nvidia",)))
+        signs = ("tmpfs /proc/driver/nvidia",)
+        finding = run_one(NODES, patched(of_nobody(machine), "process", container_signs=signs))
         assert finding.summary == f"this container was not given {bus_id(HGX, 1)}"
 
     def test_a_node_that_nvml_made_meanwhile_is_not_missed(self) -> None:

@@ -12,10 +12,10 @@ import pytest
 from egmctl.doctor import probes
 from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.checks.active import CHECKS, KINDS, NOT_ASKED
-from egmctl.doctor.runner import diagnose
 from egmctl.model.finding import Finding, Guard, Status
 from egmctl.model.machine import Machine
 from egmctl.model.probes import Outcome, Probe, ProbeKind
+from tests.answers import diagnose
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import of_two_gpus, patched, shipped
 from tests.doctor.test_nvml_faults import here
@@ -64,6 +64,24 @@ class TestOnFakeNodes:
             n for n, call in enumerate(calls) if call.pid in sharing and call.name == "cuDevicePrimaryCtxRetain"
         )
         assert max(n for n, call in enumerate(calls) if call.pid in alone) < opened
+
+    @pytest.mark.long
+    @pytest.mark.parametrize(("name", "status"), [("hgx-h200x4", "skip"), ("gb200-tray", "pass")])
+    def test_a_pool_of_host_memory_becomes_the_current_one_of_a_coherent_gpu_and_never_for_long(
+        self, egmctl: RunEgmctl, fake_node: MakeFakeNode, name: str, status: str
+    ) -> None:
+        node = fake_node(name)
+        chosen = ("--gpus", "0", "--check", "egm.device-pool", "--check", "egm.location-pool")
+        code, findings = active(egmctl, node, *chosen)
+        assert {*statuses(findings, "egm.device-pool")} == {status}
+        assert {*statuses(findings, "egm.location-pool")} == {"pass"}
+        assert code == 0
+        pools = [call.arguments["pool"] for call in node.calls("cuDeviceSetMemPool") if call.result == 0]
+        set_for_node = [call.arguments["pool"] for call in node.calls("cuMemSetMemPool")]
+        for changes in (pools, set_for_node):
+            assert len(changes) % 2 == 0, "each is followed by the one that brings back the pool from before"
+            assert set(changes[1::2]).isdisjoint(changes[::2])
+        assert [leak for leak in node.leaks() if "primary context" not in leak] == []
 
     @pytest.mark.long
     def test_chosen_gpus_and_nodes_only(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
@@ -163,7 +181,7 @@ def judged(machine: Machine, *tried: Probe, scope: Scope = EVERYTHING) -> Findin
 def failing(kind: ProbeKind, call: str, number: int, *, node: int | None = None, name: str = "CUDA_ERROR") -> Probe:
     return Probe(
         kind=kind,
-        gpus=tuple(GPUS[:1] if kind is ProbeKind.HOST_NUMA else GPUS[:2]),
+        gpus=tuple(GPUS[:1] if kind in OF_ONE_GPU else GPUS[:2]),
         numa_node=node,
         outcome=Outcome.ERROR,
         by=GPUS[1],
@@ -174,6 +192,7 @@ def failing(kind: ProbeKind, call: str, number: int, *, node: int | None = None,
     )
 
 
+OF_ONE_GPU = (ProbeKind.HOST_NUMA, ProbeKind.DEVICE_POOL, ProbeKind.LOCATION_POOL)
 DENIED = "device cgroup or container denies it"
 
 
@@ -221,6 +240,19 @@ class TestJudgement:
         assert "cpuset" in judged(machine, probe).cause
         machine = patched(shipped("gb200-tray"), "confinement", system_calls={"mbind": "EPERM"})
         assert "mbind is forbidden" in judged(machine, probe).cause
+
+    @pytest.mark.parametrize(("name", "status"), [("hgx-h200x4", Status.SKIP), ("gb200-tray", Status.NOTE)])
+    def test_a_pool_of_host_memory_that_no_gpu_takes_is_no_fault_and_names_what_works(
+        self, name: str, status: Status
+    ) -> None:
+        finding = judged(shipped(name), failing(ProbeKind.DEVICE_POOL, "cuDeviceSetMemPool", 1, node=0))
+        assert finding.status is status
+        assert "an allocation that names the pool works (cuMemAllocFromPoolAsync)" in finding.summary + finding.note
+
+    def test_calls_that_an_older_driver_lacks_are_no_fault(self) -> None:
+        probe = replace(failing(ProbeKind.LOCATION_POOL, "cuMemGetMemPool", 0, node=0), error_number=None)
+        finding = judged(shipped("gb200-tray"), probe)
+        assert (finding.status, "CUDA 13.0 (driver 580)" in finding.summary) == (Status.SKIP, True)
 
     def test_a_gpu_that_the_machine_does_not_have_is_no_traceback(self) -> None:
         probe = Probe(kind=ProbeKind.P2P, gpus=("0009:01:00.0", "0009:02:00.0"), outcome=Outcome.OK)

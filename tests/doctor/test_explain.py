@@ -14,7 +14,8 @@ from egmctl.driver.signatures import Signature, signatures
 from egmctl.errors import ExitCode, UsageError
 from egmctl.model.explanation import CauseState, ErrorLog, Explanation, Failure, KnownCause, Library, Word
 from egmctl.model.finding import Status
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
+from tests.answers import render
 from tests.doctor.faults import ONLY_TOLD, faults, healthy
 from tests.doctor.machines import patched, shipped, with_gpu_denied
 

@@ -9,7 +9,7 @@ import pytest
 
 from egmctl.api.doctor import Doctor
 from egmctl.doctor.check import EVERYTHING, Scope, expectation
-from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.doctor.runner import CHECKS
 from egmctl.facts import replay
 from egmctl.model.finding import TOLD, Guard, Status
 from egmctl.model.host import Imex, Nic, NicPort
@@ -19,6 +19,7 @@ from egmctl.model.remedy import Need
 from egmctl.report.exports.json import result_json
 from egmctl.topology.platform import platform
 from tests import in_process
+from tests.answers import diagnose
 from tests.doctor.cases import asked, verdicts
 from tests.doctor.faults import HEALTHY_FABRIC, OUTSIDE, healthy, hgx_b200
 from tests.doctor.machines import patched, run, run_one, shipped
@@ -100,7 +101,9 @@ class TestFabric:
     def test_no_channel_is_a_fault_where_handles_are_wanted(self) -> None:
         assert run_one("imex.channel", HGX).status is Status.SKIP
         assert run_one("imex.channel", HGX, asked(Guard.FABRIC)).status is Status.FAIL
-        assert run_one("imex.channel", patched(healthy(), "driver", imex_channels=())).status is Status.WARN
+        assert run_one("imex.channel", patched(healthy(), "driver", imex_channels=())).status is Status.NOTE
+        in_a_job = patched(patched(healthy(), "driver", imex_channels=()), "process", environment={"SLURM_JOB_ID": "7"})
+        assert run_one("imex.channel", in_a_job).status is Status.WARN
 
     @pytest.mark.parametrize(
         ("daemons", "state", "reason", "hidden", "status"),

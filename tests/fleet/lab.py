@@ -65,6 +65,7 @@ _ANSWER = json.dumps(
         "schema": "egmctl.doctor/1",
         "tool": f"egmctl {__version__}",
         "exit_code": 0,
+        "answer": {"state": "good", "word": "OK"},
         "machine": None,
         "errors": [],
         "result": {"platform": "none", "gpus_asked": None, "numa_asked": None, "purposes": [], "counts": {}}

@@ -19,12 +19,21 @@ from egmctl.errors import UsageError
 from egmctl.fleet.folder import Folder, groups, new_folder, old_folder
 from egmctl.fleet.judge import Ended, judge, read_output, remote_words
 from egmctl.fleet.run import ERRORS_KEPT, Launch, Progress, _Fleet
-from egmctl.model.fleet import Asked, GroupLine, Launcher, NodeAnswer, Reach, worst_exit_code
+from egmctl.model.answer import TABLE, State
+from egmctl.model.fleet import Asked, GroupLine, Launcher, NodeResult, Reach
 from egmctl.model.record import Command
 
 ASKED = Asked(command=Command.DOCTOR, nodes=("node01",), remote_command="egmctl", version="egmctl 0.1.0")
-DOCUMENT = json.dumps({"schema": "egmctl.doctor/1", "exit_code": 1, "errors": [], "result": {}})
-PARTIAL = json.dumps({"schema": "egmctl.doctor/1", "exit_code": 130, "errors": [], "result": {}})
+
+
+def document(state: State) -> str:
+    """Return a document as a node sends it, with this answer."""
+    answer = {"state": state, "word": state.upper()}
+    code = int(TABLE[state].exit_code)
+    return json.dumps({"schema": "egmctl.doctor/1", "exit_code": code, "answer": answer, "errors": [], "result": {}})
+
+
+DOCUMENT, PARTIAL = document(State.BAD), document(State.INTERRUPTED)
 ERROR = json.dumps(
     {"schema": "egmctl.error/1", "exit_code": 2, "errors": [{"code": "usage", "message": "no"}], "result": None}
 )
@@ -43,7 +52,7 @@ def sent(version: str = "egmctl 0.1.0", document: str = DOCUMENT, end: int | Non
     return output if end is None else f"{output}\negmctl-fleet end {end}\n"
 
 
-def judged(folder: Folder, output: str, errors: str = "", **ended: object) -> NodeAnswer:
+def judged(folder: Folder, output: str, errors: str = "", **ended: object) -> NodeResult:
     folder.part("node01").write_text(output)
     usual = {"node": "node01", "code": 0, "duration_s": 1.0, "errors": errors}
     return judge(ASKED, folder, Ended(**(usual | ended)), timeout_s=60)  # type: ignore[arg-type]
@@ -53,8 +62,8 @@ def judged(folder: Folder, output: str, errors: str = "", **ended: object) -> No
     ("output", "errors", "ended", "reach", "reason", "code"),
     [
         (sent(end=1), "", {}, Reach.ANSWERED, "", 1),
-        (sent(document=ERROR, end=2), "", {}, Reach.FAILED, "no", 2),
-        (sent(document="", end=3), "egmctl: no GPU\n", {}, Reach.FAILED, "no GPU", 3),
+        (sent(document=ERROR, end=2), "", {}, Reach.FAILED, "no", 4),
+        (sent(document="", end=3), "egmctl: no GPU\n", {}, Reach.FAILED, "no GPU", 4),
         (sent(document="", end=130), "", {}, Reach.FAILED, "the command ended with 130 without a message", 4),
         (sent(document="", end=0), "", {}, Reach.FAILED, "the command ended with 0 without a message", 4),
         (sent(document="{}"), "", {}, Reach.GARBAGE, "what it sent is not a result of egmctl: it states no schema", 4),
@@ -81,7 +90,7 @@ def judged(folder: Folder, output: str, errors: str = "", **ended: object) -> No
         (sent(document=PARTIAL, end=130), "", {"interrupted": True}, Reach.INTERRUPTED, "are kept", 130),
         (sent(document=PARTIAL, end=130), "", {}, Reach.INTERRUPTED, "interrupted there; its results so far", 4),
         (sent(document=PARTIAL, end=124), "", {}, Reach.TIMED_OUT, "stopped; its results so far are kept", 4),
-        (sent(end=0), "", {"interrupted": True}, Reach.ANSWERED, "", 0),
+        (sent(end=0), "", {"interrupted": True}, Reach.ANSWERED, "", 1),
         (sent(document="", end=130), "", {"interrupted": True}, Reach.INTERRUPTED, "stopped", 130),
         ("", "", {"flooded": True}, Reach.FLOODED, "more than 64 MiB", 4),
         ("", "\x1b[31mred\u202e", {"code": 255}, Reach.UNREACHABLE, "\\x1b[31mred\\u202e", 4),
@@ -91,7 +100,7 @@ def test_how_asking_a_node_ended(
     folder: Folder, output: str, errors: str, ended: dict[str, object], reach: Reach, reason: str, code: int
 ) -> None:
     answer = judged(folder, output, errors, **ended)
-    assert (answer.reach, answer.exit_code) == (reach, code)
+    assert (answer.reach, TABLE[answer.state].exit_code) == (reach, code)
     assert reason in answer.reason
     kept = [path.name for path in (folder.path / "nodes").iterdir()]
     stopped = reach in (Reach.TIMED_OUT, Reach.INTERRUPTED) and "result" in output
@@ -145,10 +154,10 @@ def test_the_line_for_the_node_is_its_words_for_any_posix_shell() -> None:
 def test_alike_nodes_are_together_and_those_without_an_answer_last() -> None:
     """Why there is no answer is told without the node's own address, unless it is alone with it."""
     down, refused = "ssh: connect to host {} port 22: timed out", "ssh: connect to host 10.0.0.11 port 22: refused"
-    answers = [NodeAnswer(node=f"node{n:02}", reach=Reach.ANSWERED, exit_code=0) for n in range(1, 6)]
+    answers = [NodeResult(node=f"node{n:02}", reach=Reach.ANSWERED, state=State.GOOD) for n in range(1, 6)]
     reasons = {n: down.format(f"10.0.0.{n}") for n in range(6, 11)} | {11: refused}
     answers += [
-        NodeAnswer(node=f"node{n:02}", reach=Reach.UNREACHABLE, exit_code=4, reason=reason)
+        NodeResult(node=f"node{n:02}", reach=Reach.UNREACHABLE, state=State.BROKE, reason=reason)
         for n, reason in reasons.items()
     ]
     usual, other = (GroupLine(key="checks", value="40 pass"),), (GroupLine(key="egm.cgroup-route", value="no"),)
@@ -156,13 +165,6 @@ def test_alike_nodes_are_together_and_those_without_an_answer_last() -> None:
     assert [group.folded for group in made] == ["node[01-02,04-05]", "node03", "node[06-10]", "node11"]
     silent = [line.value for group in made[2:] for line in group.lines]
     assert silent == [down.format("NODE"), refused]
-
-
-@pytest.mark.parametrize(
-    ("codes", "code"), [((), 0), ((0, 3), 3), ((3, 1), 1), ((1, 2), 2), ((2, 4), 4), ((4, 130), 130), ((0, 77), 4)]
-)
-def test_the_worst_exit_code_counts(codes: tuple[int, ...], code: int) -> None:
-    assert worst_exit_code(codes) == code
 
 
 def test_a_folder_that_holds_something_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,11 @@ from egmctl.api.doctor import Doctor
 from egmctl.doctor.check import expectation
 from egmctl.fleet import session
 from egmctl.fleet.folder import new_folder
-from egmctl.model.bringup import Answer, Bringup
+from egmctl.model.answer import State
+from egmctl.model.bringup import Bringup
 from egmctl.model.comparison import Outcome
-from egmctl.model.finding import Diagnosis
-from egmctl.model.fleet import Asked, FleetReport, Launcher, NodeAnswer, NodeState, Reach, counts
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.fleet import Asked, FleetReport, Launcher, NodeResult, Reach, counts
 from egmctl.model.machine import Machine
 from egmctl.model.record import Command
 from egmctl.report.exports.json import result_json
@@ -48,17 +49,17 @@ WARNED = patched(WELL, "gpus[*].nvml", persistence_mode=False)
 
 
 Faults = Mapping[str, Machine | Reach]
-_documents: dict[object, tuple[int, str]] = {}
+_documents: dict[object, tuple[State, str]] = {}
 
 
-def document(machine: Machine, arguments: tuple[str, ...], command: Command) -> tuple[int, str]:
-    """Return the exit code and the document of doctor or bringup on a node; each is made once."""
+def document(machine: Machine, arguments: tuple[str, ...], command: Command) -> tuple[State, str]:
+    """Return the state and the document of doctor or bringup on a node; each is made once."""
     key = id(machine), arguments, command
     if key not in _documents:
         expect = arguments[1] if "--expect" in arguments else None
         found = Doctor(expect=expect, strict="--strict" in arguments).diagnose(machine)
         result: Diagnosis | Bringup = bringup(found, None, not_measured="busy") if command is Command.BRINGUP else found
-        _documents[key] = int(result.exit_code), result_json(result)
+        _documents[key] = result.answer.state, result_json(result)
     return _documents[key]
 
 
@@ -77,12 +78,12 @@ def rack(tmp_path: Path) -> Ask:
         for node in nodes:
             machine = faults.get(node, WELL)
             if isinstance(machine, Reach):
-                answers.append(NodeAnswer(node=node, reach=machine, exit_code=4, reason="ssh: timed out"))
+                answers.append(NodeResult(node=node, reach=machine, state=State.BROKE, reason="ssh: timed out"))
                 continue
-            code, text = document(machine, arguments, command)
+            state, text = document(machine, arguments, command)
             file = f"nodes/{node}.json"
             (folder.path / file).write_text(text)
-            answers.append(NodeAnswer(node=node, reach=Reach.ANSWERED, exit_code=code, file=file))
+            answers.append(NodeResult(node=node, reach=Reach.ANSWERED, state=state, file=file))
         asked = Asked(
             command=command,
             arguments=arguments,
@@ -110,9 +111,8 @@ THREE: Faults = {"tray07": OUT, "tray12": Reach.UNREACHABLE, "tray03": SLOW}
 
 
 def first(report: FleetReport) -> str:
-    """Return the first paragraph of the text, as one line."""
-    paragraphs = [text for text in text_of(report).split("\n\n") if not text.startswith("MODEL")]
-    return " ".join(paragraphs[0].partition("\nhealthy")[0].partition("\nNO-GO 1")[0].split("\n"))
+    """Return the answer as one line."""
+    return f"{report.answer.word}: {report.answer.sentence}"
 
 
 @pytest.mark.parametrize("arguments", [(), ("--expect", "domain-gpus=72"), ("--expect", "domain")])
@@ -124,66 +124,71 @@ def test_three_faults_are_named_in_the_first_lines_with_the_gpus_they_cost(
     start = next(number for number, line in enumerate(lines) if line.startswith("NO-GO"))
     assert lines[start : start + 3] == [
         "NO-GO: 63 of 72 GPUs are ready: tray07 is outside the NVLink domain (clique 0),",
-        "GPU2 of tray03: 17 of 18 NVLinks are active, tray12 cannot be reached (4 GPUs",
-        "assumed)",
+        "  GPU2 of tray03: 17 of 18 NVLinks are active, tray12 cannot be reached (4 GPUs",
+        "  assumed)",
     ]
-    assert {answer.node for answer in report.answers if answer.state is NodeState.FAILED} == {"tray03", "tray07"}
+    wrong = {answer.node for answer in report.answers if answer.state is State.BAD}
+    assert wrong == ({"tray03", "tray07"} if arguments else {"tray03"})
     validate(json.loads(result_json(report)), "fleet")
 
 
 @pytest.mark.parametrize(
     ("faults", "expect", "answer", "words"),
     [
-        ({}, "", Answer.GO, "healthy: 24 of 24 GPUs are ready in 1 NVLink domain"),
-        ({}, "domain-gpus=24", Answer.GO, "healthy: 24 of 24 GPUs are ready in 1 NVLink domain"),
-        ({}, "domain-gpus=28", Answer.NO_GO, "NO-GO: 24 of 28 GPUs are ready: these nodes have 24"),
-        ({"tray02": Reach.LOST}, "", Answer.INCOMPLETE, "tray02 gave no answer (lost) (4 GPUs assumed)"),
-        ({"tray02": with_gpus("3")}, "", Answer.NO_GO, "23 of 24 GPUs are ready: GPU3 of tray02 is outside the"),
-        ({"tray02": with_gpus(clique_id=4)}, "", Answer.NO_GO, "tray02 is outside the NVLink domain (clique 4)"),
+        ({}, "", State.GOOD, "GO: 24 of 24 GPUs are ready in 1 NVLink domain"),
+        ({}, "domain-gpus=24", State.GOOD, "GO: 24 of 24 GPUs are ready in 1 NVLink domain"),
+        ({}, "domain-gpus=28", State.BAD, "NO-GO: 24 of 28 GPUs are ready: these nodes have 24"),
+        ({"tray02": Reach.LOST}, "", State.BROKE, "tray02 gave no answer (lost) (4 GPUs assumed)"),
+        ({"tray02": with_gpus("3")}, "", State.BAD, "23 of 24 GPUs are ready: GPU3 of tray02 is outside the"),
+        ({"tray02": with_gpus(clique_id=4)}, "", State.INCOMPLETE, "tray02 is outside the NVLink domain (clique 4)"),
         (
             dict.fromkeys(("tray02", "tray03"), with_gpus(clique_id=4)),
             "",
-            Answer.NO_GO,
+            State.INCOMPLETE,
             "16 of 24 GPUs are ready: tray[02-03] are outside the NVLink domain (clique 4)",
         ),
-        ({"tray02": with_gpus(cluster_uuid=OTHER_RACK)}, "", Answer.NO_GO, "tray02 is outside the NVLink domain"),
+        ({"tray02": with_gpus(cluster_uuid=OTHER_RACK)}, "", State.INCOMPLETE, "tray02 is outside the NVLink domain"),
         (
             dict.fromkeys(TRAYS[3:], with_gpus(cluster_uuid=OTHER_RACK)),
             "",
-            Answer.GO,
+            State.GOOD,
             "24 of 24 GPUs are ready in 2 NVLink domains",
         ),
         (
             dict.fromkeys(TRAYS[4:], with_gpus(cluster_uuid=OTHER_RACK)),
             "domain-gpus=16",
-            Answer.NO_GO,
+            State.BAD,
             "16 of 16 GPUs are ready: tray[05-06] are outside the NVLink domain (clique 1), these nodes have 24",
         ),
-        ({"tray02": of_two_gpus(WELL)}, "", Answer.NO_GO, "22 of 24 GPUs are ready: tray02: 2 GPUs fewer than on most"),
+        ({"tray02": of_two_gpus(WELL)}, "", State.BAD, "22 of 24 GPUs are ready: tray02: 2 GPUs fewer than on most"),
         (
             {"tray02": patched(WELL, "gpus[1].nvml", fabric=None)},
             "",
-            Answer.INCOMPLETE,
+            State.INCOMPLETE,
             "23 of 24 GPUs are ready: GPU1 of tray02: not determined",
         ),
-        ({"tray02": WARNED}, "", Answer.GO, "24 of 24 GPUs are ready"),
-        ({"tray02": shipped("hgx-h200x4")}, "", Answer.GO, "20 of 20 GPUs are ready in 1 NVLink domain"),
-        (dict.fromkeys(TRAYS[2:], shipped("hgx-b200")), "", Answer.GO, "8 of 8 GPUs are ready in 1 NVLink domain"),
+        ({"tray02": WARNED}, "", State.BAD, "24 of 24 GPUs are ready"),
+        ({"tray02": shipped("hgx-h200x4")}, "", State.WARN, "20 of 20 GPUs are ready in 1 NVLink domain"),
+        (
+            dict.fromkeys(TRAYS[2:], shipped("hgx-b200")),
+            "",
+            State.INCOMPLETE,
+            "8 of 8 GPUs are ready in 1 NVLink domain",
+        ),
     ],
 )
 def test_each_gpu_that_is_not_ready_has_its_reason(
-    rack: Ask, faults: Faults, expect: str, answer: Answer, words: str
+    rack: Ask, faults: Faults, expect: str, answer: State, words: str
 ) -> None:
     report = rack(faults, *(("--expect", expect) if expect else ()), nodes=TRAYS[:6])
     assert report.readiness is not None
-    assert (report.readiness.answer, words in first(report)) == (answer, True), first(report)
-    assert answer is Answer.GO or report.exit_code
+    assert (report.answer.state, words in first(report)) == (answer, True), first(report)
 
 
 def test_a_bringup_says_go_and_what_was_not_measured_is_not_ready(rack: Ask) -> None:
     report = rack({"tray02": OUT}, command=Command.BRINGUP, nodes=TRAYS[:3])
     outside = "tray02 is outside the NVLink domain (clique 0)"
-    assert first(report) == f"NO-GO: 0 of 12 GPUs are ready: {outside}, tray[01,03]: not determined"
+    assert first(report) == f"INCOMPLETE: 0 of 12 GPUs are ready: {outside}, tray[01,03]: not determined"
 
 
 def test_a_warning_costs_gpus_where_it_counts_as_a_failure(rack: Ask) -> None:

@@ -12,16 +12,19 @@ import pytest
 
 from egmctl.errors import UsageError
 from egmctl.fleet.folder import groups, lines_of
+from egmctl.model.answer import State
 from egmctl.model.bringup import Bringup
-from egmctl.model.fleet import Asked, FleetReport, GroupLine, Launcher, NodeAnswer, Reach, counts
+from egmctl.model.fleet import Asked, FleetReport, GroupLine, Launcher, NodeResult, Reach, counts
 from egmctl.model.machine import Machine
 from egmctl.model.record import Command
-from egmctl.report.kinds import BRINGUP, FLEET, Format, render
+from egmctl.report.kinds import BRINGUP, FLEET, Format
 from egmctl.saved import load, viewed
 from egmctl.units import fold
+from egmctl.verdict.answers import answered
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
+from tests.answers import render
 from tests.comparison.runs import saved as saved_run
 from tests.doctor.machines import shipped
 from tests.report.texts import text_of
@@ -55,31 +58,34 @@ def rack() -> FleetReport:
         lines = {name: lines_of(load(saved(Path(folder), name, result))) for name, result in kinds.items()}
     odd = {"node05": "no-go", "node23": "no-go", "node40": "incomplete"}
     answers = tuple(
-        NodeAnswer(node=node, reach=Reach.UNREACHABLE, exit_code=4, reason="ssh: no route to host")
+        NodeResult(node=node, reach=Reach.UNREACHABLE, state=State.BROKE, reason="ssh: no route to host")
         if node == "node71"
-        else NodeAnswer(node=node, reach=Reach.ANSWERED, exit_code=kinds[odd.get(node, "go")].exit_code, file=node)
+        else NodeResult(node=node, reach=Reach.ANSWERED, state=kinds[odd.get(node, "go")].answer.state, file=node)
         for node in nodes
     )
-    return FleetReport(
-        asked=Asked(command=Command.BRINGUP, nodes=tuple(nodes), remote_command="egmctl", version=""),
-        folded=fold(nodes),
-        launcher=Launcher.SSH,
-        folder="rack",
-        started_at="2026-11-20T22:00:00Z",
-        finished=True,
-        counts=counts(answers),
-        answers=answers,
-        groups=groups(answers, {n: lines[odd.get(n, "go")] for n in nodes if n != "node71"}),
+    return answered(
+        FleetReport(
+            asked=Asked(command=Command.BRINGUP, nodes=tuple(nodes), remote_command="egmctl", version=""),
+            folded=fold(nodes),
+            launcher=Launcher.SSH,
+            folder="rack",
+            started_at="2026-11-20T22:00:00Z",
+            finished=True,
+            counts=counts(answers),
+            answers=answers,
+            groups=groups(answers, {n: lines[odd.get(n, "go")] for n in nodes if n != "node71"}),
+        )
     )
 
 
 def test_a_rack_says_first_which_nodes_go_and_why_the_others_do_not() -> None:
     text = " ".join(text_of(rack()).split())
-    assert text.startswith(
+    assert text.startswith("NO-GO: 68 of 72 nodes are ready")
+    assert (
         "GO 68: node[01-04,06-22,24-39,41-70,72] \N{MIDDLE DOT} NO-GO 2: node[05,23] "
         "(nvlink.links GPU2: 2 of 18 NVLinks down (links 4, 11)) \N{MIDDLE DOT} INCOMPLETE 1: node40 "
-    )
-    assert "unreachable 1: node71 (ssh: no route to host)" in text
+    ) in text
+    assert "BROKE 1: node71 (ssh: no route to host)" in text
     assert text.count("FAIL nvlink.links GPU2: 2 of 18 NVLinks down (links 4, 11) on node[05,23] (2 nodes)") == 1
 
 
@@ -98,18 +104,18 @@ def test_a_saved_record_shows_what_the_command_showed(tmp_path: Path, format: Fo
 
 def test_a_cause_that_is_not_there_is_refused_with_its_place(tmp_path: Path) -> None:
     path = saved(tmp_path, "node", no_go())
-    path.write_text(re.sub(r'("explains": \[\s*)(\d)', r"\g<1>99999, \2", path.read_text(), count=1))
-    with pytest.raises(UsageError, match=r"result\.causes\[0\]\.explains: a measurement is not there"):
+    path.write_text(re.sub(r'("measurements": \[\s*)(\d)', r"\g<1>99999, \2", path.read_text(), count=1))
+    with pytest.raises(UsageError, match=r"answer\.causes\[0\]\.measurements: a measurement is not there"):
         load(path)
 
 
 def test_metrics_and_test_cases_hold_doctor_and_bench() -> None:
     metrics = str(render(no_go(), Format.PROM))
-    assert 'egmctl_bringup_answer{answer="no-go"} 1\n' in metrics
-    assert 'egmctl_bringup_answer{answer="go"} 0\n' in metrics
+    assert 'egmctl_answer{command="bringup",state="bad"} 1\n' in metrics
+    assert 'egmctl_answer{command="bringup",state="good"} 0\n' in metrics
     assert 'egmctl_doctor_check{check="nvlink.links"} 2\n' in metrics
     junit = str(render(no_go(), Format.JUNIT))
-    assert junit.count("<testsuite ") == 2
+    assert junit.count("<testsuite ") == 3
     assert '<failure type="fail"' in junit
 
 
@@ -121,7 +127,7 @@ H200 = shipped("hgx-h200x4")
 
 def lines(machine: Machine, *slow: str) -> tuple[GroupLine, ...]:
     made = replace(run(WRITE, H2D, value=slow_at(*slow), machine=H200), machines=(machine,))
-    return lines_of(saved_run("node1", with_causes(replace(made, verdict=judge(made, PROFILE)))))
+    return lines_of(saved_run("node1", answered(with_causes(replace(made, verdict=judge(made, PROFILE))))))
 
 
 def causes(machine: Machine, *slow: str) -> list[tuple[str, str]]:

@@ -11,19 +11,22 @@ import pytest
 from egmctl.cli.output import _encodable
 from egmctl.comparison import compare
 from egmctl.doctor.check import Scope
-from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.doctor.runner import CHECKS
 from egmctl.fleet.folder import groups, lines_of
 from egmctl.fleet.judge import judged_gpus
+from egmctl.model.answer import State
 from egmctl.model.bringup import Bringup
-from egmctl.model.finding import Diagnosis
-from egmctl.model.fleet import FleetReport, NodeAnswer, Reach
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.fleet import FleetReport, NodeResult, Reach
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport, Status
 from egmctl.model.record import Command
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.saved import Saved
 from egmctl.units import fold
+from egmctl.verdict.answers import answered
 from egmctl.verdict.bringup import bringup
+from tests.answers import diagnose, render, with_answer
 from tests.doctor.faults import OUTSIDE, healthy
 from tests.doctor.machines import of_two_gpus, patched, shipped
 from tests.fleet.test_views import REPORT
@@ -46,13 +49,13 @@ def doctor(machine: Machine) -> Diagnosis:
 def fleet(results: Mapping[str, Result | Reach], command: Command) -> FleetReport:
     """Return the report of a fleet whose nodes gave these results, or did not answer."""
     answers = [
-        NodeAnswer(node=node, reach=result, exit_code=4, reason="ssh: down")
+        NodeResult(node=node, reach=result, state=State.BROKE, reason="ssh: down")
         if isinstance(result, Reach)
-        else NodeAnswer(node=node, reach=Reach.ANSWERED, exit_code=int(result.exit_code))
+        else NodeResult(node=node, reach=Reach.ANSWERED, state=with_answer(result).answer.state)
         for node, result in results.items()
     ]
     loaded = {
-        node: Saved(path=Path(node), kind=command, name=node, result=result, tool="")
+        node: Saved(path=Path(node), kind=command, name=node, result=with_answer(result), tool="")
         for node, result in results.items()
         if not isinstance(result, Reach)
     }
@@ -61,7 +64,7 @@ def fleet(results: Mapping[str, Result | Reach], command: Command) -> FleetRepor
     alike = groups(answers, {node: lines_of(saved) for node, saved in loaded.items()})
     compared = compare(list(loaded.values())) if len(loaded) > 1 else None
     report = replace(REPORT, asked=asked, folded=fold(results), answers=tuple(answers), groups=alike)
-    return replace(report, readiness=ready, comparison=compared)
+    return answered(replace(report, readiness=ready, comparison=compared))
 
 
 def picture(report: FleetReport) -> list[str]:

@@ -13,65 +13,77 @@ import pytest
 
 from egmctl.fleet import session
 from egmctl.fleet.folder import new_folder
+from egmctl.model.answer import State
 from egmctl.model.codec import from_json
 from egmctl.model.comparison import ComparedNode, Comparison, Outcome, PathDifference
-from egmctl.model.fleet import Asked, FleetReport, GroupLine, Launcher, NodeAnswer, NodeGroup, Reach, counts
+from egmctl.model.fleet import Asked, FleetReport, GroupLine, Launcher, NodeGroup, NodeResult, Reach, counts
 from egmctl.model.record import Command
 from egmctl.report.exports.json import result_json
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.report.views.fleet import CAUSES_SHOWN
 from egmctl.saved import load
+from egmctl.verdict.answers import answered
+from tests.answers import render
 from tests.conftest import ROOT
 from tests.in_process import run
 from tests.report.texts import text_of
 from tests.saved.documents import bench_document, measured_report
 
 ANSWERS = (
-    *(NodeAnswer(node=f"node{n:02}", reach=Reach.ANSWERED, exit_code=0, file=f"nodes/node{n:02}.json") for n in (1, 2)),
-    NodeAnswer(node="node03", reach=Reach.ANSWERED, exit_code=1, file="nodes/node03.json"),
-    NodeAnswer(node="node04", reach=Reach.UNREACHABLE, exit_code=4, reason="ssh: \x1b[2Jdown"),
-)
-REPORT = FleetReport(
-    asked=Asked(
-        command=Command.DOCTOR,
-        arguments=("--for", "egm"),
-        nodes=tuple(answer.node for answer in ANSWERS),
-        remote_command="egmctl",
-        version="egmctl 0.1.0",
+    *(
+        NodeResult(node=f"node{n:02}", reach=Reach.ANSWERED, state=State.GOOD, file=f"nodes/node{n:02}.json")
+        for n in (1, 2)
     ),
-    folded="node[01-04]",
-    launcher=Launcher.SSH,
-    folder="results",
-    started_at="2026-11-20T22:00:00Z",
-    finished=True,
-    counts=counts(ANSWERS),
-    answers=ANSWERS,
-    groups=(
-        NodeGroup(nodes=("node01", "node02"), folded="node[01-02]", lines=(GroupLine(key="checks", value="40 pass"),)),
-        NodeGroup(
-            nodes=("node03",),
-            folded="node03",
-            lines=tuple(
-                GroupLine(key=f"check.{n} [bold]", value="no", check=f"check.{n}", status="fail")
-                for n in range(CAUSES_SHOWN + 3)
+    NodeResult(node="node03", reach=Reach.ANSWERED, state=State.BAD, file="nodes/node03.json"),
+    NodeResult(node="node04", reach=Reach.UNREACHABLE, state=State.BROKE, reason="ssh: \x1b[2Jdown"),
+)
+REPORT = answered(
+    FleetReport(
+        asked=Asked(
+            command=Command.DOCTOR,
+            arguments=("--for", "egm"),
+            nodes=tuple(answer.node for answer in ANSWERS),
+            remote_command="egmctl",
+            version="egmctl 0.1.0",
+        ),
+        folded="node[01-04]",
+        launcher=Launcher.SSH,
+        folder="results",
+        started_at="2026-11-20T22:00:00Z",
+        finished=True,
+        counts=counts(ANSWERS),
+        answers=ANSWERS,
+        groups=(
+            NodeGroup(
+                nodes=("node01", "node02"), folded="node[01-02]", lines=(GroupLine(key="checks", value="40 pass"),)
+            ),
+            NodeGroup(
+                nodes=("node03",),
+                folded="node03",
+                lines=tuple(
+                    GroupLine(key=f"check.{n} [bold]", value="no", check=f"check.{n}", status="fail")
+                    for n in range(CAUSES_SHOWN + 3)
+                ),
+            ),
+            NodeGroup(
+                nodes=("node04",),
+                folded="node04",
+                lines=(GroupLine(key="", value="ssh: \x1b[2Jdown", status="unreachable"),),
             ),
         ),
-        NodeGroup(
-            nodes=("node04",),
-            folded="node04",
-            lines=(GroupLine(key="", value="ssh: \x1b[2Jdown", status="unreachable"),),
-        ),
-    ),
+    )
 )
 
 
 def test_it_says_which_nodes_are_well_and_each_cause_once() -> None:
     text = text_of(REPORT)
-    assert text.splitlines()[:6] == [
-        "healthy 2: node[01-02] \N{MIDDLE DOT} failed 1: node03 (check.0 [bold]: no) \N{MIDDLE DOT} unreachable 1:",
-        "node04 (ssh: \\x1b[2Jdown)",
-        "Next: the causes are below; 'egmctl show' reads each node's file; --list failed",
-        "prints the node set",
+    assert text.splitlines()[:8] == [
+        "NO-GO: 2 of 4 nodes are ready",
+        "Next: the causes are below; 'egmctl show' reads each node's file; --list bad",
+        "      prints the node set",
+        "",
+        "OK 2: node[01-02] \N{MIDDLE DOT} BROKE 1: node04 (ssh: \\x1b[2Jdown) \N{MIDDLE DOT} PROBLEMS 1: node03",
+        "(check.0 [bold]: no)",
         "4 nodes node[01-04] by ssh: egmctl doctor --for egm; results: results",
         "",
     ]
@@ -122,18 +134,18 @@ COMPARED = Comparison(
     ],
 )
 def test_a_node_that_is_worse_counts_also_where_it_is_the_first_of_two(nodes: int, outcome: Outcome, code: int) -> None:
-    path = PathDifference(node="b", case="c", path="p", link="w", size_bytes=1, unit="ns", outcome=outcome)
+    path = PathDifference(node="b", case="c", path="p", link="w", size_bytes=1, unit="ns", outcome=outcome, change=0.2)
     named = tuple(ComparedNode(name=f"n{number}", tool="", at="") for number in range(nodes))
     made = Comparison(kind=Command.BENCH, nodes=named, folded="", tolerance=0.05, compared=1, paths=(path,))
-    assert replace(REPORT, answers=ANSWERS[:2], comparison=made).exit_code == code
+    assert answered(replace(REPORT, answers=ANSWERS[:2], comparison=made)).exit_code == code
 
 
 def test_the_document_fits_its_schema_and_reads_back() -> None:
     document = json.loads(result_json(REPORT))
     schema = json.loads((ROOT / "docs/schemas/fleet.schema.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(document)
-    assert (document["exit_code"], document["machine"]) == (4, None)
-    assert from_json(FleetReport, document["result"]) == REPORT
+    assert (document["exit_code"], document["machine"]) == (1, None)
+    assert from_json(FleetReport, document["result"] | {"answer": document["answer"]}) == REPORT
 
 
 def test_what_differs_between_fake_gpus_says_first_that_they_are_fake(tmp_path: Path) -> None:
@@ -141,7 +153,7 @@ def test_what_differs_between_fake_gpus_says_first_that_they_are_fake(tmp_path: 
     made = Comparison(kind=Command.DOCTOR, nodes=named, folded="node[01-04]", tolerance=0.05, compared=1)
     file = tmp_path / "fleet.json"
     file.write_text(result_json(replace(REPORT, comparison=made)))
-    head = "FAKE GPUs, nothing of this is hardware: node01, node02, node03\n\nhealthy 2: "
+    head = "FAKE GPUs, nothing of this is hardware: node01, node02, node03\nNO-GO: "
     assert run("show", file).out.startswith(head)
 
 

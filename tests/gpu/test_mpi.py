@@ -83,6 +83,7 @@ def measurements(done: Ended) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.usefixtures("room")
 def test_what_is_measured_is_verified_and_as_fast_as_in_one_process(
     egmctl: RunEgmctl, gpus: tuple[Gpu, ...], tmp_path: Path
 ) -> None:

@@ -21,12 +21,12 @@ def pushing() -> Iterator[None]:
 
 
 @contextmanager
-def copying(to_host: bool, seconds: float) -> Iterator[Callable[[], float]]:
-    """Have another process copy from GPU 0 to pinned memory, or to GPU 1, for so long.
+def copying(way: str, seconds: float) -> Iterator[Callable[[], float]]:
+    """Have another process copy from GPU 0 to pinned memory (``to-host``), back (``from-host``) or to GPU 1 (``peer``).
 
     Yield a function that waits for its end and returns the GB/s that it counted itself.
     """
-    command = [sys.executable, "-c", PUSH, "host" if to_host else "peer", str(seconds)]
+    command = [sys.executable, "-c", PUSH, way, str(seconds)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -47,18 +47,21 @@ def call(function, *arguments):
 
 SIZE = 256 << 20
 call(cuda.cuInit, 0)
-to_host = sys.argv[1:2] == ["host"]
+way = sys.argv[1] if len(sys.argv) > 1 else "peer"
+with_host = way in ("to-host", "from-host")
 seconds = float(sys.argv[2]) if len(sys.argv) > 2 else float("inf")
-contexts = [call(cuda.cuDevicePrimaryCtxRetain, call(cuda.cuDeviceGet, gpu)) for gpu in (0, 1)[:2 - to_host]]
+contexts = [call(cuda.cuDevicePrimaryCtxRetain, call(cuda.cuDeviceGet, gpu)) for gpu in (0, 1)[:1 if with_host else 2]]
 buffers = []
 for context in contexts:
     call(cuda.cuCtxSetCurrent, context)
     buffers.append(call(cuda.cuMemAlloc, SIZE))
 call(cuda.cuCtxSetCurrent, contexts[0])
-if to_host:
+if with_host:
     buffers.append(call(cuda.cuMemHostAlloc, SIZE, 1))
 else:
     call(cuda.cuCtxEnablePeerAccess, contexts[1], 0)
+if way == "from-host":
+    buffers.reverse()
 streams = [call(cuda.cuStreamCreate, 1) for _ in range(2)]
 print("pushing", flush=True)
 begun, copied = time.monotonic(), 0
@@ -71,4 +74,5 @@ while time.monotonic() < begun + seconds:
         call(cuda.cuStreamSynchronize, stream)
 print(copied / (time.monotonic() - begun) / 1e9)
 """
-"""Copies from GPU 0 to GPU 1, or with "host" to pinned memory, for some seconds or until it is killed."""
+"""Copies from GPU 0 to GPU 1, or with "to-host" to pinned memory, with "from-host" from there: for some seconds, or
+until it is killed."""

@@ -43,6 +43,19 @@ SHARED = (
 """Kinds of handles, and the NUMA node of host memory."""
 
 
+def stages_of(handle: HandleKind) -> list[str]:
+    """Return the stages of a life of memory with such a handle, in order: what the driver has no call for is left out.
+
+    Opening a legacy handle maps it. Access is set to memory from cuMemCreate alone.
+    """
+    absent = {
+        HandleKind.LEGACY: {"map", "set-access", "import-access"},
+        HandleKind.POOL: {"set-access", "import-access"},
+        HandleKind.POOL_FABRIC: {"set-access", "import-access"},
+    }.get(handle, set[str]())
+    return [stage for stage in life_cycle.STAGES if stage not in absent]
+
+
 def run(parent: Channel, arguments: dict[str, Any]) -> None:
     """Measure the ``tasks`` of each request, of one engine, among the ``ranks``; answer with what came of it."""
     start_driver()
@@ -109,16 +122,17 @@ def start(count: int) -> Group:
     return Group({number: start_rank(number, count, TARGET) for number in range(count)})
 
 
-def start_confined(visible: str | None = None, cgroup: Path | None = None) -> Group:
-    """Start two ranks, of which the second sees the GPUs ``visible`` only, or is in a cgroup."""
+def start_confined(visible: str | None = None, cgroup: Path | None = None, count: int = 2) -> Group:
+    """Start ranks, of which the last one sees the GPUs ``visible`` only, or is in a cgroup."""
     importer = Child(
         TARGET,
-        {"rank": 1, "size": 2},
+        {"rank": count - 1, "size": count},
         environment={**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": visible},
         before="tests.doctor.hooks:join_cgroup" if cgroup else None,
         before_arguments={"directory": str(cgroup)},
     )
-    return Group({0: start_rank(0, 2, TARGET), 1: importer})
+    others = {number: start_rank(number, count, TARGET) for number in range(count - 1)}
+    return Group({**others, count - 1: importer})
 
 
 def ask(
@@ -196,7 +210,8 @@ def message_task(ranks: Sequence[Rank], engine: Engine, *, first: int = 0, other
 
 def _end(ranks: Sequence[Rank], owner: int, node: int | None, handle: HandleKind | None) -> Endpoint:
     if node is None:
-        return Endpoint(memory=MemoryKind.DEVICE, label=ranks[owner].label, rank=owner, handle=handle)
+        gpu = ranks[owner]
+        return Endpoint(memory=MemoryKind.DEVICE, label=gpu.label, bus_id=gpu.bus_id, rank=owner, handle=handle)
     return Endpoint(memory=MemoryKind.HOST_NUMA, label=f"NUMA{node}", numa_node=node, rank=owner, handle=handle)
 
 

@@ -11,17 +11,27 @@ from typing import Any
 import pytest
 
 from egmctl.bench.engines import life_cycle
-from egmctl.bench.engines.life_cycle import STAGES
 from egmctl.bench.processes.context import Stopwatch
 from egmctl.bench.processes.group import Group, GroupFailed
 from egmctl.model.measurement import Status, Verification
 from egmctl.model.task import HandleKind
 from tests import forked
 from tests.conftest import ROOT
-from tests.fake.machines import nvl4, with_access, with_imex_channel
+from tests.fake.machines import nvl4, with_access, with_imex_channel, without_peer_access
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
-from tests.handles.ranks import MIB, SETTINGS, SHARED, ask, finish, life_cycle_task, ranks_on, start
+from tests.handles.ranks import (
+    MIB,
+    SETTINGS,
+    SHARED,
+    ask,
+    finish,
+    life_cycle_task,
+    ranks_on,
+    stages_of,
+    start,
+    start_confined,
+)
 
 RANKS = ranks_on(["0008:01:00.0", "0009:01:00.0"])
 FABRIC, LEGACY, POOL, POSIX_FD = HandleKind.FABRIC, HandleKind.LEGACY, HandleKind.POOL, HandleKind.POSIX_FD
@@ -35,14 +45,14 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
     """Start ranks on a node; ends them."""
     groups = []
 
-    def start_on(node: FakeNode, faults: str = "", count: int = 2) -> Group:
+    def start_on(node: FakeNode, faults: str = "", count: int = 2, visible: str | None = None) -> Group:
         for name, value in (node.environment(faults) | {"PYTHONPATH": str(ROOT)}).items():
             if value is None:
                 monkeypatch.delenv(name, raising=False)
             else:
                 monkeypatch.setenv(name, value)
         with forked.children():
-            groups.append(start(count))
+            groups.append(start(count) if visible is None else start_confined(visible, count=count))
         return groups[-1]
 
     yield start_on
@@ -72,8 +82,7 @@ def test_a_hundred_lives_arrive_stage_by_stage_and_leave_no_file_no_mapping_and_
     (found,) = last.measurements
     assert (found.status, found.reason) == (Status.OK, None)
     assert found.verification is Verification.GPU_EVERY_SAMPLE
-    without = {LEGACY: {"map", "set-access"}, POOL: {"set-access"}, POOL_FABRIC: {"set-access"}}.get(handle, set[str]())
-    assert [stage.name for stage in found.stages] == [stage for stage in STAGES if stage not in without]
+    assert [stage.name for stage in found.stages] == stages_of(handle)
     assert all(0 < stage.ms.min <= stage.ms.median <= stage.ms.max for stage in found.stages)
     assert last.after == first.after == first.before
 
@@ -113,6 +122,51 @@ def test_legacy_memory_is_whole_multiples_of_two_mib(fake_node: MakeFakeNode, la
     sizes = {int(made.arguments["size"]) for made in node.calls("cuMemAlloc")}
     assert 4 * MIB in sizes
     assert 2 * MIB + 16 not in sizes
+
+
+THREE = ranks_on(["0008:01:00.0", "0009:01:00.0", "0018:01:00.0"])
+
+
+def opened_to(node: FakeNode) -> list[list[str]]:
+    """Return the GPUs of each cuMemSetAccess of a process that imports."""
+    importing = {call.pid for call in node.calls("cuMemImportFromShareableHandle")}
+    words = (call.arguments["access"].split(",") for call in node.calls("cuMemSetAccess") if call.pid in importing)
+    return [[word for word in access if word.startswith("DEVICE")] for access in words]
+
+
+@pytest.mark.parametrize("handle", [POSIX_FD, FABRIC])
+@pytest.mark.parametrize("numa_node", [None, 1])
+def test_what_is_imported_is_mapped_for_all_gpus_of_the_node_by_one_call(
+    fake_node: MakeFakeNode, launch: Launch, handle: HandleKind, numa_node: int | None
+) -> None:
+    node = fake_node(with_imex_channel(nvl4()))
+    group = launch(node, count=3)
+    with nothing_left(node, group):
+        (found,) = ask(group, THREE, life_cycle_task(THREE, handle, numa_node, importer=2), lives=1).measurements
+    assert found.status is Status.OK, found.reason
+    # The importer's own GPU is the first, and the others need no context there.
+    assert opened_to(node) == [["DEVICE:2:RW", "DEVICE:0:RW", "DEVICE:1:RW"]] * 2
+    assert "import-access" in [stage.name for stage in found.stages]
+
+
+def test_a_gpu_that_reaches_the_owner_only_through_the_host_gets_no_access_to_its_memory(
+    fake_node: MakeFakeNode, launch: Launch
+) -> None:
+    node = fake_node(without_peer_access(nvl4(), "0009:01:00.0", "0008:01:00.0"))
+    group = launch(node, count=3)
+    ask(group, THREE, life_cycle_task(THREE, POSIX_FD, importer=2), lives=1)
+    ask(group, THREE, life_cycle_task(THREE, POSIX_FD, 1, importer=2), lives=1)
+    finish(group)
+    of_gpu, of_host = ["DEVICE:2:RW", "DEVICE:0:RW"], ["DEVICE:2:RW", "DEVICE:0:RW", "DEVICE:1:RW"]
+    assert opened_to(node) == [of_gpu] * 2 + [of_host] * 2
+
+
+def test_gpus_that_the_importer_does_not_see_get_no_access(fake_node: MakeFakeNode, launch: Launch) -> None:
+    node = fake_node(nvl4())
+    group = launch(node, count=3, visible="2,1")
+    (found,) = ask(group, THREE, life_cycle_task(THREE, POSIX_FD, importer=2), lives=1).measurements
+    assert found.status is Status.OK, found.reason
+    assert opened_to(node) == [["DEVICE:0:RW", "DEVICE:1:RW"]] * 2
 
 
 def test_those_who_have_no_part_only_keep_step(fake_node: MakeFakeNode, launch: Launch) -> None:

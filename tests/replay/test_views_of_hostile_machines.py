@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from egmctl.errors import UsageError
 from egmctl.facts import replay
 from egmctl.model.machine import Machine
-from egmctl.report.kinds import TOPO, Format, render
+from egmctl.report.kinds import TOPO, Format
 from egmctl.topology.topology import topology
+from tests.answers import render
 from tests.conftest import ROOT
 from tests.mutation import mutate
 from tests.random_machines import machines

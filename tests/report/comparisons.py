@@ -7,13 +7,15 @@ from pathlib import Path
 
 from egmctl.comparison import compare
 from egmctl.doctor.check import Scope
-from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.doctor.runner import CHECKS
 from egmctl.model.comparison import Comparison
-from egmctl.model.finding import Diagnosis, Guard
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Guard
 from egmctl.model.measurement import Status
 from egmctl.model.record import Command
 from egmctl.saved import Saved
 from egmctl.topology.platform import platform
+from tests.answers import diagnose
 from tests.comparison.runs import changed, ended, from_gpu, on_path, run, saved, times
 from tests.doctor.machines import shipped
 from tests.report.runs import HOSTILE

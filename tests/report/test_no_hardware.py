@@ -15,8 +15,9 @@ import pytest
 
 from egmctl.comparison import compare
 from egmctl.model.comparison import Comparison
-from egmctl.report.kinds import COMPARISON, Format, render
+from egmctl.report.kinds import COMPARISON, Format
 from egmctl.saved import Saved, load
+from tests.answers import render
 from tests.comparison import runs
 from tests.conftest import ROOT, RunEgmctl
 from tests.fake.plugin import MakeFakeNode

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
+from tests.answers import render
 from tests.conftest import ROOT
 from tests.in_process import run as answered
 from tests.report.runs import run

@@ -10,10 +10,12 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from egmctl.doctor.check import Scope
-from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.doctor.runner import CHECKS
+from egmctl.model.answer import State
 from egmctl.model.measurement import Status
 from egmctl.report.exports.prom import bench_prom, doctor_prom
 from egmctl.units import printable
+from tests.answers import diagnose, with_answer
 from tests.doctor.machines import shipped
 from tests.report.runs import HOSTILE, hostile_run, judged, run
 from tests.tiers import LONG
@@ -43,7 +45,7 @@ def test_each_metric_has_its_help_its_type_and_a_name_with_its_unit(text: str) -
     for family in metrics(text).values():
         assert family.documentation.endswith((".", "1."))
         assert family.type == "gauge"
-        assert re.fullmatch(r"egmctl_(bench|doctor)_[a-z_]+", family.name)
+        assert re.fullmatch(r"egmctl_(answer|exit_code|(bench|doctor)_[a-z_]+)", family.name)
         assert family.name.endswith(UNITS + COUNTS)
 
 
@@ -84,13 +86,12 @@ def test_every_median_of_a_run_is_there_in_base_units() -> None:
 
 
 def test_what_failed_is_counted_and_has_no_median() -> None:
-    made = hostile_run()
+    made = with_answer(hostile_run())
     found = metrics(bench_prom(made))
     counts = {one.labels["status"]: one.value for one in found["egmctl_bench_measurements"].samples}
     assert counts == {status.value: float(sum(m.status is status for m in made.measurements)) for status in Status}
     assert len(found["egmctl_bench_bandwidth_bytes_per_second"].samples) == len(made.measurements) - 2
-    assert found["egmctl_bench_exit_code"].samples[0].value == 4
-    assert "egmctl_bench_verdict" not in found
+    assert found["egmctl_exit_code"].samples[0].value == 4
 
 
 def test_a_hostile_name_is_one_label() -> None:
@@ -100,9 +101,9 @@ def test_a_hostile_name_is_one_label() -> None:
 
 
 def test_the_verdict_is_a_number_as_doctors_checks_are() -> None:
-    found = metrics(bench_prom(judged(run(cases=("ring_write_ce",)))))
-    (verdict,) = found["egmctl_bench_verdict"].samples
-    assert (verdict.labels, verdict.value) == ({"profile": "hgx-h200"}, 2)
+    found = metrics(bench_prom(with_answer(judged(run(cases=("ring_write_ce",))))))
+    states = {sample.labels["state"]: sample.value for sample in found["egmctl_answer"].samples}
+    assert states == {state.value: float(state is State.BAD) for state in State}
     (one,) = found["egmctl_bench_class_verdict"].samples
     assert one.value == 2
     assert one.labels["link"] == "NV18"

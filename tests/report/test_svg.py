@@ -9,11 +9,12 @@ from xml.etree import ElementTree
 import pytest
 
 from egmctl.report.document import Chart, Point
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.report.render.figures import HEIGHT, WIDTH, plot, ticks
 from egmctl.report.views.bench import painted
 from egmctl.report.views.node_drawing import Rates, node_drawing
 from egmctl.topology.topology import Topology, topology
+from tests.answers import render
 from tests.doctor.machines import shipped
 from tests.doctor.scenes import scenes
 from tests.report.pages import elements, words

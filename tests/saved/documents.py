@@ -15,6 +15,7 @@ from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.model.measurement import RunReport, Sample, Settings, Status, finish
 from egmctl.report.exports.json import result_json
 from egmctl.units import MIB
+from tests.answers import with_answer
 from tests.bench.four import FOUR
 from tests.bench.reports import report
 from tests.doctor.machines import shipped
@@ -48,5 +49,5 @@ def _measured_report(name: str, values: tuple[float, ...]) -> RunReport:
 
 def bench_document(run: RunReport) -> dict[str, Any]:
     """Return the document of a run."""
-    document: dict[str, Any] = json.loads(result_json(run))
+    document: dict[str, Any] = json.loads(result_json(with_answer(run)))
     return document

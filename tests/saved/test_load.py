@@ -15,21 +15,23 @@ from hypothesis import strategies as st
 
 from egmctl import saved
 from egmctl.doctor.check import EVERYTHING
-from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.doctor.runner import CHECKS
 from egmctl.documents import FILE_LIMIT
 from egmctl.errors import ERROR_SCHEMA, NothingToDo, UsageError
 from egmctl.facts import replay
 from egmctl.facts.redact import redact
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.finding import Diagnosis, Finding
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Finding
 from egmctl.model.finding import Status as Found
 from egmctl.model.fleet import FleetReport
 from egmctl.model.measurement import RunReport
 from egmctl.model.record import Command
 from egmctl.report.exports.json import dump, envelope, result_json
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.topology.topology import topology
 from egmctl.verdict.judge import judge
+from tests.answers import diagnose, render, with_answer
 from tests.doctor.machines import shipped
 from tests.fleet.test_views import REPORT
 from tests.memory import most_bytes
@@ -50,7 +52,7 @@ def write(folder: Path, content: object, name: str = "node7.json") -> Path:
 
 
 def test_a_run_of_the_bench(tmp_path: Path) -> None:
-    report = measured_report("hgx-h200x4")
+    report = with_answer(measured_report("hgx-h200x4"))
     loaded = saved.load(write(tmp_path, bench_document(report)))
     assert (loaded.kind, loaded.name, loaded.exit_code) == (Command.BENCH, "node7", 0)
     assert loaded.result == report
@@ -89,10 +91,13 @@ def test_a_diagnosis(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", few(replay.names(), every=4))
 def test_a_topology(tmp_path: Path, name: str) -> None:
-    written = result_json(topology(shipped(name)))
+    written = result_json(with_answer(topology(shipped(name))))
     loaded = saved.load(write(tmp_path, written))
     assert loaded.kind is Command.TOPO
-    assert to_json(loaded.result) == json.loads(written)["result"], "and it would be written the same"
+    document = json.loads(written)
+    assert to_json(loaded.result) == document["result"] | {"answer": document["answer"]}, (
+        "and it would be written the same"
+    )
 
 
 def test_a_snapshot(tmp_path: Path) -> None:
@@ -136,11 +141,11 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, name: str, fault: str) -> No
     [
         ("", "is not JSON, or is truncated"),
         ("[]", "expected an object"),
-        ("{}", "it states no schema, expected egmctl.bench/2, egmctl.topo/2, egmctl.doctor/1, egmctl.bringup/"),
-        ('{"schema": "egmctl.bench/3"}', "has the schema 'egmctl.bench/3', of a newer version of egmctl: this one"),
-        ('{"schema": "egmctl.bench/1"}', "this one reads egmctl.bench/2"),
+        ("{}", "it states no schema, expected egmctl.bench/3, egmctl.topo/2, egmctl.doctor/1, egmctl.bringup/"),
+        ('{"schema": "egmctl.bench/4"}', "has the schema 'egmctl.bench/4', of a newer version of egmctl: this one"),
+        ('{"schema": "egmctl.bench/1"}', "this one reads egmctl.bench/3"),
         ('{"schema": "egmctl.bench/2"}', "the key 'tool' is missing"),
-        ('{"schema": "other/1"}', "its schema is 'other/1', expected egmctl.bench/2"),
+        ('{"schema": "other/1"}', "its schema is 'other/1', expected egmctl.bench/3"),
     ],
 )
 def test_a_file_that_is_none_of_ours(tmp_path: Path, content: str, part: str) -> None:
@@ -183,7 +188,7 @@ def test_what_unpacks_to_more_than_the_bound_is_refused_there(tmp_path: Path) ->
 def test_a_cause_explains_measurements_that_are_there(tmp_path: Path, number: int) -> None:
     document = bench_document(measured_report("hgx-h200x4"))
     finding = to_json(Finding(status=Found.FAIL, summary="x"))
-    document["result"]["causes"] = [{"status": "fail", "finding": finding, "explains": [number]}]
+    document["result"]["causes"] = [{"status": "fail", "finding": finding, "measurements": [number]}]
     count = len(document["result"]["measurements"])
     assert f"result.causes[0]: there is no measurement {number} of {count}" in refusal(write(tmp_path, document))
 

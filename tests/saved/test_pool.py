@@ -7,7 +7,7 @@ from pathlib import Path
 
 from egmctl.comparison.facts import Subject, shared
 from egmctl.model.codec import Pool
-from egmctl.model.finding import Diagnosis
+from egmctl.model.diagnosis import Diagnosis
 from egmctl.saved import load
 from tests.fuzz.documents import original
 

@@ -10,9 +10,10 @@ from egmctl.model.gpu import Gpu
 from egmctl.model.host import DeviceNode, Driver, LibraryFailure
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.model.record import Reason, Unread
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.topology.notes import missing
 from egmctl.topology.topology import topology
+from tests.answers import render
 from tests.topology import builders
 from tests.topology.builders import gpu, hgx, nic, out_of_sight
 

@@ -20,9 +20,10 @@ from egmctl.model.record import Reason, Unread
 from egmctl.report.document import plain
 from egmctl.report.exports.csv import topo_csv
 from egmctl.report.exports.json import result_json
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.report.views.node_text import node_text
 from egmctl.topology.topology import topology
+from tests.answers import render
 from tests.doctor.machines import patched, shipped, with_gpu_denied
 from tests.topology import builders
 from tests.topology.builders import bus_id, gpu, grace, grace_gpu, hgx, nic, node, out_of_sight, pairs

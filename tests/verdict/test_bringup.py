@@ -13,19 +13,22 @@ import pytest
 
 from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.findings import failed
-from egmctl.doctor.runner import CHECKS, diagnose
-from egmctl.model.bringup import Answer, Bringup, GapKind
-from egmctl.model.finding import UNEXPLAINED, Diagnosis, Finding, RunCause, on_gpus
+from egmctl.doctor.runner import CHECKS
+from egmctl.model.answer import Cause, GapKind, State
+from egmctl.model.bringup import Bringup
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import UNEXPLAINED, Finding, on_gpus
 from egmctl.model.finding import Status as Found
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport, Status
 from egmctl.model.remedy import Remedy
 from egmctl.model.task import Flow, Task
-from egmctl.report.kinds import BRINGUP, Format, render
+from egmctl.report.kinds import BRINGUP, Format
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import load
+from tests.answers import diagnose, render
 from tests.docs.test_schemas import check as validate
 from tests.doctor.builders import check, diagnosis
 from tests.doctor.machines import patched, shipped, with_gpu_denied
@@ -67,9 +70,9 @@ def measured(
     return judged(made, known=known)
 
 
-def paths(found: Bringup, cause: RunCause) -> set[str]:
+def paths(found: Bringup, cause: Cause) -> set[str]:
     assert found.run is not None
-    return {found.run.measurements[number].path for number in cause.explains}
+    return {found.run.measurements[number].path for number in cause.measurements}
 
 
 def judged(made: RunReport, *, known: bool = True) -> RunReport:
@@ -82,24 +85,24 @@ def shown(found: Bringup, width: int = 80) -> str:
 
 def test_a_healthy_node_that_is_fast_goes() -> None:
     found = bringup(healthy(), measured())
-    assert (found.answer, found.causes, found.gaps, found.exit_code) == (Answer.GO, (), (), 0)
+    assert (found.answer.state, found.answer.causes, found.answer.gaps, found.exit_code) == (State.GOOD, (), (), 0)
 
 
 def test_a_failed_check_alone_is_no_go() -> None:
     found = bringup(sick(("pcie.link", PCIE)), measured())
-    assert (found.answer, found.exit_code, found.causes[0].explains) == (Answer.NO_GO, 1, ())
+    assert (found.answer.state, found.exit_code, found.answer.causes[0].measurements) == (State.BAD, 1, ())
 
 
 def test_slow_paths_alone_are_no_go_and_one_cause() -> None:
     found = bringup(healthy(), measured(value=slow_at("GPU2")))
-    (cause,) = found.causes
-    assert (found.answer, cause.finding.check, cause.status) == (Answer.NO_GO, UNEXPLAINED, Found.FAIL)
+    (cause,) = found.answer.causes
+    assert (found.answer.state, cause.finding.check, cause.status) == (State.BAD, UNEXPLAINED, Found.FAIL)
     assert paths(found, cause) == OF_GPU2 | {"NUMA0 -> GPU2"}
 
 
 def test_links_that_are_down_explain_the_slow_paths_of_their_gpu() -> None:
     found = bringup(sick(("nvlink.links", LINKS)), measured(WRITE, value=slow_at("GPU2")))
-    (cause,) = found.causes
+    (cause,) = found.answer.causes
     assert (cause.finding.check, paths(found, cause)) == ("nvlink.links", OF_GPU2)
     text = shown(found)
     assert text.startswith(
@@ -109,12 +112,12 @@ def test_links_that_are_down_explain_the_slow_paths_of_their_gpu() -> None:
 
 def test_a_warning_that_explains_failing_paths_is_a_failure() -> None:
     found = bringup(sick(("nvlink.links", replace(LINKS, status=Found.WARN))), measured(value=slow_at("GPU2")))
-    assert {cause.finding.check: cause.status for cause in found.causes}["nvlink.links"] is Found.FAIL
+    assert {cause.finding.check: cause.status for cause in found.answer.causes}["nvlink.links"] is Found.FAIL
 
 
 def test_two_independent_faults_stay_two() -> None:
     found = bringup(sick(("pcie.link", PCIE)), measured(WRITE, value=slow_at("GPU2")))
-    assert [(cause.finding.check, bool(cause.explains)) for cause in found.causes] == [
+    assert [(cause.finding.check, bool(cause.measurements)) for cause in found.answer.causes] == [
         (UNEXPLAINED, True),
         ("pcie.link", False),
     ]
@@ -124,15 +127,15 @@ def test_two_independent_faults_stay_two() -> None:
 def test_a_denied_gpu_is_incomplete_and_named_by_its_cgroup() -> None:
     machine = with_gpu_denied(H200, 3)
     found = bringup(healthy(machine), judged(run(WRITE, H2D, machine=machine, waives=True)))
-    assert (found.answer, found.exit_code, found.gaps[0].kind) == (Answer.INCOMPLETE, 3, GapKind.WAIVED)
-    (place,) = found.gaps[0].causes
-    assert found.causes[place].finding.check == "dev.cgroup-restricted"
+    assert (found.answer.state, found.exit_code, found.answer.gaps[0].kind) == (State.INCOMPLETE, 3, GapKind.WAIVED)
+    (place,) = found.answer.gaps[0].causes
+    assert found.answer.causes[place].finding.check == "dev.cgroup-restricted"
     assert "not made: GPU3: " in shown(found).splitlines()[0]
 
 
 def test_a_denied_gpu_is_named_above_the_summary_where_nothing_was_measured() -> None:
     lines = shown(bringup(healthy(shipped("h200-cgroup-denied")), None)).partition("doctor  ")[0]
-    assert "NOTE  GPU3: the device cgroup denies /dev/nvidia3  [dev.cgroup-restricted]" in lines
+    assert "GPU3: the device cgroup denies /dev/nvidia3" in lines
     assert "NOTE" not in shown(bringup(healthy(), None)).partition("doctor  ")[0]
 
 
@@ -140,12 +143,12 @@ def test_a_denied_gpu_that_was_asked_for_is_no_go() -> None:
     machine = with_gpu_denied(H200, 3)
     asked = diagnose(machine, Scope(gpus=tuple(gpu.bus_id for gpu in machine.gpus or ())), CHECKS)
     found = bringup(asked, None, not_measured="as the test wants it")
-    assert (found.answer, found.causes[0].finding.check) == (Answer.NO_GO, "dev.cgroup-restricted")
+    assert (found.answer.state, found.answer.causes[0].finding.check) == (State.BAD, "dev.cgroup-restricted")
 
 
 def test_a_waived_measurement_that_nothing_explains_is_incomplete_with_its_own_reason() -> None:
     found = bringup(healthy(), judged(with_status(run(WRITE), Status.WAIVED, [0])))
-    (gap,) = found.gaps
+    (gap,) = found.answer.gaps
     assert (gap.kind, gap.measurements, gap.causes) == (GapKind.WAIVED, (0,), ())
     assert shown(found).startswith("INCOMPLETE: 1 of 12 measurements were not made: as the test wants it\n")
 
@@ -163,7 +166,7 @@ def test_a_waived_measurement_that_nothing_explains_is_incomplete_with_its_own_r
 )
 def test_what_is_not_known_is_a_gap(report: RunReport | None, kind: GapKind, code: int) -> None:
     found = bringup(healthy(), report)
-    assert ([gap.kind for gap in found.gaps], found.exit_code) == ([kind], code)
+    assert ([gap.kind for gap in found.answer.gaps], found.exit_code) == ([kind], code)
 
 
 def test_a_path_class_without_a_reference_is_incomplete_and_named() -> None:
@@ -173,11 +176,11 @@ def test_a_path_class_without_a_reference_is_incomplete_and_named() -> None:
         verdict = judge(made, SITE)
         assert {str(one.grade) for one in verdict.classes} == grades
         found = bringup(healthy(), replace(made, verdict=verdict))
-        (gap,) = found.gaps
-        assert (found.answer, found.exit_code, gap.kind) == (Answer.INCOMPLETE, 3, GapKind.NO_REFERENCE)
+        (gap,) = found.answer.gaps
+        assert (found.answer.state, found.exit_code, gap.kind) == (State.INCOMPLETE, 3, GapKind.NO_REFERENCE)
         assert {made.measurements[number].case for number in gap.measurements} == {H2D}
         lines = " ".join(shown(found, 200).splitlines()[:2])
-        assert lines.startswith(f"INCOMPLETE: profile site has no reference for 1 of 2 path classes: {H2D} over PCIe ")
+        assert lines.startswith("INCOMPLETE: profile site has no reference for 4 links of GPUs: GPU0 PCIe, GPU1 PCIe, ")
         assert "egmctl profile learn" in lines
 
 
@@ -188,17 +191,17 @@ def slower_than_peers(task: Task, flow: Flow) -> float:
 
 def test_a_slow_path_is_no_go_where_another_has_no_reference() -> None:
     made = run(WRITE, H2D, value=slow_at("GPU2"))
-    assert bringup(healthy(), replace(made, verdict=judge(made, SITE))).answer is Answer.NO_GO
+    assert bringup(healthy(), replace(made, verdict=judge(made, SITE))).answer.state is State.BAD
 
 
 @pytest.mark.parametrize("status", [Status.CRASHED, Status.TIMED_OUT, Status.FAILED])
 def test_what_broke_for_no_known_cause_is_not_called_slow(status: Status) -> None:
     made = judged(with_status(run(WRITE, H2D), status, range(16)))
     found = bringup(healthy(), made)
-    assert (found.answer, found.causes, found.exit_code) == (Answer.INCOMPLETE, (), 4)
+    assert (found.answer.state, found.answer.causes, found.exit_code) == (State.BROKE, (), 4)
     for result in (found, made):
         words = " ".join(str(render(result, Format.TEXT)).split())
-        assert words.startswith("INCOMPLETE: 16 of 16 measurements ")
+        assert words.startswith("BROKE: 16 of 16 measurements ")
         assert "slow" not in words
 
 
@@ -207,17 +210,17 @@ def test_what_broke_is_not_counted_among_slow_path_classes() -> None:
     made = judged(with_status(made, Status.CRASHED, [n for n, m in enumerate(made.measurements) if m.case == H2D]))
     words = " ".join(str(render(made, Format.TEXT)).split())
     assert words.startswith("FAIL: 1 of 2 path classes are slower than expected; ")
-    assert "INCOMPLETE: 4 of 16 measurements crashed, timed out or broke" in words
+    assert "BROKE: 4 of 16 measurements crashed, timed out or broke" in words
 
 
 def test_a_machine_of_which_most_is_unknown_is_incomplete() -> None:
     found = bringup(healthy(shipped("gb200-tray")), measured())
-    assert [gap.kind for gap in found.gaps] == [GapKind.NOT_DETERMINED]
+    assert [gap.kind for gap in found.answer.gaps] == [GapKind.NOT_DETERMINED]
 
 
-def test_a_fault_outranks_a_gap_and_an_interrupt_outranks_both() -> None:
+def test_a_fault_outranks_a_gap_and_an_interrupt() -> None:
     found = bringup(sick(("pcie.link", PCIE)), replace(measured(WRITE), interrupted=True))
-    assert (found.answer, found.exit_code) == (Answer.NO_GO, 130)
+    assert (found.answer.state, found.exit_code) == (State.BAD, 1)
 
 
 @pytest.mark.parametrize("name", scenes())
@@ -228,7 +231,7 @@ def test_no_machine_takes_more_than_25_lines_and_a_fault_is_named_first(name: st
     assert max(map(len, lines)) <= 80 or any(" $ " in line for line in lines)
     first = next(line for line in lines if not line.startswith(("MODEL", "  ")))
     assert first.startswith(("NO-GO: ", "INCOMPLETE: "))
-    assert found.answer is (Answer.NO_GO if found.diagnosis.failed else Answer.INCOMPLETE)
+    assert found.answer.state is (State.BAD if found.diagnosis.answer.state is State.BAD else State.INCOMPLETE)
 
 
 @pytest.mark.parametrize(
@@ -249,8 +252,8 @@ def test_text(name: str, found: Bringup) -> None:
 
 
 ANSWERS = {
-    Format.JSON: '"no-go"',
-    Format.PROM: 'egmctl_bringup_answer{answer="no-go"} 1',
+    Format.JSON: '"state": "bad"',
+    Format.PROM: 'egmctl_answer{command="bringup",state="bad"} 1',
     Format.JUNIT: '<failure type="fail" message="2 of 18 NVLinks down',
 }
 
@@ -281,7 +284,7 @@ def test_nagios_first_line_names_answer_check_and_cause() -> None:
     told = "nvlink.links: GPU2: 2 of 18 NVLinks down (links 4, 11); explains 6 paths"
     assert first.startswith(f"EGMCTL CRITICAL - NO-GO: {told} | fail=1 ")
     assert first.endswith(" slow=6")
-    assert second.startswith("FAIL nvlink.links: GPU2: 2 of 18 NVLinks down (links 4, 11); explains 6 paths. Reseat")
+    assert second.startswith("FAIL nvlink.links: GPU2: 2 of 18 NVLinks down (links 4, 11). Reseat")
     assert second.endswith(" $ nvidia-smi nvlink -s -i 2")
 
 
@@ -289,23 +292,28 @@ def test_nagios_first_line_names_answer_check_and_cause() -> None:
     ("found", "state", "told"),
     [
         (bringup(healthy(), measured()), 0, "EGMCTL OK - GO: "),
-        (bringup(sick(("pcie.link", replace(PCIE, status=Found.WARN))), measured()), 1, "EGMCTL WARNING - GO: "),
+        (
+            bringup(sick(("pcie.link", replace(PCIE, status=Found.WARN))), measured()),
+            1,
+            "EGMCTL WARNING - GO WITH WARNINGS: ",
+        ),
         (bringup(healthy(), None, not_measured="why"), 3, "EGMCTL UNKNOWN - INCOMPLETE: nothing was measured: why | "),
     ],
 )
 def test_nagios_states(found: Bringup, state: int, told: str) -> None:
-    assert found.nagios_state == state
+    assert found.answer.nagios == state
     assert str(render(found, Format.NAGIOS)).startswith(told)
 
 
 def test_junit_has_what_broke_and_what_was_not_measured_without_a_verdict_too() -> None:
     run = with_status(with_status(measured(WRITE), Status.CRASHED, [0]), Status.WAIVED, [1, 2])
     shown = ElementTree.fromstring(str(render(replace(run, verdict=None), Format.JUNIT)))  # noqa: S314
-    assert (shown.get("failures"), shown.get("skipped"), shown.get("tests")) == ("1", "10", "11")
-    (failed_case,) = shown.iter("failure")
-    assert (failed_case.get("type"), failed_case.get("message")) == ("crashed", "as the test wants it")
+    assert (shown.get("failures"), shown.get("errors"), shown.get("skipped")) == ("0", "2", "10")
+    whole, crashed = shown.iter("error")
+    assert (whole.get("type"), crashed.get("type")) == ("broke", "crashed")
+    assert crashed.get("message") == "as the test wants it"
     slow = ElementTree.fromstring(str(render(measured(WRITE, value=slow_at("GPU2")), Format.JUNIT)))  # noqa: S314
-    assert (slow.get("failures"), slow.get("tests")) == ("1", "1")
+    assert (slow.get("failures"), slow.get("tests")) == ("2", "2")
 
 
 def test_a_gpu_that_mig_takes_away_and_that_was_asked_for_is_no_go() -> None:
@@ -313,5 +321,5 @@ def test_a_gpu_that_mig_takes_away_and_that_was_asked_for_is_no_go() -> None:
     machine = patched(H200, "gpus[3].nvml", mig_mode=True)
     made = judged(run(WRITE, H2D, machine=machine, waives=True))
     found = [bringup(healthy(machine), with_causes(made, asked=asked)) for asked in ((), [gpu.bus_id for gpu in GPUS])]
-    assert [one.answer for one in found] == [Answer.INCOMPLETE, Answer.NO_GO]
+    assert [one.answer.state for one in found] == [State.INCOMPLETE, State.BAD]
     assert shown(found[1]).startswith("NO-GO: GPU3: MIG is on")

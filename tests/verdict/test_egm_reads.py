@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from egmctl.bench.path_class import ceiling
 from egmctl.model.route import LinkKind, MemoryKind
 from egmctl.model.task import Flow, Task
 from egmctl.model.verdict import EgmReads
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.verdict.judge import judge
-from egmctl.verdict.yardsticks import ceiling
+from tests.answers import render
 from tests.doctor.machines import shipped
 from tests.verdict.runs import D2H, H2D, run
 

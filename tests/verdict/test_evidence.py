@@ -16,16 +16,19 @@ from egmctl.api.bench import Bench
 from egmctl.bench.plan.cost import plan_seconds
 from egmctl.bench.suites import CASES
 from egmctl.doctor.check import EVERYTHING
-from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.doctor.runner import CHECKS
 from egmctl.errors import ExitCode
 from egmctl.model.evidence import EvidenceReport, State
 from egmctl.model.finding import Status, Waiver, WaiverKind
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import BufferCost, Measurement, Placement, RunReport
 from egmctl.model.measurement import Status as Outcome
-from egmctl.report.kinds import Format, render
+from egmctl.model.probes import Outcome as ProbeOutcome
+from egmctl.model.probes import ProbeKind
+from egmctl.report.kinds import Format
 from egmctl.verdict.evidence import cases, evidence, questions
 from egmctl.verdict.judge import judge
+from tests.answers import diagnose, render
 from tests.cli.test_bringup import small
 from tests.conftest import ROOT, RunEgmctl
 from tests.doctor.faults import healthy
@@ -101,7 +104,21 @@ def test_a_healthy_tray_settles_the_claims_and_the_first_line_counts_them() -> N
         "granularity",
         "location",
     }
-    assert "\n12 of 15 questions are settled: not settled: nvlink-counters," in str(render(report, Format.TEXT))
+    assert "\n13 of 16 questions are settled: not settled: nvlink-counters," in str(render(report, Format.TEXT))
+
+
+def test_a_driver_that_takes_no_pool_of_host_memory_contradicts_the_guide_and_one_that_dies_settles_nothing() -> None:
+    tried = healthy()
+    number = [probe.kind for probe in tried.probes or ()].index(ProbeKind.DEVICE_POOL)
+
+    def state(**ending: Any) -> State:
+        machine = patched(tried, f"probes[{number}]", **ending)
+        return states(settled(measured(), machine))["egm-device-pool"]
+
+    refused = {"outcome": ProbeOutcome.ERROR, "call": "cuDeviceSetMemPool", "error_number": 1, "detail": "refused"}
+    assert state() is State.SETTLED
+    assert state(**refused) is State.CONTRADICTED
+    assert state(outcome=ProbeOutcome.CRASHED, call="cuDeviceSetMemPool") is State.NOT_SETTLED
 
 
 def test_an_owner_that_is_another_gpu_contradicts_the_claim_and_is_named_first() -> None:

@@ -20,6 +20,7 @@ from egmctl.model.verdict import Direction, Grade, Judgement, RunVerdict, Yardst
 from egmctl.units import MIB
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import load
+from tests.answers import code_of
 from tests.bench.routes import C2C, PCIE, SMP, nv, over, to_host
 from tests.doctor.machines import patched, shipped
 from tests.verdict.runs import BOTH, D2H, H2D, H200, LATENCY, LOCAL, READ, RING, USUAL, WRITE, run, slow_at, with_status
@@ -272,12 +273,14 @@ def test_error_counters_that_rose_are_a_warning() -> None:
 def test_the_exit_code_takes_it_into_account() -> None:
     def code(value: float, *, strict: bool = False) -> ExitCode:
         report = run(WRITE, value=lambda *_: value)
-        return replace(report, verdict=verdict_of(report, strict=strict)).exit_code
+        return code_of(replace(report, verdict=verdict_of(report, strict=strict)))
 
     assert (code(396.2), code(380.0), code(300.0)) == (ExitCode.OK, ExitCode.OK, ExitCode.FAILED)
     assert (code(396.2, strict=True), code(380.0, strict=True)) == (ExitCode.OK, ExitCode.FAILED)
+    crashed = with_status(run(WRITE, value=lambda *_: 396.2), Status.CRASHED, [0])
+    assert code_of(replace(crashed, verdict=verdict_of(crashed))) is ExitCode.CRASHED
     crashed = with_status(run(WRITE, value=lambda *_: 300.0), Status.CRASHED, [0])
-    assert replace(crashed, verdict=verdict_of(crashed)).exit_code is ExitCode.CRASHED
+    assert code_of(replace(crashed, verdict=verdict_of(crashed))) is ExitCode.FAILED, "a rerun takes no fault back"
 
 
 @pytest.mark.parametrize("name", ["gb200-tray", "gb200-nvl72", "gh200", "gh200x4", "dgx-h100"])

@@ -11,7 +11,7 @@ from egmctl.doctor.causes import ON_PATHS, rules_from
 from egmctl.doctor.effects_on_paths import Symptom
 from egmctl.doctor.runner import CHECKS
 from egmctl.facts.kernel_log import event
-from egmctl.model.finding import NODE, OF_GPUS, Cause, Finding, Place, PlaceKind, Status, Waiver, WaiverKind
+from egmctl.model.finding import NODE, OF_GPUS, Finding, Place, PlaceKind, RootCause, Status, Waiver, WaiverKind
 from egmctl.model.gpu import Gpu, NvLink
 from egmctl.model.kernel_log import KernelLog
 from egmctl.model.machine import Machine
@@ -142,8 +142,8 @@ OUTCOMES = {
 }
 
 
-def fault(check: str, place: Place = AT_GPU2, status: Status = Status.WARN) -> Cause:
-    return Cause(Finding(check=check, status=status, summary="", place=place), ())
+def fault(check: str, place: Place = AT_GPU2, status: Status = Status.WARN) -> RootCause:
+    return RootCause(Finding(check=check, status=status, summary="", place=place), ())
 
 
 def with_symptom(path: Measurement, symptom: Symptom) -> tuple[RunReport, Shortfalls]:
@@ -234,9 +234,9 @@ def test_an_xid_slows_only_what_it_leaves_down(number: int, slow: str) -> None:
     machine = patched(H200, "", kernel_log=log)
     (found,) = [one for one in run_check("kernel.xid", machine) if f"Xid {number}," in one.summary]
     for name in ("nvlink", "pinned"):
-        explained = explained_by(Cause(found, ()), *on(machine, with_symptom(PATHS[name], Symptom.SLOW)))
+        explained = explained_by(RootCause(found, ()), *on(machine, with_symptom(PATHS[name], Symptom.SLOW)))
         assert bool(explained) is (name in slow.split())
-        assert explained_by(Cause(found, ()), *on(machine, with_symptom(PATHS[name], Symptom.FAILED)))
+        assert explained_by(RootCause(found, ()), *on(machine, with_symptom(PATHS[name], Symptom.FAILED)))
 
 
 def linked(*ends: tuple[int, int], down: Collection[tuple[int, int]] = ()) -> Machine:
@@ -325,6 +325,6 @@ def test_links_of_the_gpu_that_owns_egm_are_on_the_way_to_it(check: str) -> None
 @pytest.mark.parametrize("check", TABLE)
 def test_what_could_not_be_determined_explains_nothing(check: str) -> None:
     root = fault("gpu.persistence").finding
-    cause = Cause(root, (fault(check, status=Status.UNKNOWN).finding,))
+    cause = RootCause(root, (fault(check, status=Status.UNKNOWN).finding,))
     for path in PATHS.values():
         assert not any(explained_by(cause, *with_symptom(path, symptom)) for symptom in OUTCOMES)

@@ -13,7 +13,7 @@ from egmctl.facts.redact import redact
 from egmctl.model.listing import PlannedTask
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Evidence, GpuEvidence, Measurement, RunReport, Settings, Status, finish
-from egmctl.report.views.causes import cause_words
+from egmctl.verdict.answers.words import cause_words
 from egmctl.verdict.explain import during, with_causes
 from tests.bench.reports import report
 from tests.doctor.faults import healthy
@@ -52,7 +52,7 @@ def run(of: RankLayout, *, failed: tuple[str, ...] = (), case: str = DEVICE) -> 
 def paths(made: RunReport, check: str) -> dict[str, set[str]]:
     """By the node that a check's fault is on, the paths that it explains."""
     return {
-        cause.node: {made.measurements[number].path for number in cause.explains}
+        cause.node: {made.measurements[number].path for number in cause.measurements}
         for cause in made.causes
         if cause.finding.check == check
     }
@@ -63,7 +63,7 @@ def test_links_that_are_down_on_one_node_explain_no_path_of_the_other_nodes_gpu_
     failed = {one.path for one in made.measurements if one.status is Status.FAILED}
     touching = {path for path in failed if "node2:GPU0" in path}
     assert paths(made, "nvlink.links") == {"node2": touching}
-    explained = {made.measurements[number].path for cause in made.causes for number in cause.explains}
+    explained = {made.measurements[number].path for cause in made.causes for number in cause.measurements}
     assert failed - explained == failed - touching != set()
 
 

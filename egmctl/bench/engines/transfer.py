@@ -24,7 +24,7 @@ from egmctl.bench.results import EXPIRED_LIMIT, GateExpired, bandwidth_sample, m
 from egmctl.gpu.chase import Result
 from egmctl.gpu.context import ms_since
 from egmctl.gpu.memory import Memory
-from egmctl.gpu.pattern import Check, Difference, Region, poison
+from egmctl.gpu.pattern import Check, Difference, Region, difference_by_cpu, poison
 from egmctl.gpu.timing import FlowParts, Gate, GatedWork, Stream
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import BufferCost, Measurement, Mismatch, Phase, Placement, Sample, Settings, Verification
@@ -85,8 +85,13 @@ class OwnBuffer:
         poison(self.stream, self.region(part))
 
     def check(self, part: Window) -> Check:
-        """Queue a comparison of a window with its pattern."""
-        return self.worker.pattern.check(self.stream, self.region(part))
+        """Queue a comparison of a window with its pattern: by the GPU, and of host memory once by the CPU too."""
+        region = self.region(part)
+        by_gpu = self.worker.pattern.check(self.stream, region)
+        if self.held.is_compared_by_cpu or not self.held.memory.cpu_reads:
+            return by_gpu
+        self.held.is_compared_by_cpu = True
+        return lambda: by_gpu() or difference_by_cpu(region)
 
 
 @dataclass(eq=False)

@@ -309,7 +309,8 @@ def open_buffers(
                 continue
             worker.release(buffer)
             context = worker.stream(flow.initiator or "").context
-            worker.adopt(buffer, ImportedMemory(context, *descriptions[key]), opened.seeds[key])
+            memory = ImportedMemory(context, *descriptions[key], others=worker.others_for(buffer.end))
+            worker.adopt(buffer, memory, opened.seeds[key])
 
     try:
         if collective.exchange.size > 1:

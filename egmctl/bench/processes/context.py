@@ -52,6 +52,8 @@ class AllocatedBuffer:
     """The seed of its pattern. Every buffer has a different seed, so that data from the wrong buffer is detected."""
     filled_bytes: int = 0
     """The number of bytes from the start of a source that contain the pattern. Nothing overwrites them."""
+    is_compared_by_cpu: bool = False
+    """Whether the CPU has compared one sample of it."""
     first_touch_ms: float | None = None
     """The milliseconds of the first write if it covered the whole buffer; else ``None``."""
 
@@ -89,6 +91,7 @@ class WorkerContext:
         self._buffers: dict[Buffer, AllocatedBuffer] = {}
         self._shared: dict[Buffer, SharedMemory] = {}
         self._pools: dict[str, DefaultPool] = {}
+        self._ordinals: dict[str, int | None] = {}
         self._before: dict[Buffer, Before] = {}
         self._placements: dict[Buffer, Placement] = {}
         self._new_seeds = count(1 + (exchange.rank << 32))
@@ -218,6 +221,11 @@ class WorkerContext:
         else:
             issuer.enable_access_to(self.stream(end.bus_id).context)
 
+    def begin_step(self) -> None:
+        """Let access to peers that earlier steps needed make place for that of the next."""
+        for context in self._contexts.values():
+            context.begin_step()
+
     def disconnect_unused(self) -> None:
         """Revoke access to default pools from which no memory was allocated."""
         with ReleaseStack() as undo:
@@ -259,6 +267,29 @@ class WorkerContext:
         contexts = [self.one_more(other) for other in sorted(others)]
         handle = end.handle or HandleKind.POSIX_FD
         return SharedMemory(handle, self.stream(bus_id).context, size_bytes, end.numa_node, contexts)
+
+    def others_for(self, end: Endpoint) -> list[int]:
+        """Return CUDA's ordinals of this node's other GPUs for which memory of another process is mapped too.
+
+        They are those of all ranks here that this process sees and that can access the memory: host memory, and memory
+        of a GPU of another node, is open to all of them; the memory of a GPU of this node to its peers.
+        """
+        own = self.ranks[self.exchange.rank]
+        here = dict.fromkeys(rank.bus_id for rank in self.ranks if rank.host == own.host and rank.bus_id != own.bus_id)
+        ordinals = [ordinal for bus_id in here if (ordinal := self._ordinal(bus_id)) is not None]
+        owner = None if end.bus_id is None or self.ranks[end.rank or 0].host != own.host else self._ordinal(end.bus_id)
+        if owner is None:
+            return ordinals
+        return [other for other in ordinals if other == owner or call("cuDeviceCanAccessPeer", other, owner)]
+
+    def _ordinal(self, bus_id: str) -> int | None:
+        """Return CUDA's ordinal of a GPU; ``None`` if this process does not see it."""
+        if bus_id not in self._ordinals:
+            try:
+                self._ordinals[bus_id] = int(call("cuDeviceGetByPCIBusId", bus_id.encode()))
+            except DriverCallError:
+                self._ordinals[bus_id] = None
+        return self._ordinals[bus_id]
 
     def _allocate(self, buffer: Buffer) -> Memory:
         end, kind, size_bytes = buffer.end, buffer.end.memory, buffer.size_bytes

@@ -89,6 +89,7 @@ def start_driver() -> None:
 def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
     """Measure the tasks of a step, all of one engine, in all processes."""
     started = time.perf_counter()
+    worker.begin_step()
     measurements = engine_for(tasks[0].engine)(worker, tasks, settings)
     together = sum(bool(measurement.samples or measurement.stages) for measurement in measurements) or None
     wall_s = time.perf_counter() - started

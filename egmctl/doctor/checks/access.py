@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from egmctl.doctor import restrictions
 from egmctl.doctor.check import Scope, Verdicts, check, findings_on, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, noted, passed, skipped, todo, unknown, warned
+from egmctl.doctor.job import OwnJob, own_job
 from egmctl.doctor.situation import NO_NVIDIA_GPU, in_container, loss, lost, may_have_egm, requested, routers
 from egmctl.model.finding import NODE, Confidence, Finding, Guard, on_gpus
 from egmctl.model.gpu import Gpu
@@ -34,7 +35,7 @@ def _cgroup_restricted(machine: Machine, scope: Scope) -> Verdicts:
         reason = (obstacle and obstacle.detail) or "not read"
         yield unknown(f"whether these GPUs are accessible is unknown: {reason}", gpu)
     if denied:
-        yield _cgroup_denies(machine, scope, denied)
+        yield from _cgroup_denies(machine, scope, denied)
     elif readable:
         hides = "CUDA_VISIBLE_DEVICES" in ((machine.process or Process()).environment or {})
         note = "CUDA_VISIBLE_DEVICES only hides GPUs from CUDA: EGM routes over them stay" if hides else ""
@@ -44,7 +45,7 @@ def _cgroup_restricted(machine: Machine, scope: Scope) -> Verdicts:
         yield skipped(_NO_NODE)
 
 
-def _cgroup_denies(machine: Machine, scope: Scope, denied: list[Gpu]) -> Finding:
+def _cgroup_denies(machine: Machine, scope: Scope, denied: list[Gpu]) -> Iterator[Finding]:
     all_denied = restrictions.denies_control_node(machine)
     owner = restrictions.manager(machine, is_container=all_denied)
     evidence = (
@@ -52,7 +53,7 @@ def _cgroup_denies(machine: Machine, scope: Scope, denied: list[Gpu]) -> Finding
         *restrictions.cgroup_evidence(machine),
         *((owner.sign,) if owner.sign else ()),
     )
-    return _withheld_finding(
+    return _withheld(
         machine,
         scope,
         denied,
@@ -79,9 +80,9 @@ def _nodes_missing(machine: Machine, scope: Scope) -> Verdicts:
     )
     if masked:
         hidden = "/dev/null is bound over {}"
-        yield _withheld_finding(machine, scope, masked, hidden, remedy=_UNMASK, evidence=restrictions.accesses(masked))
+        yield from _withheld(machine, scope, masked, hidden, remedy=_UNMASK, evidence=restrictions.accesses(masked))
     if withheld:
-        yield _not_given(machine, scope, withheld)
+        yield from _not_given(machine, scope, withheld)
     if unmade:
         numbers = " ".join(f"-c {minor}" for gpu in unmade if (minor := restrictions.minor_of(gpu)) is not None)
         yield failed(
@@ -96,7 +97,7 @@ def _nodes_missing(machine: Machine, scope: Scope) -> Verdicts:
         yield passed("every GPU of the driver has its device node", present) if present else skipped(_NO_NODE)
 
 
-def _not_given(machine: Machine, scope: Scope, gpus: list[Gpu]) -> Finding:
+def _not_given(machine: Machine, scope: Scope, gpus: list[Gpu]) -> Iterator[Finding]:
     environment = (machine.process or Process()).environment or {}
     owner = restrictions.manager(machine, is_container=True)
     remedy, cause = owner.remedy, f"set by {owner.name}" if owner.name else "the container was started without them"
@@ -107,7 +108,7 @@ def _not_given(machine: Machine, scope: Scope, gpus: list[Gpu]) -> Finding:
         cause += f"; NVIDIA_VISIBLE_DEVICES={environment['NVIDIA_VISIBLE_DEVICES']}"
     mounts = (fact("/proc/self/mountinfo", path) for path in node_mounts(machine))
     all_withheld = "this container was started without GPUs ({} not given)"
-    return _withheld_finding(
+    return _withheld(
         machine,
         scope,
         gpus,
@@ -127,33 +128,67 @@ def lacks_all_gpus(machine: Machine) -> bool:
     return losses == {Block.NOT_IN_CONTAINER} and control == {"ENOENT"}
 
 
-def _withheld_finding(machine: Machine, scope: Scope, withheld: list[Gpu], sentence: str, **more: Any) -> Finding:
-    """Return the finding on GPUs that were deliberately withheld from this process.
+def _withheld(machine: Machine, scope: Scope, withheld: list[Gpu], sentence: str, **more: Any) -> Iterator[Finding]:
+    """Yield the findings on GPUs that were deliberately withheld from this process.
 
-    ``fail`` if the user requires one of them, no GPU is left, or no GPU that can route EGM to a NUMA node is left;
-    ``warn`` if fewer such GPUs are left for a node; else ``note``, a partial allocation.
+    It fails if the user requires one of them or no GPU is left. Else it is a partial allocation: a warning where it
+    blocks EGM routes, a note elsewhere. What it blocks depends on whose GPUs they are.
     """
-    text, names = sentence.format(restrictions.node_names(withheld)), on_gpus(withheld).label
+    left = [gpu for gpu in machine.gpus or () if loss(machine, gpu) is None]
     required = [gpu for gpu in withheld if requested(machine, scope, gpu)]
     if required:
-        return failed(f"{text}, but {on_gpus(required).label} is required (--gpus, --expect)", place=withheld, **more)
-    left = [gpu for gpu in machine.gpus or () if loss(machine, gpu) is None]
+        text = f"{_named(sentence, withheld)}, but {on_gpus(required).label} is required (--gpus, --expect)"
+        yield failed(text, place=withheld, **more)
+        return
     if not left:
-        return failed(f"{text}: no GPU can be used", place=withheld, **more)
-    if may_have_egm(machine) and not _local_only(machine, scope):
-        reduced = {node: gpus for node, gpus in routers(machine, scope).items() if any(gpu in withheld for gpu in gpus)}
-        cut_off = [str(node) for node, gpus in reduced.items() if not any(gpu in left for gpu in gpus)]
-        if cut_off:
-            nodes = ", ".join(cut_off)
-            return failed(f"{text}: EGM to NUMA {nodes} has no GPU left to go through", place=withheld, **more)
-        if reduced:
-            nodes = ", ".join(map(str, reduced))
-            return warned(f"{text}: EGM to NUMA {nodes} has fewer GPUs to go through", place=withheld, **more)
-    note = (
-        f"normal for a partial allocation (--gpus or --expect make it a fault). {on_gpus(left).label} cannot import "
-        f"memory of {names} by legacy, descriptor, pool or fabric handle, and EGM is not routed through it"
-    )
-    return noted(text, withheld, note=note, **more)
+        yield failed(f"{_named(sentence, withheld)}: no GPU can be used", place=withheld, **more)
+        return
+    of_job = own_job(machine, withheld)
+    for gpus in (of_job.gpus, [gpu for gpu in withheld if gpu not in of_job.gpus]):
+        if gpus:
+            yield _partial(machine, scope, gpus, left, of_job if gpus is of_job.gpus else OwnJob(), sentence, **more)
+
+
+def _partial(
+    machine: Machine, scope: Scope, gpus: Sequence[Gpu], left: list[Gpu], of_job: OwnJob, sentence: str, **more: Any
+) -> Finding:
+    """Return the finding on GPUs that a partial allocation leaves out.
+
+    Parameters
+    ----------
+    left
+        The GPUs that this process can use.
+    of_job
+        The GPUs and what says that they are this job's; none if they are others'.
+    """
+    text = ", ".join(filter(None, (_named(sentence, gpus), of_job.words)))
+    handles = "by legacy, descriptor, pool or fabric handle"
+    imports = f"{on_gpus(left).label} cannot import memory of {on_gpus(gpus).label} {handles}"
+    note = f"normal for a partial allocation (--gpus or --expect make it a fault). {imports}"
+    blocks: tuple[Guard, ...] = ()
+    if of_job.gpus:
+        blocks = (Guard.P2P, Guard.IPC, Guard.FABRIC)
+        note = f"{imports}, so NCCL between the processes of this job ends with CUDA error 101 or 1 (measured on H200)"
+        more["evidence"] = (*more["evidence"], of_job.sign)
+    if routes := _blocked_routes(machine, scope, gpus, left):
+        return warned(f"{text}: {routes}", place=gpus, note=note, blocks=(Guard.EGM, *blocks), **more)
+    return noted(text, gpus, note=note, blocks=blocks, **more)
+
+
+def _named(sentence: str, gpus: Sequence[Gpu]) -> str:
+    return sentence.format(restrictions.node_names(gpus))
+
+
+def _blocked_routes(machine: Machine, scope: Scope, gpus: Sequence[Gpu], left: list[Gpu]) -> str:
+    """Return the EGM routes that the absence of these GPUs blocks, as a clause; empty if it blocks none."""
+    if not may_have_egm(machine) or _local_only(machine, scope):
+        return ""
+    reduced = {node: on for node, on in routers(machine, scope).items() if any(gpu in gpus for gpu in on)}
+    blocked = [str(node) for node, on in reduced.items() if not any(gpu in left for gpu in on)]
+    fewer = [str(node) for node in reduced if str(node) not in blocked]
+    clauses = [f"EGM routes to NUMA {', '.join(blocked)} are blocked"] if blocked else []
+    clauses += [f"EGM to NUMA {', '.join(fewer)} has fewer GPUs to go through"] if fewer else []
+    return ", and ".join(clauses)
 
 
 def _local_only(machine: Machine, scope: Scope) -> bool:

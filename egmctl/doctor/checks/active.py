@@ -9,7 +9,7 @@ from functools import partial
 
 from egmctl.doctor.check import Check, Scope
 from egmctl.doctor.findings import failed, noted, passed, skipped, unknown, warned
-from egmctl.doctor.situation import NO_VERBS, coherent_gpus, group_by, in_domain, numbers, peer_memory_modules
+from egmctl.doctor.situation import NO_VERBS, coherent, coherent_gpus, group_by, in_domain, numbers, peer_memory_modules
 from egmctl.driver.signatures import cause_of, cause_of_crash
 from egmctl.model.explanation import KnownCause
 from egmctl.model.finding import NODE, Confidence, Evidence, Finding, Guard, Place, on_gpus, on_nics, on_numa, on_pairs
@@ -28,6 +28,11 @@ _SAFE_HOST_NUMA_DRIVER = (595,)
 (https://github.com/NVIDIA/nccl/issues/2106)."""
 _NOT_EXPORTED = [("cuMemGetHandleForAddressRange", number) for number in (1, NOT_SUPPORTED)]
 """The errors that cuda.h names for it: CUDA_ERROR_INVALID_VALUE and _NOT_SUPPORTED."""
+_OF_NODE = (ProbeKind.HOST_NUMA, ProbeKind.DEVICE_POOL, ProbeKind.LOCATION_POOL)
+"""The kinds of probes of one GPU with host memory of one NUMA node."""
+_INVALID_VALUE = 1
+_NEW_CALLS = ("cuMemGetMemPool", "cuMemSetMemPool")
+_BY_NAME = "an allocation that names the pool works (cuMemAllocFromPoolAsync)"
 _MAKING = ("cuMemCreate", "cuMemPoolCreate", "cuMemGetAllocationGranularity", "cuIpcGetMemHandle")
 
 SILENT = Remedy(
@@ -43,6 +48,8 @@ FAILING = Remedy(text="Look for a failed check that explains it, and for driver 
 
 _TRIALS: Mapping[str, tuple[ProbeKind, str, tuple[Guard, ...]]] = {
     "egm.alloc-active": (ProbeKind.HOST_NUMA, "{memory}, by {gpus}", (Guard.EGM,)),
+    "egm.device-pool": (ProbeKind.DEVICE_POOL, "{memory} from the current pool of {gpus}", (Guard.EGM,)),
+    "egm.location-pool": (ProbeKind.LOCATION_POOL, "{memory} from the pool set for its node", (Guard.EGM,)),
     "p2p.verify": (ProbeKind.P2P, "copies between peers", (Guard.P2P,)),
     "fabric.alloc-active": (ProbeKind.FABRIC, "{memory} by fabric handle", (Guard.FABRIC,)),
     "ipc.legacy-active": (ProbeKind.LEGACY_IPC, "{memory} by legacy IPC handle", (Guard.IPC,)),
@@ -54,6 +61,8 @@ _TRIALS: Mapping[str, tuple[ProbeKind, str, tuple[Guard, ...]]] = {
 }
 """By check: the kind of its probes, their subject in summaries, and the purposes at risk."""
 
+_BLOCKS: Mapping[ProbeKind, tuple[Guard, ...]] = {kind: guards for kind, _, guards in _TRIALS.values()}
+"""The purposes that do not work where the probes of a kind fail."""
 KINDS: Mapping[str, ProbeKind] = {check_id: kind for check_id, (kind, _, _) in _TRIALS.items()}
 """The kind of probes of each check."""
 
@@ -63,7 +72,7 @@ def kinds_of(checks: Iterable[Check]) -> tuple[ProbeKind, ...]:
     return tuple(KINDS[check.id] for check in checks if check.id in KINDS)
 
 
-def _judge(kind: ProbeKind, subject: str, machine: Machine, scope: Scope) -> Iterator[Finding]:
+def _judge(kind: ProbeKind, subject: str, machine: Machine, _scope: Scope) -> Iterator[Finding]:
     if machine.probes is None:
         yield skipped(NOT_ASKED)
         return
@@ -73,24 +82,24 @@ def _judge(kind: ProbeKind, subject: str, machine: Machine, scope: Scope) -> Ite
     for _, group in group_by(probes, _group_key):
         memory = "GPU memory" if group[0].numa_node is None else "HOST_NUMA memory"
         gpus = _label(machine, [probe.gpus[0] for probe in group])
-        verdict = _verdict(machine, scope, subject.format(memory=memory, gpus=gpus), group)
+        verdict = _verdict(machine, subject.format(memory=memory, gpus=gpus), group)
         yield replace(verdict, place=_place(machine, group, probes))
 
 
 def _is_whole(probe: Probe) -> bool:
     """Return whether a probe names its ends, which a recorded document may lack."""
-    ends = 1 if probe.kind in (ProbeKind.HOST_NUMA, ProbeKind.DMA_BUF) else 2
-    return len(probe.gpus) == ends and (probe.kind is not ProbeKind.HOST_NUMA or probe.numa_node is not None)
+    ends = 1 if probe.kind in (*_OF_NODE, ProbeKind.DMA_BUF) else 2
+    return len(probe.gpus) == ends and (probe.kind not in _OF_NODE or probe.numa_node is not None)
 
 
 def _group_key(probe: Probe) -> tuple[object, ...]:
     """Return the key by which probes are grouped into findings."""
     detail = probe.detail if probe.outcome is Outcome.NOT_RUN else ""
-    host = probe.numa_node if probe.kind is ProbeKind.HOST_NUMA else probe.numa_node is not None
+    host = probe.numa_node if probe.kind in _OF_NODE else probe.numa_node is not None
     return probe.kind, host, probe.outcome, probe.call, probe.error_number, detail
 
 
-def _verdict(machine: Machine, scope: Scope, subject: str, probes: Sequence[Probe]) -> Finding:
+def _verdict(machine: Machine, subject: str, probes: Sequence[Probe]) -> Finding:
     """Return the finding for probes with the same outcome."""
     first = probes[0]
     evidence = tuple(Evidence(source=_participants(machine, probe), value=probe.detail) for probe in probes[:4])
@@ -104,44 +113,71 @@ def _verdict(machine: Machine, scope: Scope, subject: str, probes: Sequence[Prob
             return skipped(first.detail)
         case Outcome.CORRUPT:
             return failed(f"{subject}: bytes are wrong, though every call succeeded", SILENT, evidence=evidence)
+        case Outcome.ERROR if first.error_number is None and first.call in _NEW_CALLS:
+            return skipped(f"{subject}: {first.call} comes with CUDA 13.0 (driver 580)", evidence=evidence)
         case Outcome.ERROR if first.error_number is None:
             # No call returned an error: the library or its function is missing.
             return unknown(f"{subject}: {first.detail}")
         case Outcome.ERROR:
-            if reason := _missing_feature(machine, scope, first):
+            if reason := _missing_feature(machine, first):
                 return skipped(f"{subject}: {reason}", evidence=evidence)
+            if _takes_no_host_pool(first):
+                words = f"{subject}: {first.call} takes no pool of host memory here"
+                return noted(words, evidence=evidence, note=f"the chapter on EGM of NVIDIA's guide does so; {_BY_NAME}")
             cause = _cause_of_error(machine, first)
             confidence = Confidence.MEDIUM if cause else Confidence.LOW
             failure, remedy = f"{first.call} failed: {first.error_name} ({first.error_number})", FAILING
+            if note := _not_needed(machine, first):
+                return skipped(
+                    f"{subject}: {failure}",
+                    evidence=evidence,
+                    cause=cause.cause if cause else "",
+                    remedy=Remedy(text=cause.remedy) if cause else remedy,
+                    confidence=confidence,
+                    note=note,
+                    blocks=_BLOCKS[first.kind],
+                )
             if note := _other_registration(machine, first):
                 return noted(f"{subject}: {failure}", evidence=evidence, cause=cause.cause if cause else "", note=note)
         case _:
             cause = _cause_of_crash(machine, first) if first.outcome is Outcome.CRASHED else None
             ending = "did not end in time" if first.outcome is Outcome.TIMED_OUT else "killed its process"
             failure, remedy = f"{ending}{f' in {first.call}' if first.call else ''}", HANGING
-    is_fault = first.kind is not ProbeKind.DMA_BUF or scope.names_purpose(Guard.RDMA)
-    return (failed if is_fault else warned)(
+    # Whether NICs reach GPU memory matters to those only who use it.
+    return (warned if first.kind is ProbeKind.DMA_BUF else failed)(
         f"{subject}: {failure}",
         Remedy(text=cause.remedy) if cause else remedy,
         evidence=evidence,
         cause=cause.cause if cause else "",
         confidence=confidence,
+        blocks=_BLOCKS[first.kind],
     )
 
 
-def _missing_feature(machine: Machine, scope: Scope, probe: Probe) -> str:
+def _missing_feature(machine: Machine, probe: Probe) -> str:
     """Return the missing feature if the error means that this machine lacks it by design; else ``""``."""
     number = probe.error_number
+    if _takes_no_host_pool(probe) and not coherent(machine):
+        return f"the driver takes only a pool of the GPU's own memory, without EGM; {_BY_NAME}"
     if number == PEER_UNSUPPORTED:
         return "the driver allows these GPUs no peer access; see p2p.status"
     if (number == NOT_SUPPORTED and probe.call in _MAKING) or (probe.call, number) in _NOT_EXPORTED:
         return "the driver does not support it here"
-    if probe.nic and number == errno.ENODEV and not scope.names_purpose(Guard.RDMA):
-        return "libibverbs lists no such NIC; --for rdma makes that a fault"
-    no_channel = probe.kind is ProbeKind.FABRIC and number == NOT_PERMITTED
-    if no_channel and not in_domain(machine) and not scope.names_purpose(Guard.FABRIC):
-        return "no IMEX channel, and the GPUs are in no multi-node NVLink domain; --for fabric tries it anyway"
     return ""
+
+
+def _not_needed(machine: Machine, probe: Probe) -> str:
+    """Return why nothing but ``--for`` its purpose asks for what failed; else ``""``."""
+    if probe.nic and probe.error_number == errno.ENODEV:
+        return "libibverbs lists no such NIC; --for rdma makes that a fault"
+    if probe.kind is ProbeKind.FABRIC and probe.error_number == NOT_PERMITTED and not in_domain(machine):
+        return "no IMEX channel, and the GPUs are in no multi-node NVLink domain; --for fabric makes that a fault"
+    return ""
+
+
+def _takes_no_host_pool(probe: Probe) -> bool:
+    """Return whether the driver refuses to make a pool of host memory a GPU's current one, as on H200, driver 580."""
+    return (probe.call, probe.error_number) == ("cuDeviceSetMemPool", _INVALID_VALUE)
 
 
 def _other_registration(machine: Machine, probe: Probe) -> str:
@@ -239,7 +275,7 @@ def _place(machine: Machine, probes: Sequence[Probe], all_probes: Sequence[Probe
     kind = probes[0].kind
     if probes[0].nic is not None:
         return on_nics(dict.fromkeys(probe.nic for probe in probes if probe.nic))
-    if kind in (ProbeKind.HOST_NUMA, ProbeKind.DMA_BUF):
+    if kind in (*_OF_NODE, ProbeKind.DMA_BUF):
         nodes = [probe.numa_node for probe in probes if probe.numa_node is not None]
         return on_numa(nodes) if nodes else on_gpus(_known(machine, [probe.gpus[0] for probe in probes]))
     pairs = {probe.gpus for probe in probes}
@@ -252,7 +288,7 @@ def _place(machine: Machine, probes: Sequence[Probe], all_probes: Sequence[Probe
     return on_pairs(ordered) if ordered else NODE
 
 
-_SECTIONS = {ProbeKind.HOST_NUMA: ("gpus", "host"), ProbeKind.DMA_BUF: ("gpus", "host", "nics", "system")}
+_SECTIONS = {**dict.fromkeys(_OF_NODE, ("gpus", "host")), ProbeKind.DMA_BUF: ("gpus", "host", "nics", "system")}
 CHECKS = tuple(
     Check(check_id, partial(_judge, kind, subject), guards=guards, sections=_SECTIONS.get(kind, ("gpus",)))
     for check_id, (kind, subject, guards) in _TRIALS.items()

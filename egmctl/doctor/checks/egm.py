@@ -6,7 +6,19 @@ from collections.abc import Iterator
 
 from egmctl.doctor import situation
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
-from egmctl.doctor.findings import as_root, fact, failed, gap, passed, remove_option, todo, unknown, warned
+from egmctl.doctor.findings import (
+    as_root,
+    fact,
+    failed,
+    gap,
+    noted,
+    passed,
+    remove_option,
+    skipped,
+    todo,
+    unknown,
+    warned,
+)
 from egmctl.model.finding import Finding, Guard, on_gpus, on_numa
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Driver, Process, System
@@ -18,6 +30,7 @@ from egmctl.topology.links import active_nvlinks
 from egmctl.topology.platform import C2c, PlatformKind, c2c, platform
 from egmctl.topology.routes import RouteKind, owners, route
 
+_NO_EGM_HERE = todo("Use a node with NVIDIA Grace or Vera CPUs whose GPUs have NVLink-C2C (docs/egm.md).")
 FIRMWARE = as_root(
     "Turn EGM on in the system firmware setup. Mind what it takes: GPUs on NVSwitches then have P2P only if the fabric "
     "manager gives them EGM addresses, and a carve-out for virtual machines takes memory from the host.",
@@ -26,15 +39,25 @@ FIRMWARE = as_root(
 )
 
 
+def wants_egm(scope: Scope) -> bool:
+    """Return whether ``--expect`` states that EGM is on: by that word, or as it was on the machine that it names."""
+    expected = scope.expectation
+    return expected is not None and (
+        expected.egm or (expected.reference is not None and situation.may_have_egm(expected.reference))
+    )
+
+
 @check("egm.platform", Guard.EGM)
-def _platform(machine: Machine, _scope: Scope) -> Verdicts:
+def _platform(machine: Machine, scope: Scope) -> Verdicts:
     gpus = machine.gpus or skip(situation.NO_NVIDIA_GPU)
     yield from (fact(f"NVLink-C2C of GPU{gpu.index}", c2c(machine, gpu)) for gpu in gpus)
     is_coherent = situation.coherent(machine)
     if is_coherent is None:
         yield unknown("whether this is an EGM platform: NVML does not report the state of NVLink-C2C")
+    elif not is_coherent and wants_egm(scope):
+        yield failed(f"{situation.NOT_EGM}, and EGM is expected (--expect)", _NO_EGM_HERE)
     elif not is_coherent:
-        skip(situation.NOT_EGM)
+        yield skipped(situation.NOT_EGM, remedy=_NO_EGM_HERE, blocks=(Guard.EGM,))
     else:
         detected = platform(machine)
         is_known = detected.kind not in (PlatformKind.NO_EGM, PlatformKind.UNKNOWN)
@@ -53,8 +76,12 @@ def _capability(machine: Machine, scope: Scope) -> Verdicts:
         yield fact(f"nvmlDeviceGetCapabilities(GPU{gpu.index})", None if bits is None else f"capMask {bits:#x}")
     if incapable := [gpu for gpu in gpus if gpu.nvml and gpu.nvml.egm_capable is False]:
         cause = "firmware reserved no memory, NVLink-C2C is down or routes are missing: see egm.preconditions"
-        summary = f"EGM is off, but on for {on_gpus(capable).label}" if capable else "EGM is off"
-        yield failed(summary, FIRMWARE, incapable, cause=cause)
+        if capable:
+            yield failed(f"EGM is off, but on for {on_gpus(capable).label}", FIRMWARE, incapable, cause=cause)
+        elif wants_egm(scope):
+            yield failed("EGM is off, and expected (--expect)", FIRMWARE, incapable, cause=cause)
+        else:
+            yield noted("EGM is off", incapable, remedy=FIRMWARE, cause=cause, blocks=(Guard.EGM,))
     elif capable:
         yield passed("EGM is on", capable)
     for gpu in gpus:
@@ -85,7 +112,11 @@ def _preconditions(machine: Machine, scope: Scope) -> Verdicts:
     yield from missing
     if not missing:
         remedy = as_root("Look for driver messages about EGM in the kernel log.", look="dmesg | grep -iE 'EGM|HSHUB'")
-        yield unknown("every precondition that was read is met; the kernel log may say more", remedy=remedy)
+        all_met = "every precondition that was read is met; the kernel log may say more"
+        if all(gpu.nvml and gpu.nvml.egm_capable is False for gpu in gpus):
+            yield noted(all_met, remedy=remedy)
+        else:
+            yield unknown(all_met, remedy=remedy)
 
 
 def _missing(machine: Machine, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
@@ -93,12 +124,15 @@ def _missing(machine: Machine, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
     system, driver = machine.system or System(), machine.driver or Driver()
     if down := [gpu for gpu in gpus if c2c(machine, gpu) is C2c.DOWN]:
         yield failed("NVLink-C2C is down, and EGM goes over it", todo("See c2c.link."), down)
+    # Where nobody asks for EGM, that it is off is a setting, and so is what turns it off.
     if (system.kernel_configuration or {}).get("ACPI_NUMA") == "n":
         boot = as_root("Boot a kernel with CONFIG_ACPI_NUMA=y.", Need.REBOOT)
-        yield failed("the kernel is built without CONFIG_ACPI_NUMA: the driver cannot find EGM memory's node", boot)
+        without = "the kernel is built without CONFIG_ACPI_NUMA: the driver cannot find EGM memory's node"
+        yield noted(without, remedy=boot, blocks=(Guard.EGM,))
     if system.acpi_egm is False:
         cause = "EGM is off in the firmware setup, or the firmware has none"
-        yield failed("the firmware reserved no memory for EGM", FIRMWARE, cause=cause)
+        none_reserved = "the firmware reserved no memory for EGM"
+        yield noted(none_reserved, remedy=FIRMWARE, cause=cause, blocks=(Guard.EGM,))
     if driver.module_flavour == "proprietary":
         install = as_root("Install the driver's open kernel modules.", Need.REBOOT)
         yield failed("the proprietary kernel modules do not support GPUs with NVLink-C2C", install)
@@ -193,15 +227,18 @@ def _cgroup_route(machine: Machine, scope: Scope) -> Verdicts:
         else:
             summary = f"{names} cannot be used, so only {on_gpus(left).label} can own EGM memory of this node"
         remedy = todo("Bring the GPU back: the dev.* checks say what is wrong with it.")
-        if all(stopped.block in DENIED for _, stopped in lost):
+        withheld = all(stopped.block in DENIED for _, stopped in lost)
+        if withheld:
             remedy = todo("Give this process all of the node's GPUs: see dev.cgroup-restricted.")
-        yield (failed if required or len(lost) == len(gpus) else warned)(
+        # A partial allocation is no fault of the node.
+        yield (failed if required or (len(lost) == len(gpus) and not withheld) else warned)(
             summary,
             remedy,
             place,
             evidence=tuple(fact(f"GPU{gpu.index}", stopped.cause) for gpu, stopped in lost),
             cause="EGM memory belongs to one GPU of its node, the owner, which this process has to open; other GPUs "
             "reach it over NVLink",
+            blocks=(Guard.EGM,),
         )
 
 
@@ -233,12 +270,13 @@ def _peer_route(machine: Machine, scope: Scope) -> Verdicts:
         elif path.blocked_by in (Block.NVLINK_DOWN, Block.NO_P2P):
             faulty.append(gpu)
             mode = situation.mode_without_peers(machine, (gpu, *owners(machine, node)))
-            named = scope.names_purpose(Guard.EGM) or scope.names_purpose(Guard.P2P)
-            yield (failed if mode is None or named else warned)(
+            # A deliberately set mode disables it.
+            yield (failed if mode is None else noted)(
                 f"no EGM route to NUMA {node}: {path.reason}",
-                todo("See p2p.status and nvlink.links for the GPUs that are named."),
-                gpu,
+                remedy=todo("See p2p.status and nvlink.links for the GPUs that are named."),
+                place=gpu,
                 cause=f"remote EGM goes over NVLink to a GPU of that node, as its peer{f'; {mode}' if mode else ''}",
+                blocks=(Guard.EGM, Guard.P2P),
             )
     if reaching := [gpu for gpu in gpus if gpu in reaches and gpu not in faulty]:
         yield passed("reaches the other NUMA nodes over NVLink and a peer's C2C", reaching)

@@ -17,6 +17,7 @@ from egmctl.doctor.findings import (
     unknown,
     warned,
 )
+from egmctl.doctor.job import own_job
 from egmctl.doctor.restrictions import accesses
 from egmctl.facts.redact import replace_uuids
 from egmctl.model.finding import Guard, on_gpus
@@ -25,7 +26,7 @@ from egmctl.model.host import Driver, System
 from egmctl.model.machine import Machine
 from egmctl.model.remedy import Need, Remedy
 from egmctl.topology.access import DENIED
-from egmctl.topology.platform import in_rack
+from egmctl.topology.platform import in_chassis, in_rack
 
 INFO = "nvmlDeviceGetGpuFabricInfoV"
 NO_FABRIC = "the GPUs are in no fabric"
@@ -138,9 +139,14 @@ def _domain(machine: Machine, scope: Scope) -> Verdicts:
     for gpu in outside:
         problem = failed if wanted or inside else warned
         reason = "clique 0" if infos[gpu.bus_id].clique_id == 0 else "no cluster UUID"
-        yield problem(f"outside the NVLink domain ({reason})", REJOIN, gpu, cause=ALONE)
-    if wanted and (homeless := [gpu for gpu in gpus if gpu not in (*registered, *unread)]):
-        yield failed("in no NVLink domain: not registered in a fabric", _manager_of(machine), homeless)
+        yield problem(f"outside the NVLink domain ({reason})", REJOIN, gpu, cause=ALONE, blocks=(Guard.FABRIC,))
+    unregistered = [gpu for gpu in gpus if gpu not in (*registered, *unread)]
+    for gpu in unregistered:
+        if wanted:
+            yield failed("in no NVLink domain: not registered in a fabric", _manager_of(machine), gpu)
+        elif _is_away(gpu):
+            text = "outside the NVLink domain: in a slot of a rack, and not registered in its fabric"
+            yield warned(text, REJOIN, gpu, cause=ALONE, blocks=(Guard.FABRIC,))
     # A document has the pseudonym of the cluster.
     cluster, clique = expected.clique or ("", 0)
     identities = {infos[gpu.bus_id].identity for gpu in inside}
@@ -159,8 +165,14 @@ def _domain(machine: Machine, scope: Scope) -> Verdicts:
         yield passed("the fabric is this node's own", inside, note="there is no multi-node NVLink here")
     if expected.domain_gpus is not None:
         yield unknown(f"whether the domain has {expected.domain_gpus} GPUs: 'egmctl fleet' counts them on all nodes")
-    elif not (registered or unread or wanted):
+    elif not (registered or unread or wanted or any(map(_is_away, unregistered))):
         skip("no GPU is registered in a fabric")
+
+
+def _is_away(gpu: Gpu) -> bool:
+    """Return whether a GPU in a slot of a rack has no fabric at all. ``fabric.state`` has one that is not ready."""
+    info = situation.fabric(gpu)
+    return in_chassis(gpu) and (info is None or info.state == "not-supported")
 
 
 def _types(info: Fabric) -> str:
@@ -202,18 +214,21 @@ def _manager(machine: Machine, _scope: Scope) -> Verdicts:
 
 
 @check("fabric.same-node-isolation", Guard.FABRIC, Guard.IPC)
-def _isolation(machine: Machine, scope: Scope) -> Verdicts:
+def _isolation(machine: Machine, _scope: Scope) -> Verdicts:
     away = situation.lost(machine, *DENIED)
-    text = f"memory of {on_gpus(away).label} cannot be imported from another process, not even by fabric handle"
+    of_job = own_job(machine, away)
+    others = [gpu for gpu in away if gpu not in of_job.gpus]
     yield from accesses(away)
     if not away:
         yield passed("this process can import memory of every GPU")
-    elif scope.names_purpose(Guard.FABRIC) or scope.names_purpose(Guard.IPC):
+    if of_job.gpus:
         remedy = todo("Give every rank all GPUs and choose with CUDA_VISIBLE_DEVICES: see dev.cgroup-restricted.")
         cause = "an import fails with 801, 101 or 1 where the device cgroup denies the owner (measured on H200)"
-        yield warned(text, remedy, away, cause=cause)
-    else:
-        yield passed("this process cannot open some GPUs", note=text)
+        text = "this process cannot import memory of these GPUs of its job, not even by fabric handle"
+        yield noted(text, of_job.gpus, remedy=remedy, cause=cause, blocks=(Guard.IPC, Guard.FABRIC))
+    if others:
+        note = f"memory of {on_gpus(others).label} cannot be imported from another process, not even by fabric handle"
+        yield passed("this process cannot open some GPUs", note=note)
 
 
 MODULES = ("mlx5_core", "mlx5_ib", "ib_umad")

@@ -135,7 +135,7 @@ SHARING = (Guard.P2P, Guard.IPC, Guard.EGM)
 
 
 @_check_of_gpus("gpu.mig", *SHARING)
-def _mig(nvml: GpuNvml, scope: Scope) -> Verdicts:
+def _mig(nvml: GpuNvml, _scope: Scope) -> Verdicts:
     mode, pending = nvml.mig_mode, nvml.mig_mode_pending
     yield fact("nvmlDeviceGetMigMode", f"current {_on(mode)}, pending {_on(pending)}")
     # MIG guide: instances and whatever uses them must be gone; Ampere also resets the GPU.
@@ -149,10 +149,8 @@ def _mig(nvml: GpuNvml, scope: Scope) -> Verdicts:
         yield unreported(nvml, "mig_mode", "MIG", "these GPUs do not support MIG")
     elif mode:
         no_peers = "MIG is on: no P2P, no CUDA IPC and no remote EGM between GPUs"
-        if any(map(scope.names_purpose, SHARING)):
-            yield failed(no_peers, disable)
-        else:
-            yield noted(no_peers, note="instances are a choice; --for p2p, ipc or egm makes that a fault")
+        note = "instances are a choice; --for p2p, ipc or egm makes that a fault"
+        yield noted(no_peers, note=note, remedy=disable, blocks=SHARING)
     elif pending is None:
         yield unreported(nvml, "mig_mode_pending", "the MIG mode after the next reset", "MIG is off")
     elif pending:
@@ -166,7 +164,7 @@ def _on(value: bool | None) -> str:
 
 
 @check("gpu.cc-mode", Guard.P2P, Guard.RDMA, sections=("driver",))
-def _confidential(machine: Machine, scope: Scope) -> Verdicts:
+def _confidential(machine: Machine, _scope: Scope) -> Verdicts:
     driver = machine.driver or Driver()
     mode = driver.confidential_compute
     yield fact("nvmlSystemGetConfComputeSettings", mode)
@@ -177,10 +175,10 @@ def _confidential(machine: Machine, scope: Scope) -> Verdicts:
     elif mode == "off":
         yield passed("confidential computing is off")
     elif mode == "on":
-        named = scope.names_purpose(Guard.P2P) or scope.names_purpose(Guard.RDMA)
-        yield (failed if named else warned)(
+        yield warned(
             "confidential computing is on for single GPUs: no P2P, no GPUDirect RDMA",
             as_root("Set its multi-GPU mode, or turn confidential computing off.", Need.REBOOT),
+            blocks=(Guard.P2P, Guard.RDMA),
         )
     else:
         note = "transfers are encrypted and slower"

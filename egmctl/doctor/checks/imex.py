@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from egmctl.compat import StrEnum
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
-from egmctl.doctor.findings import as_root, fact, failed, gap, noted, passed, remove_option, todo, unknown, warned
+from egmctl.doctor.findings import (
+    as_root,
+    fact,
+    failed,
+    gap,
+    noted,
+    passed,
+    remove_option,
+    skipped,
+    todo,
+    unknown,
+    warned,
+)
 from egmctl.doctor.remedies import site
 from egmctl.doctor.restrictions import node_evidence
 from egmctl.doctor.situation import (
@@ -18,7 +31,7 @@ from egmctl.doctor.situation import (
     services_hidden,
     usable_gpus,
 )
-from egmctl.model.finding import Guard
+from egmctl.model.finding import Guard, Status
 from egmctl.model.host import DeviceNode, Driver, Imex, Process, System
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
@@ -27,35 +40,31 @@ from egmctl.topology.access import Block, node_obstacle
 
 MAJOR = "nvidia-caps-imex-channels"
 CHANNELS = f"/dev/{MAJOR}"
+BLOCKS = (Guard.FABRIC,)
 FIRST_BRANCH = (550,)
 """The first driver branch with IMEX channels (NVIDIA's IMEX guide)."""
 REFUSED = "cuMemCreate and imports with a fabric handle end with CUDA_ERROR_NOT_PERMITTED (800) without a channel"
 
 
-def _wanted(machine: Machine, scope: Scope) -> bool:
-    """Return whether fabric handles are needed: in an NVLink domain, or with ``--for fabric``."""
-    return in_domain(machine) or scope.names_purpose(Guard.FABRIC)
-
-
 @check("imex.module", Guard.FABRIC, sections=("gpus", "driver"))
-def _module(machine: Machine, scope: Scope) -> Verdicts:
+def _module(machine: Machine, _scope: Scope) -> Verdicts:
     if not machine.gpus:
         skip(NO_NVIDIA_GPU)
-    if not _wanted(machine, scope):
-        skip("not needed: the node is in no multi-node NVLink domain and --for fabric was not given")
+    # Only fabric handles need channels, and outside of an NVLink domain nothing but --for fabric asks for them.
+    status = Status.FAIL if in_domain(machine) else Status.SKIP
     driver = machine.driver or Driver()
     count = (driver.module_parameters or {}).get("ImexChannelCount")
     yield fact(f"/proc/devices: {MAJOR}", (driver.majors or {}).get(MAJOR, "not there"))
     yield fact("NVreg_ImexChannelCount", count)
     if count == "0":
         option = remove_option("NVreg_ImexChannelCount=0 (on all nodes of the domain)")
-        yield failed("the driver was loaded without IMEX channels", option)
+        yield replace(failed("the driver was loaded without IMEX channels", option, blocks=BLOCKS), status=status)
     elif MAJOR not in known(driver.majors, "/proc/devices was not read"):
         remedy = as_root("Look in the kernel log for nv-caps-imex, and reload the driver.", Need.DRIVER_RELOAD)
         if (numbers(driver.driver_version or driver.module_version) or (0,)) < FIRST_BRANCH:
             text = "Use a driver of branch 550 or newer, with open kernel modules."
             remedy = as_root(text, Need.DRIVER_RELOAD)
-        yield failed("the driver has no IMEX channels", remedy)
+        yield replace(failed("the driver has no IMEX channels", remedy, blocks=BLOCKS), status=status)
     else:
         known(driver.module_parameters, "whether the driver was loaded without channels: its parameters were not read")
         yield passed("the driver has IMEX channels")
@@ -67,7 +76,7 @@ def _in_slurm_job(machine: Machine) -> bool:
 
 
 @check("imex.channel", Guard.FABRIC, sections=("gpus", "driver"), wants=("system",))
-def _channel(machine: Machine, scope: Scope) -> Verdicts:
+def _channel(machine: Machine, _scope: Scope) -> Verdicts:
     if not machine.gpus:
         skip(NO_NVIDIA_GPU)
     driver = machine.driver or Driver()
@@ -84,20 +93,22 @@ def _channel(machine: Machine, scope: Scope) -> Verdicts:
         others = f"{len(bad)} other channels are not accessible" if bad else ""
         yield passed(f"an IMEX channel is accessible ({good[0].path.rpartition('/')[2]})", note=others)
     elif bad:
-        yield (failed if _wanted(machine, scope) else warned)(*_refusal(machine, bad[0], major), cause=REFUSED)
-    elif scope.names_purpose(Guard.FABRIC):
-        yield failed("no IMEX channel: fabric handles fail", _create(machine), cause=REFUSED)
+        report = failed if in_domain(machine) else warned
+        yield report(*_refusal(machine, bad[0], major), cause=REFUSED, blocks=BLOCKS)
     elif in_domain(machine) and ((machine.system or System()).imex or Imex()).compute_domains:
-        skip("Kubernetes' DRA driver gives each pod with a ComputeDomain an IMEX channel; the host needs none")
+        by_pod = "no IMEX channel: Kubernetes' DRA driver gives one to each pod with a ComputeDomain, not to the host"
+        yield skipped(by_pod, remedy=_create(machine), cause=REFUSED, blocks=BLOCKS)
     elif in_domain(machine) and (in_container(machine) or _in_slurm_job(machine)):
-        yield warned("no IMEX channel on a node of an NVLink domain", _create(machine), cause=REFUSED)
+        no_channel = "no IMEX channel on a node of an NVLink domain"
+        yield warned(no_channel, _create(machine), cause=REFUSED, blocks=BLOCKS)
     elif in_domain(machine):
         note = (
             "right where Slurm (switch/nvidia_imex) or Kubernetes makes one for each job; --for fabric makes it a fault"
         )
-        yield noted("no IMEX channel outside of a job", note=note, cause=REFUSED)
+        no_channel = "no IMEX channel outside of a job"
+        yield noted(no_channel, note=note, cause=REFUSED, remedy=_create(machine), blocks=BLOCKS)
     else:
-        skip("no IMEX channel, so fabric handles would fail; --for fabric makes that a fault")
+        yield skipped("no IMEX channel: fabric handles fail", remedy=_create(machine), cause=REFUSED, blocks=BLOCKS)
 
 
 def _create(machine: Machine) -> Remedy:

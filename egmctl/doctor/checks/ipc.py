@@ -10,7 +10,6 @@ from egmctl.model.finding import Guard
 from egmctl.model.host import INITIAL_NAMESPACES, Confinement, System
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
-from egmctl.model.remedy import Remedy
 from egmctl.units import GIB, MIB, format_size
 
 SHM_FAIL, SHM_WARN = 64 * MIB, GIB
@@ -18,6 +17,11 @@ SHM_FAIL, SHM_WARN = 64 * MIB, GIB
 NOFILE = 65536
 """The number of descriptors that large jobs need (NCCL user guide, troubleshooting)."""
 UNLIMITED = -1
+_RAISE_MEMLOCK = todo(
+    "Raise memlock: beyond the hard limit by docker run --ulimit, LimitMEMLOCK= of the systemd unit that starts jobs, "
+    "or limits.conf.",
+    run="ulimit -l unlimited",
+)
 
 
 @check("ipc.pid-namespace", Guard.IPC, sections=("confinement",))
@@ -41,8 +45,8 @@ def _namespace(machine: Machine, name: str, note: str) -> Verdicts:
 
 
 @check("ipc.ptrace", Guard.IPC, sections=("confinement",))
-def _ptrace(machine: Machine, scope: Scope) -> Verdicts:
-    confinement, named = machine.confinement or Confinement(), scope.names_purpose(Guard.IPC)
+def _ptrace(machine: Machine, _scope: Scope) -> Verdicts:
+    confinement = machine.confinement or Confinement()
     value, call = confinement.ptrace_scope, (confinement.system_calls or {}).get("pidfd_open")
     absent = value is None and confinement.reason_of("ptrace_scope") is Reason.NOT_PRESENT
     yield fact("/proc/sys/kernel/yama/ptrace_scope", "no Yama" if absent else value)
@@ -51,14 +55,15 @@ def _ptrace(machine: Machine, scope: Scope) -> Verdicts:
     over_sockets = "descriptors can still be passed over sockets"
     refused = "pidfd_open is refused, so pidfd_getfd cannot work"
     if call not in (None, "ok"):
-        yield warned(refused, remedy) if named else passed(over_sockets, note=refused)
+        # Kernels before 5.3 have no pidfd_open, which nobody has set.
+        yield passed(over_sockets, note=refused) if call == "ENOSYS" else warned(f"{refused}; {over_sockets}", remedy)
     elif absent or confinement.capable("SYS_PTRACE") or known(value, "Yama's ptrace_scope was not read") == 0:
         yield passed("pidfd_getfd works between processes of the same user")
-    elif value == 1 or not named:
+    elif value == 1:
         note = "pidfd_getfd(2) needs PR_SET_PTRACER or CAP_SYS_PTRACE under this ptrace_scope"
         yield passed(over_sockets, note=note)
     else:
-        yield warned("only root may use pidfd_getfd", remedy)
+        yield warned(f"only root may use pidfd_getfd; {over_sockets}", remedy)
 
 
 @check("ipc.shm", Guard.IPC, Guard.PERF, sections=("confinement", "system"))
@@ -76,10 +81,12 @@ def _shm(machine: Machine, scope: Scope) -> Verdicts:
     )
     reference = scope.expectation.reference if scope.expectation else None
     expected = (reference and reference.confinement and reference.confinement.shm_total_bytes) or 0
-    if total <= SHM_FAIL and (scope.names_purpose(Guard.IPC) or expected >= SHM_WARN):
-        yield failed(f"/dev/shm is too small for ranks that share memory ({text})", remedy)
-    elif total < SHM_WARN or (free is not None and free < SHM_FAIL):
+    if total <= SHM_FAIL:
+        too_small = f"/dev/shm is too small for ranks that share memory ({text})"
         cause = "ranks end with a bus error when it is full; containers have 64 MiB by default"
+        yield (failed if expected >= SHM_WARN else warned)(too_small, remedy, cause=cause, blocks=(Guard.IPC,))
+    elif total < SHM_WARN or (free is not None and free < SHM_FAIL):
+        cause = "ranks end with a bus error when it is full"
         yield warned(f"/dev/shm is small ({text}): NCCL and PyTorch workers need more", remedy, cause=cause)
     else:
         known(free, "how much of /dev/shm is free was not read")
@@ -88,7 +95,7 @@ def _shm(machine: Machine, scope: Scope) -> Verdicts:
 
 
 @check("ipc.limits", Guard.IPC, Guard.RDMA, sections=("confinement", "system"))
-def _limits(machine: Machine, scope: Scope) -> Verdicts:
+def _limits(machine: Machine, _scope: Scope) -> Verdicts:
     confinement = machine.confinement or Confinement()
     limits = known(confinement.limits, "the limits were not read")
     memlock, nofile, stack = (limits.get(name) for name in ("memlock", "nofile", "stack"))
@@ -96,36 +103,27 @@ def _limits(machine: Machine, scope: Scope) -> Verdicts:
     yield fact("RLIMIT_NOFILE", nofile)
     yield fact("RLIMIT_STACK", _bytes(stack))
     yield fact("/proc/sys/vm/max_map_count", (machine.system or System()).max_map_count)
-    ipc, rdma = scope.names_purpose(Guard.IPC), scope.names_purpose(Guard.RDMA)
-    notes, faults = [], []
-    # CAP_IPC_LOCK overrides the limit (mlock(2)).
-    if memlock not in (None, UNLIMITED) and not confinement.capable("IPC_LOCK"):
-        notes.append(f"locked memory is limited to {_bytes(memlock)}, and RDMA locks all memory that it registers")
-        if rdma:
-            faults.append(failed(notes[-1], _raise("memlock", "l", "LimitMEMLOCK", "unlimited")))
+    few_files = ""
     if nofile not in (None, UNLIMITED) and nofile < NOFILE:
-        notes.append(f"open files are limited to {nofile}, too few for large jobs")
-        if ipc or rdma:
-            faults.append(warned(notes[-1], _raise("nofile", "n", "LimitNOFILE", str(2 * NOFILE))))
+        few_files = f"open files are limited to {nofile}, too few for large jobs"
     if stack == UNLIMITED:
         cause = "glibc then gives each thread 2 MiB, and NCCL's threads overflow it (NCCL user guide, troubleshooting)"
         remedy = todo("Set a limit of 8 MiB.", run="ulimit -s 8192")
-        faults.append(warned("the stack is unlimited, which makes thread stacks small", remedy, cause=cause))
-    yield from faults
-    if not faults and None in (memlock, nofile, stack):
+        yield warned("the stack is unlimited, which makes thread stacks small", remedy, cause=cause)
+    # CAP_IPC_LOCK overrides the limit (mlock(2)).
+    if memlock not in (None, UNLIMITED) and not confinement.capable("IPC_LOCK"):
+        yield passed(
+            f"locked memory is limited to {_bytes(memlock)}, and RDMA locks all memory that it registers",
+            note="; ".join(filter(None, (few_files, "--for rdma makes that a fault"))),
+            remedy=_RAISE_MEMLOCK,
+            blocks=(Guard.RDMA,),
+        )
+    elif None in (memlock, nofile, stack):
         yield unknown("some of these limits were not read")
-    elif not faults:
-        summary = "the limits of this shell are not judged" if notes else "the limits are high enough"
-        yield passed(summary, note="; ".join(notes))
+    elif stack != UNLIMITED:
+        summary = "the limits of this shell are not judged" if few_files else "the limits are high enough"
+        yield passed(summary, note=few_files)
 
 
 def _bytes(value: int | None) -> str | None:
     return "unlimited" if value == UNLIMITED else None if value is None else format_size(max(value, 0))
-
-
-def _raise(name: str, letter: str, unit: str, limit: str) -> Remedy:
-    text = (
-        f"Raise {name}: beyond the hard limit by docker run --ulimit, {unit}= of the systemd unit that starts jobs, "
-        "or limits.conf."
-    )
-    return todo(text, run=f"ulimit -{letter} {limit}")

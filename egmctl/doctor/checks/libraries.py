@@ -144,7 +144,7 @@ NO_ENVIRONMENT = "the environment of that process could not be read"
 
 
 @check("env.visible-devices", Guard.EGM, Guard.P2P, Guard.IPC, sections=("process",))
-def _visible_devices(machine: Machine, scope: Scope) -> Verdicts:
+def _visible_devices(machine: Machine, _scope: Scope) -> Verdicts:
     environment = known((machine.process or Process()).environment, NO_ENVIRONMENT)
     yield from (fact("environment", f"{name}={text}") for name, text in environment.items() if re.search(_SHOWN, name))
     text, gpus = environment.get(VISIBLE), machine.gpus or ()
@@ -162,7 +162,8 @@ def _visible_devices(machine: Machine, scope: Scope) -> Verdicts:
         )
     elif text.strip() in _NO_GPU:
         hides = f"{VISIBLE} hides every GPU from CUDA"
-        yield warned(hides, todo("Unset it.", run=f"unset {VISIBLE}")) if scope.purposes else passed(hides)
+        blocks = (Guard.EGM, Guard.P2P, Guard.IPC)
+        yield passed(hides, remedy=todo("Unset it.", run=f"unset {VISIBLE}"), blocks=blocks)
     else:
         entries = [part for part in text.split(",") if part.strip()]
         note = "use it to choose GPUs where EGM matters: hidden GPUs stay accessible, for imports and EGM routes too"
@@ -287,8 +288,8 @@ def _versions(machine: Machine, _scope: Scope) -> Verdicts:
 
 
 @check("drv.params", Guard.RDMA, Guard.P2P, Guard.PERF, sections=("driver",))
-def _parameters(machine: Machine, scope: Scope) -> Verdicts:
-    parameters, rdma = driver_parameters(machine), scope.names_purpose(Guard.RDMA)
+def _parameters(machine: Machine, _scope: Scope) -> Verdicts:
+    parameters = driver_parameters(machine)
     registry_keys = parameters.get("RegistryDwords", "").strip('"')
     keys = [key for key in REGISTRY_KEYS if key in registry_keys]
     yield fact("NVreg_RegistryDwords", registry_keys or "empty")
@@ -296,7 +297,7 @@ def _parameters(machine: Machine, scope: Scope) -> Verdicts:
     maps_no_peers = parameters.get("DmaRemapPeerMmio") == "0"
     if denies_rdma:
         remedy = remove_option("NVreg_GrdmaPciTopoCheckOverride")
-        yield (failed if rdma else warned)("a module parameter denies GPUDirect RDMA", remedy)
+        yield warned("a module parameter denies GPUDirect RDMA", remedy, blocks=(Guard.RDMA,))
     if maps_no_peers:
         yield warned(
             "a module parameter stops mapping of peers' memory through the IOMMU",
@@ -308,7 +309,7 @@ def _parameters(machine: Machine, scope: Scope) -> Verdicts:
         yield passed("registry keys of the driver are set", note=note)
     elif not denies_rdma and not maps_no_peers:
         note = "EnableStreamMemOPs is 0, the default: stream memory operations of the first version are off"
-        is_off = rdma and parameters.get("EnableStreamMemOPs") == "0"
+        is_off = parameters.get("EnableStreamMemOPs") == "0"
         yield passed("no driver parameter disables a feature", note=note if is_off else "")
 
 

@@ -21,7 +21,7 @@ CALLS = ("get_mempolicy", "mbind", "set_mempolicy")
 
 
 @check("numa.mempolicy-syscalls", Guard.EGM, Guard.PERF, sections=("confinement",))
-def _mempolicy(machine: Machine, scope: Scope) -> Verdicts:
+def _mempolicy(machine: Machine, _scope: Scope) -> Verdicts:
     confinement = machine.confinement or Confinement()
     answers = {name: (confinement.system_calls or {}).get(name) for name in CALLS}
     for name, answer in answers.items():
@@ -35,7 +35,7 @@ def _mempolicy(machine: Machine, scope: Scope) -> Verdicts:
                 "Give the container CAP_SYS_NICE (docker run --cap-add SYS_NICE; in Kubernetes "
                 "securityContext.capabilities.add), or a seccomp profile that allows these calls."
             )
-        yield (warned if scope.purposes is not None and not scope.names_purpose(Guard.EGM) else failed)(
+        yield failed(
             f"{listed(blocked)} {'are' if len(blocked) > 1 else 'is'} refused, so HOST_NUMA memory cannot be allocated",
             remedy,
             cause="a system call filter: the default ones of Docker and Kubernetes ask for CAP_SYS_NICE",
@@ -67,13 +67,13 @@ def _cpuset(machine: Machine, scope: Scope) -> Verdicts:
     if denied and required:
         not_allowed = "memory of this NUMA node is required (--numa), but the cpuset does not allow it"
         yield failed(not_allowed, remedy, on_numa(denied), cause="cpuset.mems of the cgroup")
-    elif denied and scope.names_purpose(Guard.EGM):
-        yield warned("the cpuset does not allow memory of this NUMA node", remedy, on_numa(denied))
     elif denied:
         yield passed(
-            "the cpuset allows only some NUMA nodes",
-            note=f"HOST_NUMA memory on NUMA {', '.join(map(str, denied))} cannot be allocated here; --for egm makes "
-            "that a warning, --numa a fault",
+            "the cpuset does not allow memory of this NUMA node: HOST_NUMA memory cannot be allocated there",
+            on_numa(denied),
+            note="usual for a job with some of the NUMA nodes; --for egm or --numa makes that a fault",
+            remedy=remedy,
+            blocks=(Guard.EGM,),
         )
     elif nodes:
         yield passed("the cpuset allows the memory of every CPU NUMA node", on_numa(nodes))
@@ -214,7 +214,7 @@ def _memory(machine: Machine, scope: Scope) -> Verdicts:
             text, evidence = "less memory than the other NUMA nodes have", (*_sizes(siblings), fact("driver", version))
             yield warned(text, FIND_MEMORY, _on(node), evidence=evidence, cause=crash)
         else:
-            yield _available(scope, node, node.memory_total_bytes, siblings)
+            yield _available(node, node.memory_total_bytes, siblings)
     if not candidates and not bare:
         yield unknown("no NUMA node with CPUs and memory was read")
 
@@ -246,7 +246,7 @@ def _without_cpus(machine: Machine, scope: Scope, nodes: Iterable[NumaNode]) -> 
     if len([gpu for gpu in may_own if own_node(gpu) is None]) >= len(unowned):
         yield unknown("whether this is a GPU's memory is unknown", _on(*unowned))
         return
-    yield (warned if situation.coherent(machine) or scope.names_purpose(Guard.EGM) else noted)(
+    yield (warned if situation.coherent(machine) else noted)(
         "memory without CPUs, and no GPU's: CUDA allocates nothing there",
         remedy=todo("Find out what it is (lsmem, dmesg), and bind no process to it alone."),
         place=_on(*unowned),
@@ -260,7 +260,7 @@ def _owns(gpu: Gpu, node: int) -> bool:
     return own is not None and own <= node < own + (_NODES_OF_A_GPU if has_mig else 1)
 
 
-def _available(scope: Scope, node: NumaNode, total: int, siblings: list[NumaNode]) -> Finding:
+def _available(node: NumaNode, total: int, siblings: list[NumaNode]) -> Finding:
     """Return the finding on the free memory of a node or, if that is low, free and reclaimable memory."""
     place, free = _on(node), node.memory_free_bytes
     enough = max(FULL * total, SCARCE * max(sibling.memory_free_bytes or 0 for sibling in siblings))
@@ -275,8 +275,7 @@ def _available(scope: Scope, node: NumaNode, total: int, siblings: list[NumaNode
         return warned(summary, remedy, place, evidence=_sizes(siblings))
     if free < enough:
         summary = "much less memory is available than on another NUMA node"
-        report = warned if scope.names_purpose(Guard.EGM) else noted
-        return report(summary, remedy=remedy, place=place, evidence=_sizes(siblings))
+        return noted(summary, place, remedy=remedy, evidence=_sizes(siblings))
     return passed("memory is available", place, evidence=_sizes([node]))
 
 
@@ -303,16 +302,14 @@ def _policy(machine: Machine, scope: Scope) -> Verdicts:
     yield fact("/proc/self/numa_maps", policy)
     bound = re.fullmatch(r"bind(?:=\w+)*:([0-9,-]+)", policy)
     denied = [node for node in nodes if bound and node not in parse_kernel_list(bound[1])]
+    not_allowed = "the memory policy of this process does not allow memory of this NUMA node"
+    remedy = todo("Start it without numactl --membind (Slurm: --mem-bind=none), or with all nodes.")
     if not nodes:
         yield unknown("no NUMA node with CPUs was read")
     elif not denied:
         yield passed("no memory policy keeps this process off a NUMA node", on_numa(nodes))
-    elif scope.numa is not None or scope.names_purpose(Guard.EGM):
-        yield warned(
-            "the memory policy of this process does not allow memory of this NUMA node",
-            todo("Start it without numactl --membind (Slurm: --mem-bind=none), or with all nodes."),
-            on_numa(denied),
-        )
+    elif scope.numa is not None:
+        yield warned(not_allowed, remedy, on_numa(denied), blocks=(Guard.EGM,))
     else:
-        allows_some = "the memory policy of this process allows only some NUMA nodes"
-        yield passed(allows_some, on_numa(denied), note="--for egm or --numa makes that a warning")
+        note = "--for egm makes that a fault, --numa a warning"
+        yield passed(not_allowed, on_numa(denied), note=note, remedy=remedy, blocks=(Guard.EGM,))

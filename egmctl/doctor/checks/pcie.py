@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from egmctl.doctor.check import Scope, Verdicts, check, findings_on, known, skip
+from egmctl.doctor.check import Scope, Verdicts, check, end, findings_on, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, noted, passed, remove_option, skipped, todo, unknown, warned
 from egmctl.doctor.situation import coherent, fabric, mode_without_peers, usable, virtual
-from egmctl.model.finding import Confidence, Evidence, Finding, Guard, on_gpus, on_nics, on_pairs
+from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Status, on_gpus, on_nics, on_pairs
 from egmctl.model.gpu import Gpu, Pair
 from egmctl.model.host import Bridge, Driver, PcieLink, PciFunction, Process, System
 from egmctl.model.kernel_log import DriverMessage
@@ -43,6 +43,8 @@ _EGM_ADDRESS = as_root(
     Need.NO_DOMAIN_JOBS,
     look="dmesg | grep 'EGM fabric address'",
 )
+_ONE_GPU = todo("Use a node with several GPUs.")
+_WITHOUT_P2P = todo("Use GPUs below one PCIe switch or with NVLink, or let the library copy through host memory.")
 _Wrong = tuple[tuple[str, str], ...]
 """The kinds of P2P that are not OK, each with its status."""
 _CUDA_ONLY: _Wrong = (("cuda", "0"),)
@@ -54,6 +56,8 @@ _SILENT_CUDA: _Wrong = (("cuda", "?"),)
 @check("p2p.status", Guard.P2P, Guard.IPC, Guard.EGM, sections=("gpus", "pairs"))
 def _status(machine: Machine, scope: Scope) -> Verdicts:
     gpus = usable(machine, scope.gpus_of(machine))
+    if len(machine.gpus or ()) == 1:
+        end(skipped("this node has one GPU, and no peer for it", remedy=_ONE_GPU, blocks=(Guard.P2P,)))
     if len(gpus) < 2:
         skip("fewer than two GPUs can be used from here")
     answers: dict[tuple[_Wrong, _Refusal | None, bool], list[tuple[Gpu, Gpu, Pair]]] = {}
@@ -68,7 +72,7 @@ def _status(machine: Machine, scope: Scope) -> Verdicts:
     if not answers:
         yield unknown("no pair of these GPUs was read")
     for (wrong, reason, _links_unread), pairs in answers.items():
-        yield _verdict(machine, wrong, reason, pairs, scope)
+        yield _verdict(machine, wrong, reason, pairs)
 
 
 def _wrong(pair: Pair) -> _Wrong:
@@ -83,9 +87,7 @@ def _wrong(pair: Pair) -> _Wrong:
     return () if pair.reason_of("can_access_peer") in not_asked else _SILENT_CUDA
 
 
-def _verdict(
-    machine: Machine, wrong: _Wrong, refused: _Refusal | None, pairs: list[tuple[Gpu, Gpu, Pair]], scope: Scope
-) -> Finding:
+def _verdict(machine: Machine, wrong: _Wrong, refused: _Refusal | None, pairs: list[tuple[Gpu, Gpu, Pair]]) -> Finding:
     ends, nvlinks = [(source, target) for source, target, _ in pairs], [pair.nvlink_count for *_, pair in pairs]
     gpus = {gpu.bus_id: gpu for pair in ends for gpu in pair}
     all_pairs = len(ends) == len(gpus) * (len(gpus) - 1)
@@ -107,8 +109,8 @@ def _verdict(
     evidence = tuple(fact(f"{P2P_STATUS}({name})", f"{code}: {MEANINGS.get(code, 'not read')}") for name, code in wrong)
     reasons = "; ".join(dict.fromkeys(MEANINGS.get(code, code) for _, code in codes))
     summary = f"no P2P {' and '.join(name for name, _ in codes)}: {reasons}"
-    named, cause = scope.names_purpose(Guard.P2P), "these GPUs are joined by NVLink" if has_nvlink else ""
-    report, confidence = failed, Confidence.HIGH
+    cause = "these GPUs are joined by NVLink" if has_nvlink else ""
+    status, confidence = Status.FAIL, Confidence.HIGH
     if not codes:
         return unknown("NVML did not report the state of P2P", place, evidence=evidence)
     if wrong == _CUDA_ONLY:
@@ -117,28 +119,36 @@ def _verdict(
     if any(code == "DR" for _, code in codes):
         remedy = remove_option("RMDisableP2P or PeerMappingOverride (in NVreg_RegistryDwords)")
     elif has_nvlink and refused is not None:
-        # A deliberately set mode is a fault only with --for p2p.
-        report, remedy = warned if refused.chosen and not named else failed, refused.remedy
+        # A deliberately set mode is no fault of the node.
+        status, remedy = Status.NOTE if refused.chosen else Status.FAIL, refused.remedy
         evidence, cause = (*evidence, *refused.evidence), f"{cause}; {refused.cause}"
         confidence = refused.confidence
     elif has_nvlink or wrong == _CUDA_ONLY:
         remedy = todo(
             "See nvlink.links, gpu.mig, gpu.vgpu, gpu.cc-mode and the kernel log.", look="nvidia-smi topo -p2p r"
         )
-        report = failed if has_nvlink else warned
+        status = Status.FAIL if has_nvlink else Status.WARN
         if cuda_asks and not has_nvlink:
             cause = "since CUDA 13.5, CUDA also refuses P2P over PCIe for settings of IOMMU or ACS"
             remedy = todo(f"See pcie.iommu and pcie.acs. {OVERRIDE}=1 lifts the refusal: only where p2p.verify passes.")
         if cuda_asks and links_unread:
             cause, confidence = f"possibly: {cause}; whether NVLink joins these GPUs was not read", Confidence.LOW
             remedy = todo("See whether NVLink joins them; if not, pcie.iommu and pcie.acs.", look="nvidia-smi topo -m")
-    elif named:
-        remedy = todo("Use GPUs below one PCIe switch or with NVLink, or let the library copy through host memory.")
-    elif links_unread:
-        return unknown(f"no P2P ({reasons}); whether NVLink joins these GPUs was not read", place, evidence=evidence)
     else:
-        return skipped(f"these GPUs have no P2P over PCIe: {reasons}", place, evidence=evidence)
-    return report(summary, remedy, place, evidence=evidence, cause=cause, confidence=confidence)
+        status, remedy = Status.SKIP, _WITHOUT_P2P
+        summary = f"these GPUs have no P2P over PCIe: {reasons}"
+        if links_unread:
+            status, summary = Status.UNKNOWN, f"no P2P ({reasons}); whether NVLink joins these GPUs was not read"
+    return Finding(
+        status=status,
+        summary=summary,
+        remedy=remedy,
+        place=place,
+        evidence=evidence,
+        cause=cause,
+        confidence=confidence,
+        blocks=(Guard.P2P,),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +160,7 @@ class _Refusal:
     confidence: Confidence = Confidence.HIGH
     evidence: tuple[Evidence, ...] = ()
     chosen: bool = False
-    """Whether a deliberately set mode is the reason; without ``--for p2p`` that is only a warning."""
+    """Whether a deliberately set mode is the reason, which is no fault of the node."""
 
 
 def _refusal(machine: Machine, gpu: Gpu, other: Gpu, pair: Pair) -> _Refusal | None:

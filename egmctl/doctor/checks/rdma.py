@@ -6,7 +6,7 @@ from collections import Counter
 
 from egmctl.doctor.check import Scope, Verdicts, check, end, known, skip
 from egmctl.doctor.checks.numa import mode_evidence
-from egmctl.doctor.findings import as_root, fact, failed, noted, passed, todo, unknown, unreported, warned
+from egmctl.doctor.findings import as_root, fact, failed, noted, passed, skipped, todo, unknown, unreported, warned
 from egmctl.doctor.restrictions import node_evidence
 from egmctl.doctor.situation import (
     check_gpus,
@@ -32,19 +32,18 @@ from egmctl.units import format_size, grouped
 NO_NIC = "no InfiniBand or RoCE device"
 
 
+_NO_NIC_HERE = todo("Look for NICs that the kernel has no driver for, or use another node.", look="lspci -d 15b3:")
 CABLE = todo("Check the cable, the switch port and the port's configuration.", look="ibstat")
 
 
-def _nics(machine: Machine, scope: Scope) -> tuple[Nic, ...]:
+def _nics(machine: Machine) -> tuple[Nic, ...]:
     """Return the machine's NICs; end the check if there are none."""
-    if not machine.nics and scope.names_purpose(Guard.RDMA):
-        end(unknown(f"{NO_NIC} was found, though RDMA is required (--for rdma)"))
     return machine.nics or skip(NO_NIC)
 
 
 @check("rdma.ports", Guard.RDMA, sections=("nics",))
 def _ports(machine: Machine, scope: Scope) -> Verdicts:
-    nics, named = _nics(machine, scope), scope.names_purpose(Guard.RDMA)
+    nics = machine.nics or end(skipped(NO_NIC, remedy=_NO_NIC_HERE, blocks=(Guard.RDMA,)))
     ports = [(nic, port) for nic in nics for port in nic.ports if port.state is not None]
     active = [(nic, port) for nic, port in ports if port.state == "ACTIVE"]
     unread = {nic.name for nic in nics for port in nic.ports if port.state is None}
@@ -70,16 +69,14 @@ def _ports(machine: Machine, scope: Scope) -> Verdicts:
         elif port.physical_state == "LinkUp" and port.link_layer == "InfiniBand":
             remedy = as_root("Check the subnet manager of that fabric: it has not configured the port.", look="sminfo")
             yield warned(f"{inactive}, though its link is up", remedy, place, evidence=evidence)
-        elif active and named:
-            yield warned(inactive, CABLE, place, evidence=evidence)
         else:
             unused.append(f"{nic.name}/{port.number}")
     if not active:
         yield from (_port_evidence(nic, port) for nic, port in ports)
         place = on_nics(dict.fromkeys(nic.name for nic, _ in ports))
-        yield (failed if named else warned)("no port is active", CABLE, place)
+        yield warned("no port is active", CABLE, place, blocks=(Guard.RDMA,))
     elif names := [name for name in dict.fromkeys(good) if name not in unread]:
-        note = f"not active: {', '.join(unused)}; --for rdma or --expect makes that a finding" if unused else ""
+        note = f"not active: {', '.join(unused)}; --expect makes that a fault" if unused else ""
         yield passed("ports are active", on_nics(names), note=note)
 
 
@@ -116,8 +113,8 @@ REBUILD_PEERMEM = as_root(
 
 
 @check("rdma.gdr-path", Guard.RDMA, sections=("nics", "driver", "system"))
-def _gdr_path(machine: Machine, scope: Scope) -> Verdicts:
-    _nics(machine, scope)
+def _gdr_path(machine: Machine, _scope: Scope) -> Verdicts:
+    _nics(machine)
     driver, modules, release = machine.driver or Driver(), (machine.system or System()).module_versions, kernel(machine)
     peermem = peer_memory_modules(machine)
     answers = {gpu.cuda.attributes.get("DMA_BUF_SUPPORTED") for gpu in machine.gpus or () if gpu.cuda} - {None}
@@ -134,18 +131,17 @@ def _gdr_path(machine: Machine, scope: Scope) -> Verdicts:
     if dma_buf:
         paths.append("dma-buf")
     if peermem and registered is False:
-        named = scope.names_purpose(Guard.RDMA)
         if paths:
             text = (
                 f"{peermem[0]} is loaded and not registered: programs that do not use dma-buf copy through host memory"
             )
-            yield warned(text, REBUILD_PEERMEM) if named else noted(text, remedy=REBUILD_PEERMEM)
+            yield noted(text, remedy=REBUILD_PEERMEM)
         elif dma_buf is None:
             text = f"{peermem[0]} is loaded and not registered; whether NICs reach GPU memory by dma-buf is unknown"
-            yield (warned if named else unknown)(text, remedy=REBUILD_PEERMEM)
+            yield unknown(text, remedy=REBUILD_PEERMEM)
         else:
             text = f"NICs cannot reach GPU memory: {peermem[0]} is loaded and not registered, and there is no dma-buf"
-            yield (failed if named else warned)(text, REBUILD_PEERMEM, cause=COPIED)
+            yield warned(text, REBUILD_PEERMEM, cause=COPIED, blocks=(Guard.RDMA,))
     if paths:
         yield passed(f"NICs can reach GPU memory through {' and '.join(paths)}")
     elif peermem and registered is None:
@@ -161,11 +157,11 @@ def _gdr_path(machine: Machine, scope: Scope) -> Verdicts:
             run="modprobe nvidia_peermem",
         )
         no_path = "NICs cannot reach GPU memory: neither nvidia_peermem nor dma-buf"
-        yield (failed if scope.names_purpose(Guard.RDMA) else warned)(no_path, remedy, cause=COPIED)
+        yield warned(no_path, remedy, cause=COPIED, blocks=(Guard.RDMA,))
 
 
 def _gpus(machine: Machine, scope: Scope) -> tuple[Gpu, ...]:
-    return scope.gpus_of(machine) if _nics(machine, scope) else ()
+    return scope.gpus_of(machine) if _nics(machine) else ()
 
 
 @check_gpus("rdma.affinity", Guard.RDMA, Guard.PERF, sections=("host", "gpus", "nics"), gpus_of=_gpus)
@@ -184,7 +180,7 @@ def _affinity(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
 
 
 @check_gpus("rdma.bar1", Guard.RDMA, sections=("gpus", "nics"), gpus_of=_gpus)
-def _bar1(machine: Machine, scope: Scope, gpu: Gpu) -> Verdicts:
+def _bar1(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
     if gpu.nvml is None and nvml_failure(machine):
         end(unknown(without_nvml(machine, "these GPUs")))
     nvml, link = gpu.nvml or skip("NVML does not list these GPUs"), c2c(machine, gpu)
@@ -204,12 +200,12 @@ def _bar1(machine: Machine, scope: Scope, gpu: Gpu) -> Verdicts:
         remedy = as_root("Turn on decoding above 4 GiB and resizable BAR in the firmware setup.", Need.REBOOT)
         sizes = f"{format_size(bar1)} of the GPU's {format_size(memory)}"
         text = f"NICs can have at most {sizes} registered at once: BAR1 has no more"
-        yield warned(text, remedy) if scope.names_purpose(Guard.RDMA) else noted(text, remedy=remedy)
+        yield noted(text, remedy=remedy)
 
 
 @check("rdma.ofed", Guard.RDMA, sections=("nics", "system"))
-def _ofed(machine: Machine, scope: Scope) -> Verdicts:
-    nics = _nics(machine, scope)
+def _ofed(machine: Machine, _scope: Scope) -> Verdicts:
+    nics = _nics(machine)
     versions = known((machine.system or System()).module_versions, "the RDMA modules' versions were not read")
     own = sorted({text for name, text in versions.items() if name.startswith("mlx5") and text})
     firmware = sorted({nic.firmware for nic in nics if nic.firmware})
@@ -222,15 +218,15 @@ def _ofed(machine: Machine, scope: Scope) -> Verdicts:
 
 
 @check("rdma.devices-cgroup", Guard.RDMA, sections=("nics", "system"))
-def _devices(machine: Machine, scope: Scope) -> Verdicts:
-    _nics(machine, scope)
+def _devices(machine: Machine, _scope: Scope) -> Verdicts:
+    _nics(machine)
     verbs = known((machine.system or System()).verbs, "the nodes in /dev/infiniband were not read")
-    named, container = scope.names_purpose(Guard.RDMA), in_container(machine)
+    container = in_container(machine)
     denied = [device for device in verbs if device.node.access != "ok"]
     yield from node_evidence(device.node for device in denied or verbs)
     if not verbs:
         no_verbs = "there are NICs and no verbs devices: programs cannot use RDMA"
-        yield (failed if named else warned)(no_verbs, as_root("Load ib_uverbs.", run="modprobe ib_uverbs"))
+        yield warned(no_verbs, as_root("Load ib_uverbs.", run="modprobe ib_uverbs"), blocks=(Guard.RDMA,))
         return
     if not denied:
         yield passed("the verbs devices are accessible")
@@ -244,14 +240,14 @@ def _devices(machine: Machine, scope: Scope) -> Verdicts:
     names = ", ".join(dict.fromkeys(device.nic or device.node.path.rpartition("/")[2] for device in denied))
     reasons = "; ".join(meanings.get(error, error or "unknown reason") for error in errors)
     summary = f"verbs devices are not accessible ({names}): {reasons}"
-    if not named and errors == ["ENOENT"] and not container:
-        yield passed("the nodes in /dev/infiniband are missing", note=summary)
+    remedy = todo("Let the resource manager allow /dev/infiniband/*, or let udev make it readable and writable.")
+    if container:
+        devices = "docker run --device=/dev/infiniband, or the RDMA device plugin of Kubernetes"
+        remedy = todo(f"Pass the devices into the container: {devices}.")
+    if errors == ["ENOENT"] and not container:
+        yield passed(summary, remedy=remedy, note="--for rdma makes that a fault", blocks=(Guard.RDMA,))
     else:
-        remedy = todo("Let the resource manager allow /dev/infiniband/*, or let udev make it readable and writable.")
-        if container:
-            devices = "docker run --device=/dev/infiniband, or the RDMA device plugin of Kubernetes"
-            remedy = todo(f"Pass the devices into the container: {devices}.")
-        yield (failed if named else warned)(summary, remedy)
+        yield warned(summary, remedy, blocks=(Guard.RDMA,))
 
 
 PCIE_MAPPING_DRIVER = (570, 86, 15)
@@ -265,8 +261,8 @@ CDMM_GDRDRV = (2, 5, 1)
 
 
 @check("rdma.coherent-dmabuf", Guard.RDMA, sections=("gpus", "nics", "driver", "host"))
-def _coherent_dmabuf(machine: Machine, scope: Scope) -> Verdicts:
-    _nics(machine, scope)
+def _coherent_dmabuf(machine: Machine, _scope: Scope) -> Verdicts:
+    _nics(machine)
     need_c2c(machine)
     driver, release, mode = machine.driver or Driver(), kernel(machine), memory_mode(machine)
     version = numbers(driver.driver_version or driver.module_version)

@@ -21,10 +21,10 @@ from typing import Any
 from egmctl.errors import UsageError
 from egmctl.model.codec import field_types
 from egmctl.model.comparison import AttributeDifference, Comparison, PathDifference
-from egmctl.model.fleet import FleetReport, NodeAnswer
+from egmctl.model.fleet import FleetReport, NodeResult
 from egmctl.model.gpu import Pair
 from egmctl.model.measurement import Measurement, RunReport, Sample, Stage, Summary
-from egmctl.model.record import Command
+from egmctl.model.record import Command, Shown
 from egmctl.model.task import Flow
 from egmctl.model.verdict import Yardstick
 from egmctl.topology.links import Link
@@ -81,11 +81,12 @@ def bench_csv(report: RunReport, *, samples: bool = False) -> str:
         "ceiling",
         "ceiling_limit",
         *(("sample", *_columns(Sample, "sample_")) if samples else ()),
+        *_ANSWER,
     )
 
     def rows() -> Iterator[dict[str, object]]:
         for number, measurement in enumerate(report.measurements):
-            whole = run | _cells(measurement)
+            whole = run | _cells(measurement) | _answered(report)
             for judgement in judged.get(number, ()):
                 if judgement.yardstick not in set(Yardstick):
                     # Of a newer version: it has no column here.
@@ -115,13 +116,14 @@ def topo_csv(topology: Topology) -> str:
     Each row contains the machine's origin, so that rows of a modelled machine are recognisable in any extract.
     """
     machine = topology.machine
-    origin = {
+    origin: dict[str, object] = {
         "origin": machine.origin.kind,
         "machine": machine.origin.name,
         "driver_version": machine.driver.module_version if machine.driver else None,
     }
     bus_ids = {label: gpu.bus_id for label, gpu in topology.gpus.items()}
     labels = {bus_id: label for label, bus_id in bus_ids.items()}
+    origin |= _answered(topology)
     columns = dict.fromkeys((*origin, "record", "source", "source_bus_id", "target", "target_bus_id"))
     for record in (Link, HostRoute, Pair):
         columns |= dict.fromkeys(_columns(record))
@@ -149,29 +151,37 @@ def compare_csv(comparison: Comparison) -> str:
     """
     from egmctl.report.views.compare import banners
 
-    warning = {"warning": "; ".join(banners(comparison))}
+    warning = {"warning": "; ".join(banners(comparison))} | _answered(comparison)
     subject = "finding" if comparison.kind is Command.DOCTOR else "fact"
     attributes = ((subject, comparison.words), ("machine", comparison.machines))
     rows = [{"subject": "path"} | _cells(path) | warning for path in comparison.paths]
     for name, differences in attributes:
         for difference in differences:
             rows += [{"subject": name, "node": node} | _cells(difference) | warning for node in difference.nodes]
-    columns = dict.fromkeys(("subject", "node", *_columns(PathDifference), *_columns(AttributeDifference), "warning"))
+    columns = dict.fromkeys(("subject", "node", *_columns(PathDifference), *_columns(AttributeDifference), *warning))
     return csv_text(columns, rows)
 
 
 def fleet_csv(report: FleetReport) -> str:
-    """Return one row per node; ``causes`` lists the node's problems, each after its status."""
+    """Return one row per node; ``causes`` lists the node's problems, each after its status.
+
+    ``state`` is that of the node, ``answer`` that of the whole fleet.
+    """
     causes = {
         node: "; ".join(f"{line.status} {line.key} {line.value}".strip() for line in group.lines if line.status)
         for group in report.groups
         for node in group.nodes
     }
-    rows = (
-        _cells(answer) | {"state": answer.state.value, "causes": causes.get(answer.node, "")}
-        for answer in report.answers
-    )
-    return csv_text((*_columns(NodeAnswer), "state", "causes"), rows)
+    rows = (_cells(node) | {"causes": causes.get(node.node, "")} | _answered(report) for node in report.answers)
+    return csv_text((*_columns(NodeResult), "causes", *_ANSWER), rows)
+
+
+_ANSWER = ("answer", "exit_code")
+"""The columns of a result's answer, the same in each row, so that any extract shows it."""
+
+
+def _answered(result: Shown) -> dict[str, object]:
+    return {"answer": result.answer.state.value, "exit_code": int(result.answer.exit_code)}
 
 
 def csv_text(columns: Iterable[str], rows: Iterable[Mapping[str, object]]) -> str:

@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from egmctl import __version__
-from egmctl.errors import EgmctlError, ExitCode, NothingToDo
+from egmctl.errors import EgmctlError, NothingToDo
 from egmctl.facts.redact import redact
+from egmctl.model.answer import Answer
 from egmctl.model.codec import to_json
 from egmctl.model.machine import Machine, Origin
 
@@ -21,6 +22,7 @@ def envelope(
     *,
     machine: Machine | Origin | None,
     errors: Sequence[EgmctlError] = (),
+    answer: Answer | None = None,
 ) -> dict[str, Any]:
     """Return the envelope with a command's result.
 
@@ -36,11 +38,14 @@ def envelope(
         The machine, or its origin. The envelope contains only the origin: live, recorded or modelled.
     errors
         The errors of the command.
+    answer
+        The answer of the result; ``None`` for a list, and if there is no result.
     """
     return {
         "schema": schema,
         "tool": f"egmctl {__version__}",
         "exit_code": int(exit_code),
+        "answer": to_json(answer),
         "machine": to_json(machine.origin if isinstance(machine, Machine) else machine),
         "errors": [error_entry(error) for error in errors],
         "result": body,
@@ -78,7 +83,9 @@ def result_json(result: Any, indent: int | None = 2) -> str:
     elif hasattr(result, "machine"):
         body = replace(result, machines=(redact(result.machine),))
     origin = machine if isinstance(machine, Machine) else getattr(result, "origin", None)
-    nothing = getattr(result, "nothing", None)
+    answer = getattr(result, "answer", None)
+    nothing = None if answer is None else answer.nothing
     errors = [] if nothing is None else [NothingToDo(nothing)]
-    code = getattr(result, "exit_code", ExitCode.OK)
-    return dump(envelope(result.SCHEMA, code, to_json(body), machine=origin, errors=errors), indent)
+    code = 0 if answer is None else answer.exit_code
+    written = {name: value for name, value in to_json(body).items() if name != "answer"}
+    return dump(envelope(result.SCHEMA, code, written, machine=origin, errors=errors, answer=answer), indent)

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
+from egmctl.model.answer import Answer, GapKind, JUnit, State
 from egmctl.model.bringup import Bringup
-from egmctl.model.finding import TOLD, Diagnosis, Finding, Status
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import TOLD, Finding, Status
 from egmctl.model.measurement import BROKEN, RunReport
 from egmctl.model.measurement import Status as Ended
-from egmctl.model.verdict import Grade
+from egmctl.model.verdict import BAD_GRADES, Grade
 from egmctl.report.exports.nagios import with_remedy
 from egmctl.units import printable
 
@@ -21,7 +23,7 @@ def doctor_junit(diagnosis: Diagnosis) -> str:
     ``fail`` is a failure, and so are ``warn`` and ``note`` if the diagnosis is strict. ``skip``, ``unknown`` and
     findings that another one explains are skipped.
     """
-    return _document(_doctor_suite(diagnosis))
+    return _document(_doctor_suite(diagnosis, _answer("doctor", diagnosis.answer)))
 
 
 def bench_junit(report: RunReport) -> str:
@@ -29,12 +31,22 @@ def bench_junit(report: RunReport) -> str:
 
     Classes without a reference and measurements that were waived or not judged are skipped test cases.
     """
-    return _document(_bench_suite(report))
+    return _document(_bench_suite(report, _answer("bench", report.answer)))
 
 
 def bringup_junit(bringup: Bringup) -> str:
-    """Return JUnit XML with a suite for the findings of doctor and, after a run, a suite for the bench."""
-    return _document(_doctor_suite(bringup.diagnosis), *([] if bringup.run is None else [_bench_suite(bringup.run)]))
+    """Return JUnit XML with a suite for the answer, one for doctor's findings and, after a run, one for the bench."""
+    whole = _suite("egmctl bringup", [_answer("bringup", bringup.answer)])
+    parts = [_doctor_suite(bringup.diagnosis), *([] if bringup.run is None else [_bench_suite(bringup.run)])]
+    return _document(whole, *parts)
+
+
+def _answer(command: str, answer: Answer) -> Element:
+    """Return the first test case: it fails, or ends in an error, as the command does. What others say is beside it."""
+    message = f"{answer.word}: {answer.sentence}"
+    text = with_remedy("", answer.next_step)
+    tag = {JUnit.PASSES: "system-out"}.get(answer.junit, answer.junit.value)
+    return _case(command, "answer", tag, answer.state, message, text if tag != "system-out" else message)
 
 
 def _document(*suites: Element) -> str:
@@ -51,21 +63,22 @@ def _suite(name: str, cases: Sequence[Element]) -> Element:
 
 
 def _counts(cases: Sequence[Element]) -> dict[str, str]:
-    failures, skips = (sum(case.find(tag) is not None for case in cases) for tag in ("failure", "skipped"))
-    return {"tests": str(len(cases)), "failures": str(failures), "errors": "0", "skipped": str(skips)}
+    tags = {"failures": "failure", "errors": "error", "skipped": "skipped"}
+    numbers = {name: str(sum(case.find(tag) is not None for case in cases)) for name, tag in tags.items()}
+    return {"tests": str(len(cases))} | numbers
 
 
 def _case(classname: str, name: str, tag: str, kind: str, message: str, text: str = "") -> Element:
-    """Return a test case with ``text`` in a ``failure`` or ``skipped`` (with kind and message) or ``system-out``."""
+    """Return a test case with ``text`` in ``system-out``, or in an element that has kind and message too."""
     case = Element("testcase", {"classname": printable(classname), "name": printable(name)})
     attributes = {} if tag == "system-out" else {"type": kind, "message": printable(message)}
     SubElement(case, tag, attributes).text = printable(text) or None
     return case
 
 
-def _doctor_suite(diagnosis: Diagnosis) -> Element:
+def _doctor_suite(diagnosis: Diagnosis, *first: Element) -> Element:
     failing = TOLD if diagnosis.strict else (Status.FAIL,)
-    return _suite("egmctl doctor", [_finding(finding, failing) for finding in diagnosis.findings])
+    return _suite("egmctl doctor", [*first, *(_finding(finding, failing) for finding in diagnosis.findings)])
 
 
 def _finding(finding: Finding, failing: tuple[Status, ...]) -> Element:
@@ -81,28 +94,31 @@ def _finding(finding: Finding, failing: tuple[Status, ...]) -> Element:
     return _case(*names, "system-out", "", "", with_remedy(f"{finding.status}: {finding.summary}", finding.remedy))
 
 
-def _bench_suite(report: RunReport) -> Element:
+def _bench_suite(report: RunReport, *first: Element) -> Element:
     verdict = report.verdict
-    failing = (Grade.FAIL, Grade.WARN) if verdict is not None and verdict.strict else (Grade.FAIL,)
-    cases = []
+    proven = {n for cause in report.answer.causes if cause.state is State.BAD for n in cause.measurements}
+    excused = {n for gap in report.answer.gaps if gap.kind is GapKind.EXCUSED for n in gap.measurements}
+    cases = [*first]
     for path_class in () if verdict is None else verdict.classes:
         names = f"bench.{path_class.case}", path_class.path_class
-        if path_class.grade in failing:
+        if path_class.by_speed in BAD_GRADES and proven.intersection(path_class.measurements):
             cases.append(_case(*names, "failure", path_class.grade, path_class.reason))
+        elif excused.intersection(path_class.measurements):
+            cases.append(_case(*names, "error", "excused", path_class.reason))
         elif path_class.grade is Grade.NO_REFERENCE:
             cases.append(_case(*names, "skipped", "no-reference", path_class.reason))
         else:
             cases.append(_case(*names, "system-out", "", "", path_class.reason))
     waived = set()
-    for m in report.measurements:
+    for number, m in enumerate(report.measurements):
         names = f"bench.{m.case}", f"{m.name} {m.path}"
         if m.status in BROKEN:
-            cases.append(_case(*names, "failure", m.status, m.reason or ""))
+            tag = "failure" if number in proven else "error"
+            cases.append(_case(*names, tag, m.status, m.reason or ""))
         elif m.status is Ended.WAIVED and (m.case, m.reason) not in waived:
             waived.add((m.case, m.reason))
             cases.append(_case(*names, "skipped", "waived", m.reason or ""))
         elif m.measured and verdict is None:
             cases.append(_case(*names, "skipped", "not-judged", "measured, not judged"))
-    problems = [*report.problems, *(["the run was interrupted"] if report.interrupted else [])]
-    cases += [_case("bench", "run", "failure", "incomplete", problem) for problem in problems]
+    cases += [_case("bench", "run", "error", "broke", problem) for problem in report.problems]
     return _suite("egmctl bench", cases)

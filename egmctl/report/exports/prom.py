@@ -7,8 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from egmctl import __version__
-from egmctl.model.bringup import Answer, Bringup
-from egmctl.model.finding import Diagnosis, Finding, PlaceKind, Status
+from egmctl.model.answer import Answer, State
+from egmctl.model.bringup import Bringup
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Finding, PlaceKind, Status
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.measurement import Status as MeasurementStatus
 from egmctl.model.task import Axis, Endpoint, Flow
@@ -27,6 +29,18 @@ _NS = 1e-9
 
 def doctor_prom(diagnosis: Diagnosis) -> str:
     """Return the metrics of a diagnosis. Each check has a series for every GPU, whatever the GPU's state."""
+    return _answer("doctor", diagnosis.answer) + _doctor(diagnosis)
+
+
+def _answer(command: str, answer: Answer) -> str:
+    """Return the metrics of an answer. There is one series per possible state; that of the actual one is 1."""
+    states = [({"command": command, "state": state.value}, float(state is answer.state)) for state in State]
+    return _gauge("egmctl_answer", "1 for the state that the command answers.", states) + _gauge(
+        "egmctl_exit_code", "What the command ended with; 0 is fine.", [({"command": command}, answer.exit_code)]
+    )
+
+
+def _doctor(diagnosis: Diagnosis) -> str:
     checks = grouped((finding.check, finding) for finding in diagnosis.findings if finding.status in _STATES)
     nodes = (({"check": check}, _worst(findings)) for check, findings in checks.items())
     gpus = (
@@ -58,6 +72,10 @@ def _worst(findings: Iterable[Finding]) -> int:
 
 def bench_prom(report: RunReport) -> str:
     """Return the metrics of a run."""
+    return _answer("bench", report.answer) + _bench(report)
+
+
+def _bench(report: RunReport) -> str:
     measured = [m for m in report.measurements if m.measured]
     metrics = (*_rates(measured), *_outcome(report))
     return "".join(_gauge(f"egmctl_bench_{name}", meaning, samples) for name, meaning, samples in metrics)
@@ -85,14 +103,11 @@ def _outcome(report: RunReport) -> Iterator[_Metric]:
     statuses = (({"status": status.value}, counts[status]) for status in MeasurementStatus)
     yield "measurements", "Number of measurements by how they ended.", statuses
     if (verdict := report.verdict) is not None:
-        graded = [({"profile": verdict.profile or ""}, _GRADES[verdict.grade])]
-        yield "verdict", f"The verdict of the run: {_GRADE_MEANING}", graded
         classes = (
             ({"case": judged.case, "link": judged.link, "class": judged.path_class}, _GRADES[judged.grade])
             for judged in verdict.classes
         )
         yield "class_verdict", f"The verdict of a class of paths: {_GRADE_MEANING}", classes
-    yield "exit_code", "What the command ended with; 0 is fine.", [({}, report.exit_code)]
     yield "duration_seconds", "How long the run took.", [({}, report.wall_s)]
     yield "start_timestamp_seconds", "When the run began, seconds since 1970 UTC.", _began(report)
     gpus = counted(gpu_name(gpu.name) for gpu in report.gpus)
@@ -101,10 +116,9 @@ def _outcome(report: RunReport) -> Iterator[_Metric]:
 
 
 def bringup_prom(bringup: Bringup) -> str:
-    """Return the metrics of a bring-up. The answer has one series per possible value; that of the actual one is 1."""
-    answers = [({"answer": answer.value}, float(answer is bringup.answer)) for answer in Answer]
-    metric = _gauge("egmctl_bringup_answer", "1 for what egmctl bringup says of the node.", answers)
-    return metric + doctor_prom(bringup.diagnosis) + ("" if bringup.run is None else bench_prom(bringup.run))
+    """Return the metrics of a bring-up: its answer, and those of doctor and of the bench without their answers."""
+    run = "" if bringup.run is None else _bench(bringup.run)
+    return _answer("bringup", bringup.answer) + _doctor(bringup.diagnosis) + run
 
 
 def _flows(measured: Iterable[Measurement]) -> Iterator[Sample]:

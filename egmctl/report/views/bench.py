@@ -7,8 +7,9 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 
-from egmctl.doctor.kernel_faults import KernelFault
+from egmctl.bench.path_class import ceiling, unit_of
 from egmctl.model.gpu import FAKE, are_fake
+from egmctl.model.kernel_log import LoggedFault
 from egmctl.model.measurement import Measurement, RunReport, Status
 from egmctl.model.route import PublishedRate, node_names
 from egmctl.model.task import Quantity
@@ -19,12 +20,11 @@ from egmctl.report.views import bench_answer
 from egmctl.report.views.bench_classes import class_tables, judged_sections, main_measurements, main_rates
 from egmctl.report.views.bench_details import LOOKS, all_series, families, overlay, swept
 from egmctl.report.views.bench_matrix import GRADE_TONES, STATUS_TONES, Frame
-from egmctl.report.views.causes import PATHS, TONES, cause_entries, commands_of, remedy_words
+from egmctl.report.views.causes import PATHS, TONES, cause_entries, commands_of, verdict
 from egmctl.report.views.machine import banners, confidential_banner, machine_section
 from egmctl.report.views.topo import node_diagram
 from egmctl.topology.topology import topology
 from egmctl.units import counted, gpu_name, grouped, listed, printable, several, shortened
-from egmctl.verdict.yardsticks import ceiling, unit_of
 
 _FEW = 3
 """The number of flows from which a case's name is shown without its path."""
@@ -146,7 +146,7 @@ def bench_banners(report: RunReport) -> tuple[str, ...]:
 
 
 def _body(report: RunReport) -> Iterator[doc.Block]:
-    yield bench_answer.answer(report)
+    yield verdict(report.answer)
     yield from cause_entries(report)
     yield from _kernel(report)
     if not any(bench_answer.was_run(m) for m in report.measurements):
@@ -243,10 +243,10 @@ _DRAWN = (
 def _kernel(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
     """Return the faults that the kernel logged during the run and that require action."""
 
-    def entry(fault: KernelFault) -> doc.Entry:
-        fix = doc.KeyValues((("fix", remedy_words(fault.remedy)),))
+    def entry(fault: LoggedFault) -> doc.Entry:
+        fix = doc.KeyValues((("fix", fault.remedy.words),))
         body: tuple[doc.Block, ...] = (fix, *commands_of(fault.remedy))
-        words = f"logged by the kernel meanwhile: {bench_answer.logged(fault)}"
+        words = f"logged by the kernel meanwhile: {fault.words}"
         return doc.Entry(fault.status.upper(), TONES[fault.status], words, body=body, level=Level.SUMMARY)
 
     return doc.limited(map(entry, bench_answer.grave(report)), _FAULTS, "kernel message", Level.SUMMARY)
@@ -303,7 +303,7 @@ def _reason(status: Status, reason: str, paths: Sequence[str], unstable: Mapping
 
 
 def _skipped(report: RunReport) -> Iterator[str]:
-    explained = {number for cause in report.causes for number in cause.explains}
+    explained = {number for cause in report.causes for number in cause.measurements}
     waived = [m for n, m in enumerate(report.measurements) if m.status is Status.WAIVED and n not in explained]
     if waived:
         reasons = list(dict.fromkeys(m.reason or "" for m in waived))

@@ -8,6 +8,7 @@ from statistics import median
 
 from egmctl.bench.case import AT_ONCE, HANDLES
 from egmctl.bench.engine import ENGINES
+from egmctl.bench.path_class import ceiling, class_of
 from egmctl.bench.suites import CASES, SUITES
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.route import HOST_MEMORY, HOST_NAMES, Carrier, Egm, LinkKind, MemoryKind, PublishedRate, Route
@@ -17,7 +18,6 @@ from egmctl.report import document as doc
 from egmctl.report.document import Body, Level, Tone, Words
 from egmctl.report.views.bench_matrix import GRADE_MARKS, GRADE_TONES, Frame, latency_method
 from egmctl.units import grouped, listed, several, shortened
-from egmctl.verdict.yardsticks import ceiling, class_of
 
 _SCREEN = 14
 """The number of path classes shown without ``-v``. With the answer and the notes they fill about 40 lines."""

@@ -12,6 +12,7 @@ from functools import partial
 from statistics import median
 
 from egmctl.bench.engine import ENGINES
+from egmctl.bench.path_class import ceiling
 from egmctl.model.measurement import Measurement, RunReport, Status
 from egmctl.model.route import HOST_NAMES, MemoryKind, PublishedRate, UcxStaging
 from egmctl.model.task import UCX_ENGINES, Axis, Engine, Quantity
@@ -20,7 +21,6 @@ from egmctl.report.document import EMPTY, Better, Body, Cell, Chart, Matrix, Poi
 from egmctl.report.views.bench_classes import plain_name
 from egmctl.report.views.bench_matrix import Frame, matrices, tone_of
 from egmctl.units import MIB, format_size, grouped, printable, shortened
-from egmctl.verdict.yardsticks import ceiling
 
 _FAMILIES = {
     "egm": "Memory of NUMA nodes",

@@ -8,21 +8,16 @@ from functools import partial
 from statistics import median
 from xml.etree.ElementTree import Element
 
-from egmctl.errors import ExitCode
 from egmctl.model.comparison import Affected, AttributeDifference, Comparison, Outcome, PathDifference
 from egmctl.model.gpu import FAKE
 from egmctl.model.record import Command
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words
 from egmctl.report.render.page import arrows, element
-from egmctl.report.views.causes import advice as finding_advice
-from egmctl.report.views.causes import finding_entry
-from egmctl.report.views.causes import title as finding_title
-from egmctl.units import format_size, grouped, listed, natural, several, shortened
+from egmctl.report.views.causes import finding_entry, verdict
+from egmctl.units import format_size, grouped, several, shortened
 
 _TONES = {Outcome.WORSE: Tone.BAD, Outcome.BETTER: Tone.GOOD, Outcome.DIFFERENT: Tone.WARN, Outcome.SAME: Tone.GOOD}
-_THINGS = {Command.BENCH: "path", Command.BRINGUP: "path", Command.DOCTOR: "finding"}
-"""The nouns for what is compared; for other commands it is "fact"."""
 _QUANTITIES = {"GB/s": "Bandwidth", "ns": "Latency", "ms": "Handle life cycle"}
 FINDINGS, FILES = "Findings", "Files"
 """The titles of two sections."""
@@ -63,79 +58,8 @@ def heading(comparison: Comparison) -> str:
     return f"{comparison.kind} {names}"
 
 
-def verdict(comparison: Comparison) -> doc.Verdict:
-    """Return the worst outcome, with what the differences have in common and their number."""
-    counted = _counted(comparison)
-    if comparison.exit_code is ExitCode.NOTHING:
-        reason = next(iter([*_problems(comparison), *comparison.notes]), "the files have nothing in common")
-        return doc.Verdict("NOT COMPARED", Tone.WARN, reason, "compare results of the same cases")
-    gravest = next((outcome for outcome in Outcome if outcome in comparison.outcomes), Outcome.SAME)
-    sentence = "; ".join(filter(None, (_common(comparison), counted)))
-    return doc.Verdict(
-        gravest.upper(), _TONES[gravest], sentence, _advice(comparison) if gravest is Outcome.WORSE else ""
-    )
-
-
-def _advice(comparison: Comparison) -> str:
-    if _got_busy(comparison):
-        return "measure again when the GPUs are idle"
-    if comparison.causes and comparison.causes[0].finding.remedy is not None:
-        return finding_advice(comparison.causes[0].finding)
-    where = "each node that is worse"
-    if not comparison.of_nodes:
-        where = f"the node where {comparison.nodes[-1].name} was measured"
-    elif bad := dict.fromkeys(row.node for row in comparison.affected if row.outcome is Outcome.WORSE):
-        where = shortened(list(bad), _CASES_SHOWN)
-    return f"look for the cause with 'egmctl doctor' on {where}"
-
-
-def _common(comparison: Comparison) -> str:
-    worse = [row for row in comparison.affected if row.outcome is Outcome.WORSE and row.change is not None]
-    if comparison.of_nodes:
-        bad = list(dict.fromkeys(row.node for row in worse))
-        if not bad:
-            return ""
-        where = dict.fromkeys(row.where for row in worse)
-        alike = f": {'; '.join(where)}" if len(where) <= _CASES_SHOWN else ""
-        return f"only {shortened(bad, _CASES_SHOWN)} {'is' if len(bad) == 1 else 'are'} slower{alike}"
-    if not worse:
-        return ""
-    busy = _got_busy(comparison)
-    if comparison.touches:
-        pair = _only_pair(comparison)
-        ends = f"is between {listed(pair)}" if pair else f"touches {listed(comparison.touches, 'or')}"
-        words = f"everything slower {ends}"
-        if busy and set(comparison.touches) <= {*busy}:
-            return f"{words}, which other processes used in {comparison.nodes[-1].name}"
-    else:
-        words = "what is slower has no GPU in common"
-    return f"{words}; other processes used {listed(busy)} in {comparison.nodes[-1].name}" if busy else words
-
-
-def _only_pair(comparison: Comparison) -> Sequence[str]:
-    """Return the two ends of the worse paths, sorted, if all have the same; otherwise nothing."""
-    worse = [path for path in comparison.paths if path.outcome is Outcome.WORSE and path.change is not None]
-    pairs = {frozenset((path.source, path.destination)) for path in worse}
-    (pair,) = pairs if len(pairs) == 1 else (frozenset(),)
-    return sorted(pair, key=natural) if len(pair) > 1 else ()
-
-
-def _got_busy(comparison: Comparison) -> list[str]:
-    """Return the GPUs that other processes used during the second of two runs but not during the first."""
-    if comparison.of_nodes or len(comparison.nodes) != 2:
-        return []
-    before, after = comparison.nodes
-    return [gpu for gpu in after.busy if gpu not in before.busy]
-
-
-def _counted(comparison: Comparison) -> str:
-    outcomes = (Outcome.WORSE, Outcome.BETTER, Outcome.DIFFERENT)
-    counts = ", ".join(f"{comparison.outcomes.count(outcome)} {outcome}" for outcome in outcomes)
-    return f"{several(comparison.compared, _THINGS.get(comparison.kind, 'fact'))} compared: {counts}"
-
-
 def _body(comparison: Comparison) -> Iterator[doc.Block]:
-    yield verdict(comparison)
+    yield verdict(comparison.answer)
     yield from _causes(comparison)
     if not comparison.of_nodes:
         yield doc.Section(f"Changes{', the slowest first' * bool(comparison.affected)}", partial(_changes, comparison))
@@ -164,7 +88,7 @@ def _causes(comparison: Comparison) -> Iterator[doc.Entry]:
     for cause in comparison.causes:
         node = f"{cause.node}: " if comparison.of_nodes else ""
         rows = [("explains", f"{len(cause.explains)} of {len(worse)} worse paths")]
-        words = f"{node}{finding_title(cause.finding)}"
+        words = f"{node}{cause.finding.title}"
         yield finding_entry(cause.finding, words, word="CAUSE", tone=Tone.WARN, rows=rows)
     explained = {place for cause in comparison.causes for place in cause.explains}
     if left := len(worse - explained):

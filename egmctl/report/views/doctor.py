@@ -5,20 +5,21 @@ It contains no host names or times: nodes in the same state print identical outp
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from egmctl.model.finding import TOLD, Cause, Diagnosis, Finding, Guard, Status, root_causes
+from egmctl.model.answer import TABLE, State
+from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import TOLD, Finding, Guard, RootCause, Status, root_causes
 from egmctl.model.listing import CheckEntry, CheckList
-from egmctl.model.machine import OriginKind
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words
-from egmctl.report.views.causes import TONES, finding_entry, title
+from egmctl.report.views.causes import TONES, finding_entry, verdict
 from egmctl.report.views.machine import banners, machine_section, subject
 from egmctl.report.views.topo import node_diagram
 from egmctl.topology.topology import topology
-from egmctl.units import grouped, several, shortened
+from egmctl.units import grouped, shortened
 
 _TITLES = {Status.UNKNOWN: "Not determined", Status.PASS: "Passed", Status.SKIP: "Does not apply"}
 _NAMED = 12
@@ -37,57 +38,11 @@ def doctor_document(diagnosis: Diagnosis) -> doc.Document:
     )
 
 
-def verdict(diagnosis: Diagnosis) -> doc.Verdict:
-    """Return the answer: ``OK`` (exit code 0), ``PROBLEMS`` (1) or ``NOT DETERMINED`` (3).
-
-    ``NOT DETERMINED`` means that nothing failed, but there is no GPU, or at least as many checks had no data as passed:
-    a machine that is mostly unknown is not reported as healthy.
-    """
-    roots = [cause for cause in root_causes(diagnosis.findings) if cause.status is not Status.NOTE]
-    number = diagnosis.counts
-    statuses = [finding.status for finding in diagnosis.findings]
-    counts = {"failure": statuses.count(Status.FAIL), "warning": statuses.count(Status.WARN)}
-    problems = " and ".join(several(count, what) for what, count in counts.items() if count)
-    if problems and len(roots) < sum(counts.values()):
-        problems += f", {several(len(roots), 'root cause')}"
-    rest = _counted(number, Status.NOTE, Status.PASS, Status.UNKNOWN, Status.SKIP)
-    known = list(filter(None, (problems, rest)))
-    if diagnosis.failed:
-        return doc.Verdict("PROBLEMS", Tone.BAD, "; ".join(known))
-    if not diagnosis.undetermined:
-        return doc.Verdict("OK", Tone.WARN if problems else Tone.GOOD, ", ".join(known))
-    if diagnosis.nothing is not None:
-        reason = diagnosis.nothing.removesuffix(".")
-        sentence = "; ".join((f"{reason[:1].lower()}{reason[1:]}", *known))
-    else:
-        applied = number[Status.UNKNOWN] + number[Status.PASS] + number[Status.WARN]
-        lacking = f"{number[Status.UNKNOWN]} of {several(applied, 'check')} had no data"
-        sentence = "; ".join(filter(None, (lacking, problems, _counted(number, Status.PASS, Status.SKIP))))
-    return doc.Verdict("NOT DETERMINED", Tone.UNKNOWN, sentence, _how_to_know(diagnosis))
-
-
-def _how_to_know(diagnosis: Diagnosis) -> str:
-    """Return the next step for a machine about which too little is known."""
-    if diagnosis.machine.origin.kind is not OriginKind.LIVE:
-        return "take a new 'egmctl snapshot' of the node; -v says what this one does not state"
-    if not diagnosis.machine.gpus:
-        return "run it where the GPUs are; 'lspci -d 10de:' lists those on this node's bus"
-    return "run it as root on the host, outside of containers; -v says what could not be read"
-
-
-def _counted(number: Mapping[str, int], *statuses: Status) -> str:
-    words = {
-        Status.NOTE: ("note", "notes"),
-        Status.PASS: ("check passed", "checks passed"),
-        Status.UNKNOWN: ("not determined", "not determined"),
-        Status.SKIP: ("does not apply", "do not apply"),
-    }
-    counts = ((number.get(status, 0), words[status]) for status in statuses)
-    return ", ".join(f"{count} {singular if count == 1 else plural}" for count, (singular, plural) in counts if count)
-
-
 def _body(diagnosis: Diagnosis) -> Iterator[doc.Block]:
-    yield verdict(diagnosis)
+    # The entries below contain the remedies of what was found.
+    yield verdict(diagnosis.answer, advice=diagnosis.answer.state is State.INCOMPLETE)
+    for other in diagnosis.answer.purposes[1:]:
+        yield doc.Verdict(other.word, Tone(TABLE[other.state].tone), other.sentence)
     process = diagnosis.machine.process
     if process is not None and process.pid:
         yield doc.Paragraph(f"Process {process.pid}; NVML and CUDA were queried from outside of it.", tone=Tone.DIM)
@@ -103,7 +58,7 @@ def _body(diagnosis: Diagnosis) -> Iterator[doc.Block]:
     yield machine_section(diagnosis.machine)
 
 
-def _problem(cause: Cause) -> doc.Entry:
+def _problem(cause: RootCause) -> doc.Entry:
     finding = cause.finding
     rows: list[tuple[str, Words]] = [("explains", _explained(other)) for other in cause.explains]
     rows += [("note", finding.note)] if finding.note else []
@@ -113,7 +68,7 @@ def _problem(cause: Cause) -> doc.Entry:
 
 def _explained(finding: Finding) -> Words:
     word = doc.Span(finding.status.upper(), TONES[finding.status])
-    return word, f" {title(finding)} ", doc.Span(f"[{finding.check}]", Tone.DIM)
+    return word, f" {finding.title} ", doc.Span(f"[{finding.check}]", Tone.DIM)
 
 
 def _seen(finding: Finding) -> Iterator[Words]:
@@ -123,11 +78,11 @@ def _seen(finding: Finding) -> Iterator[Words]:
         yield doc.Span(evidence.source, code=True), f": {evidence.value}{errno}"
 
 
-def _notes(diagnosis: Diagnosis, roots: Sequence[Cause]) -> Iterator[doc.Block]:
+def _notes(diagnosis: Diagnosis, roots: Sequence[RootCause]) -> Iterator[doc.Block]:
     """Yield the remedies of undetermined checks, then a hint that names the other undetermined checks."""
     explained = {id(finding) for cause in roots for finding in cause.explains}
     unknown = [f for f in diagnosis.findings if f.status is Status.UNKNOWN and id(f) not in explained]
-    alike = grouped(((title(finding), finding.remedy), finding) for finding in unknown if finding.remedy is not None)
+    alike = grouped(((finding.title, finding.remedy), finding) for finding in unknown if finding.remedy is not None)
     for findings in alike.values():
         checks = ", ".join(dict.fromkeys(finding.check for finding in findings))
         yield replace(finding_entry(findings[0], level=Level.NORMAL), id=checks)

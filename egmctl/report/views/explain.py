@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from egmctl.model.explanation import DECIDED, CauseState, Explanation, Explanations, KnownCause, Library, Severity, Word
+from egmctl.model.explanation import DECIDED, CauseState, Explanation, Explanations, KnownCause, Library
 from egmctl.model.machine import OriginKind
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words
-from egmctl.report.views.causes import advice, finding_entry, title
+from egmctl.report.views.causes import finding_entry, verdict
 from egmctl.report.views.machine import banners
 from egmctl.units import listed, printable, several
 
@@ -21,9 +22,6 @@ _STATES = {
     CauseState.UNKNOWN: ("POSSIBLE", Tone.UNKNOWN),
     CauseState.EXCLUDED: ("NOT HERE", Tone.DIM),
 }
-_RUN = "run the program with 'egmctl explain -- PROGRAM'"
-_NEEDS = {"root": "as root", "idle-gpus": "with the GPUs idle", "reboot": "with a reboot"}
-_PLACES = {"host": "on the host", "container": "in the container", "pod": "in the pod", "job": "in the job"}
 
 
 def explain_document(result: Explanations) -> doc.Document:
@@ -35,7 +33,8 @@ def explain_document(result: Explanations) -> doc.Document:
 
 def _body(result: Explanations) -> Iterator[doc.Block]:
     leader = result.leading
-    yield _verdict(result, leader)
+    # Naming a cause is neither good nor bad, so the tone is neutral.
+    yield replace(verdict(result.answer), tone=Tone.PLAIN)
     brief = len(result.explanations) > _MANY
     ordered = [each for each in result.explanations if each is leader]
     ordered += [each for each in result.explanations if each is not leader]
@@ -56,105 +55,6 @@ def _body(result: Explanations) -> Iterator[doc.Block]:
         yield doc.Hint(f"-v shows the sources{', and how to see and fix each cause' if brief else ''}")
     if _count(result, CauseState.EXCLUDED) and result.checked is not None and result.checked.kind is OriginKind.LIVE:
         yield doc.Paragraph("Access and limits are those of this process, or of --pid PID; another may have others.")
-
-
-def _verdict(result: Explanations, leader: Explanation | None) -> doc.Verdict:
-    word = result.word
-    if leader is None and word is Word.CAUSE:
-        said = "; ".join(each.failure.log for each in result.explanations if each.failure.log)
-        return doc.Verdict(word, Tone.PLAIN, printable(f"the driver says: {said}"))
-    if leader is None:
-        return doc.Verdict(word, Tone.UNKNOWN, _nothing(result), _where_to_go(result))
-    first = leader.causes[0]
-    if word is Word.WHICH_ERROR:
-        return doc.Verdict(word, Tone.WARN, _question(result, leader), _answer_by(result, leader))
-    sentence = first.cause
-    if first.state in DECIDED and first.findings:
-        sentence = f"{first.cause} ({title(first.findings[0])})"
-    if leader.failure.log and word is Word.POSSIBLE_CAUSE:
-        # Without a cause that its words name, CUDA's own log is the better answer.
-        sentence = f"the driver says: {leader.failure.log}; the likeliest cause: {first.cause}"
-    sentence += _ruled_out(leader) if word is Word.POSSIBLE_CAUSE else ""
-    return doc.Verdict(word, Tone.PLAIN, printable(f"{sentence}{_of_a_part(result)}"), _next_step(first))
-
-
-def _of_a_part(result: Explanations) -> str:
-    """Return what the answer leaves out: kinds of errors, or the rest of an interrupted text; empty if nothing."""
-    parts = []
-    if result.left_out:
-        parts.append(f"the gravest of more than {len(result.explanations)} kinds of errors")
-    if result.interrupted:
-        parts.append(f"interrupted after {several(result.lines or 0, 'line')}")
-    return f" ({'; '.join(parts)})" if parts else ""
-
-
-def _nothing(result: Explanations) -> str:
-    """Return why nothing is explained, with the lines that are no fault."""
-    parts = [result.nothing or ""]
-    parts += [
-        f"line {each.failure.line_number} is no fault: {each.meaning}"
-        for each in result.explanations
-        if each.severity is Severity.HARMLESS
-    ]
-    return "; ".join(parts)
-
-
-def _where_to_go(result: Explanations) -> str:
-    """Return the next step where nothing is known: what looks at the node, or asks the driver."""
-    if not any(each.is_fault for each in result.explanations) and result.lines is not None:
-        purposes = f" --for {','.join(result.purposes)}" if result.purposes else ""
-        return (
-            f"'egmctl doctor{purposes}' looks at the node itself; give more lines around the error, or "
-            "'egmctl explain -- PROGRAM'"
-        )
-    checks = {
-        cause.checks[0].partition(".")[0] for each in result.explanations for cause in each.causes if cause.checks
-    }
-    if checks:
-        return f"run egmctl doctor --check '{','.join(f'{area}.*' for area in sorted(checks))}'"
-    return f"{_RUN}, or 'egmctl doctor' for the node"
-
-
-def _question(result: Explanations, leader: Explanation) -> str:
-    if result.asks_for_error:
-        return f"which error did {printable(leader.failure.call or '')} return? {len(result.explanations)} are known"
-    calls = {call for cause in leader.causes for call in cause.calls}
-    return (
-        f"{leader.meaning or leader.name} ({leader.failure.number}) has other causes for each function; which one "
-        f"returned it? {several(len(calls), 'function')} known"
-    )
-
-
-def _answer_by(result: Explanations, leader: Explanation) -> str:
-    if result.asks_for_error:
-        return f"egmctl explain {printable(leader.failure.call or '')} ERROR"
-    return f"{_RUN}, which names the function, or give it: egmctl explain FUNCTION {leader.failure.number}"
-
-
-def _ruled_out(leader: Explanation) -> str:
-    """Return how many causes the checks have ruled out; empty if none."""
-    number = sum(cause.state is CauseState.EXCLUDED for cause in leader.causes)
-    return f" (none of {len(leader.causes)} known causes confirmed; {number} ruled out)" if number else ""
-
-
-def _next_step(cause: KnownCause) -> str:
-    """Return what to do about a cause: what its finding says, else the remedy of the cause."""
-    if cause.state in DECIDED:
-        found = next((advice(finding) for finding in cause.findings if finding.remedy), None)
-        if found is not None:
-            return found
-    step = remedy_words(cause).removesuffix(".")
-    if cause.state is CauseState.STATED or not cause.look:
-        return step
-    return f"check first: {cause.look}. If so: {step[0].lower()}{step[1:]}"
-
-
-def remedy_words(cause: KnownCause) -> str:
-    """Return what to do about a cause, with what it needs and, if it works in one place only, where."""
-    needs = [_NEEDS.get(need, need) for need in cause.needs]
-    places = [_PLACES[cause.works_in[0]]] if cause.works_in == ("host",) else []
-    words = ", ".join((*places, *needs))
-    return f"{cause.remedy.removesuffix('.')} ({words})." if words else cause.remedy
 
 
 def _failure_words(each: Explanation) -> Words:
@@ -188,11 +88,11 @@ def _cause_entry(cause: KnownCause, *, brief: bool, is_answer: bool) -> doc.Entr
     if cause.look and not (is_answer and cause.state not in DECIDED):
         rows.append(("look", doc.Span(cause.look, code=True)))
     if cause.state in DECIDED and cause.findings and not brief:
-        rows = [("found", title(cause.findings[0])), *rows[:1]]
+        rows = [("found", cause.findings[0].title), *rows[:1]]
         return finding_entry(
             cause.findings[0], words, word=word, tone=tone, rows=rows, fix=not is_answer, level=Level.NORMAL
         )
-    rows += [] if is_answer else [("fix", remedy_words(cause))]
+    rows += [] if is_answer else [("fix", cause.remedy_words)]
     rows += [("run", doc.Span(cause.run, code=True))] if cause.run else []
     excluded = cause.state is CauseState.EXCLUDED
     lacking = ", ".join(dict.fromkeys(finding.check for finding in cause.findings))

@@ -10,30 +10,26 @@ from statistics import median
 from textwrap import wrap
 from xml.etree.ElementTree import Element
 
-from egmctl.model.bringup import Answer
+from egmctl.model.answer import TABLE, WORDS, State, asked
 from egmctl.model.comparison import Comparison, Outcome
 from egmctl.model.fleet import (
     FleetGpu,
     FleetReport,
     GroupLine,
-    NodeAnswer,
     NodeGroup,
-    NodeState,
+    NodeResult,
     Reach,
-    Readiness,
     Unready,
-    UnreadyGpus,
+    unready_words,
 )
-from egmctl.model.record import Command
 from egmctl.report import document as doc
 from egmctl.report.document import Better, Level, Tone
 from egmctl.report.render.page import Child, element
 from egmctl.report.views.bench import bench_banners, bench_document
-from egmctl.report.views.bench_answer import answer as bench_answer
 from egmctl.report.views.bringup import part
-from egmctl.report.views.causes import cause_entry
+from egmctl.report.views.causes import cause_entry, verdict
 from egmctl.report.views.compare import FILES, FINDINGS, banners, compare_document, heading
-from egmctl.units import grouped, natural, printable, several, shortened
+from egmctl.units import grouped, natural, printable, several
 
 CAUSES_SHOWN = 12
 """The number of causes shown without ``-v``; one missing GPU fails dozens of measurements."""
@@ -41,17 +37,8 @@ TRAYS_SHOWN = 24
 """The number of nodes with a GPU that is not ready that text shows."""
 NODES_WITH_WORDS = 72
 """The number of nodes up to which a page has words beside each."""
-REASONS_SHOWN = 6
-"""The number of reasons why GPUs are not ready in the first lines. The causes below have all findings."""
 _TONES = {"fail": Tone.BAD, "warn": Tone.WARN} | {reach.value: Tone.BAD for reach in Reach}
 _ORDER = [*(reach.value for reach in Reach), "fail", "warn"]
-_STATES = {
-    NodeState.HEALTHY: Tone.GOOD,
-    NodeState.FAILED: Tone.BAD,
-    NodeState.NOT_DETERMINED: Tone.WARN,
-    NodeState.UNREACHABLE: Tone.WARN,
-}
-_ANSWERS = {Answer.GO: Tone.GOOD, Answer.NO_GO: Tone.BAD, Answer.INCOMPLETE: Tone.WARN}
 
 
 def fleet_document(report: FleetReport) -> doc.Document:
@@ -101,80 +88,26 @@ def _own(compared: doc.Document) -> Iterator[doc.Block]:
             yield replace(block, level=Level.VERBOSE) if block.title == FINDINGS else block
 
 
-def answer(report: FleetReport) -> Iterator[doc.Paragraph]:
-    """Yield the readiness of the NVLink domain, the number and names of the nodes in each state with the first problem
-    of each group, and the next step."""
-    if report.readiness is not None or report.fabric is not None:
-        yield _first_line(report)
-    states = {answer.node: answer.state for answer in report.answers}
+def answer(report: FleetReport) -> Iterator[doc.Block]:
+    """Yield the answer, then the number and names of the nodes in each state with the first problem of each group."""
+    yield verdict(report.answer)
+    states = {node.node: node.state for node in report.answers}
     groups = report.groups or tuple(NodeGroup(nodes=(node,), folded=node, lines=()) for node in states)
     words: list[str | doc.Span] = []
-    for state in NodeState:
+    for state in reversed(State):
         parts = []
         for group in groups:
             nodes = [node for node in group.nodes if states.get(node) is state]
             names = group.folded if len(nodes) == len(group.nodes) else ",".join(nodes)
-            first = next((_words(line) for line in group.lines if line.status and state is not NodeState.HEALTHY), "")
+            first = next((_words(line) for line in group.lines if line.status and state is not State.GOOD), "")
             if nodes:
                 parts.append(f"{names} ({first})" if first else names)
         if parts:
             count = list(states.values()).count(state)
             words += [" \N{MIDDLE DOT} "] if words else []
-            words += [doc.Span(f"{_name(report, state)} {count}", _STATES[state]), f": {', '.join(parts)}"]
+            name = WORDS[asked(report.asked.command)][state]
+            words += [doc.Span(f"{name} {count}", Tone(TABLE[state].tone)), f": {', '.join(parts)}"]
     yield doc.Paragraph(tuple(words) or "no node was asked", level=Level.SUMMARY)
-    if advice := _advice(report, set(states.values()) - {NodeState.HEALTHY}):
-        yield doc.Paragraph((doc.Span("Next: ", Tone.STRONG), advice), level=Level.SUMMARY)
-
-
-def _first_line(report: FleetReport) -> doc.Paragraph:
-    """Return the answer, the GPUs or nodes that are ready, and the outcome of the fabric if a job measured it."""
-    fabric, readiness = report.fabric, report.readiness
-    answer = report.answer if fabric or readiness is None else readiness.answer
-    word = answer.value.upper() if answer is not Answer.GO else _name(report, NodeState.HEALTHY)
-    if readiness is not None:
-        text = _readiness(readiness)
-    else:
-        healthy = sum(answer.state is NodeState.HEALTHY for answer in report.answers)
-        text = f"{healthy} of {several(len(report.answers), 'node')} are ready"
-    if fabric is not None:
-        measured = bench_answer(fabric.run) if fabric.run else None
-        words = f"{measured.word}: {doc.plain(measured.sentence)}" if measured else f"not measured: {fabric.reason}"
-        text += f"; fabric {words}"
-    return doc.Paragraph((doc.Span(word, _ANSWERS[answer]), f": {text}"), level=Level.SUMMARY)
-
-
-def _readiness(readiness: Readiness) -> str:
-    """Return the number of GPUs of the domain that are ready, and those that are not, with the reasons."""
-    total = readiness.expected or readiness.gpus
-    other = [f"these nodes have {readiness.gpus}"] if total != readiness.gpus else []
-    reasons = shortened([*map(_unready, readiness.unready), *other], REASONS_SHOWN)
-    where = "" if readiness.domains < 2 and reasons else f" in {several(readiness.domains, 'NVLink domain')}"
-    return f"{readiness.ready} of {total} GPUs are ready{where}{': ' if reasons else ''}{reasons}"
-
-
-def _unready(part: UnreadyGpus) -> str:
-    where = f"{part.label} of {part.folded}" if part.label else part.folded
-    words = _wrong(part, part.gpus)
-    if part.kind is Unready.OUTSIDE:
-        verb = "is" if part.gpus == 1 or (len(part.nodes) == 1 and not part.label) else "are"
-        return f"{where} {verb} {words}"
-    if part.kind is not Unready.UNKNOWN or part.reason == Reach.ANSWERED:
-        return f"{where}: {words}"
-    gave = "" if part.reason == Reach.UNREACHABLE else "gave "
-    return f"{where} {gave}{words} ({several(part.gpus, 'GPU')} assumed)"
-
-
-def _wrong(state: FleetGpu | UnreadyGpus, gpus: int) -> str:
-    """Return what is wrong with a number of GPUs; empty if they are ready."""
-    match state.kind:
-        case Unready.OUTSIDE:
-            return f"outside the NVLink domain (clique {state.clique_id})"
-        case Unready.MISSING:
-            return f"{several(gpus, 'GPU')} fewer than on most nodes"
-        case Unready.UNKNOWN:
-            known = {Reach.ANSWERED.value: "not determined", Reach.UNREACHABLE.value: "cannot be reached"}
-            return known.get(state.reason, f"no answer ({state.reason})")
-    return state.reason
 
 
 _MARKS = {
@@ -192,18 +125,18 @@ def _state(gpu: FleetGpu) -> str:
     return gpu.kind or ("warning" if gpu.reason else "ready")
 
 
-def _tray_words(answer: NodeAnswer) -> str:
+def _tray_words(answer: NodeResult) -> str:
     """Return what is wrong with the GPUs of a node; empty if all are ready."""
-    wrong = ((label, _wrong(state, number)) for label, number, state in answer.by_state)
+    wrong = ((label, unready_words(state, number)) for label, number, state in answer.by_state)
     return "; ".join(": ".join(filter(None, (label, words))) for label, words in wrong if words)
 
 
-def _key(answers: Iterable[NodeAnswer]) -> str:
+def _key(answers: Iterable[NodeResult]) -> str:
     states = {_state(gpu) for answer in answers for gpu in answer.gpus}
     return ", ".join(f"{mark} {state}" for state, (mark, _) in _MARKS.items() if state in states)
 
 
-def _tray_lines(answers: Sequence[NodeAnswer], width: int) -> Iterator[doc.Words]:
+def _tray_lines(answers: Sequence[NodeResult], width: int) -> Iterator[doc.Words]:
     """Yield a line for each node with a GPU that is not ready or warns, and one for all others."""
     bad = [(answer, words) for answer in answers if (words := _tray_words(answer))]
     name = max((len(printable(answer.node)) for answer, _ in bad), default=0)
@@ -221,7 +154,7 @@ def _tray_lines(answers: Sequence[NodeAnswer], width: int) -> Iterator[doc.Words
         yield doc.Span(f"GPUs: {_key(answer for answer, _ in bad)}", Tone.DIM)
 
 
-def _trays(report: FleetReport, answers: Sequence[NodeAnswer]) -> Element:
+def _trays(report: FleetReport, answers: Sequence[NodeResult]) -> Element:
     """Return the nodes in the order of their names by NVLink domain, each with its GPUs as squares.
 
     Each is a link to its group. In a fleet larger than a few racks, the words on a node are only in its tooltip.
@@ -248,27 +181,6 @@ def _trays(report: FleetReport, answers: Sequence[NodeAnswer]) -> Element:
             items.append(element("li", link, words if not large else None))
         lists.append(element("ul", items, class_="trays large" if large else "trays"))
     return element("div", lists, element("p", f"Each square is a GPU: {_key(answers)}.", class_="key"))
-
-
-def _name(report: FleetReport, state: NodeState) -> str:
-    """Return the name of a state; for ``bringup`` it is the answer."""
-    answers = {NodeState.HEALTHY: "GO", NodeState.FAILED: "NO-GO", NodeState.NOT_DETERMINED: "INCOMPLETE"}
-    return answers.get(state, state.value) if report.asked.command is Command.BRINGUP else state.value
-
-
-def _advice(report: FleetReport, bad: set[NodeState]) -> str:
-    if report.fabric is not None:
-        if bad:
-            return "the causes are below; 'egmctl bringup' on one of these nodes has the evidence; then run it again"
-        if report.answer is Answer.GO:
-            return "hand the nodes over"
-        stopped = "'egmctl doctor --active --for fabric' under the same launcher says what stops it; then run it again"
-        return doc.plain(bench_answer(report.fabric.run).advice) if report.fabric.run else stopped
-    if NodeState.FAILED in bad:
-        return "the causes are below; 'egmctl show' reads each node's file; --list failed prints the node set"
-    if NodeState.UNREACHABLE in bad:
-        return "retry the silent nodes with --resume"
-    return "see what keeps them from an answer with 'egmctl doctor' there" if bad else ""
 
 
 def _words(line: GroupLine) -> str:

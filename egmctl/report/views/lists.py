@@ -8,8 +8,8 @@ from pathlib import Path
 
 from egmctl.bench.plan.task import shortened as shortened_task
 from egmctl.data import profiles_dir
-from egmctl.errors import ExitCode
 from egmctl.model import listing
+from egmctl.model.answer import TABLE
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.model.profile import LinkFacts, MatchResult, Profile, ProfileList, Reference, Signature
 from egmctl.model.task import Quantity, named
@@ -19,7 +19,8 @@ from egmctl.report.views.machine import banners
 from egmctl.topology.platform import platform
 from egmctl.units import format_size, grouped, several, shortened
 
-_TONES: Mapping[int | None, Tone] = {ExitCode.OK: Tone.GOOD, ExitCode.FAILED: Tone.BAD}
+_TONES: Mapping[int | None, Tone] = {int(row.exit_code): Tone(row.tone) for row in TABLE.values()}
+"""The tone of a run by its exit code; that of 0 is the best of the states with it."""
 _NAMED = 2
 """The number of cases named per reason why they would not run."""
 

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+from egmctl.model.answer import State
 from egmctl.model.gpu import C2cLink, Gpu, NvLink
 from egmctl.model.host import Nic, PcieLink, PciFunction
 from egmctl.model.machine import Machine, OriginKind
@@ -15,6 +16,7 @@ from egmctl.model.record import Reason, Record
 from egmctl.model.route import Hop, LinkClass, LinkKind, symbol_of
 from egmctl.report import document as doc
 from egmctl.report.document import Align, Level, Tone
+from egmctl.report.views.causes import verdict
 from egmctl.report.views.machine import banners, machine_section, numa_rows, subject
 from egmctl.topology.access import obstacle
 from egmctl.topology.links import NEAR, Link, nvlink
@@ -221,6 +223,8 @@ def _body(topology: Topology) -> Iterator[doc.Block]:
         yield doc.Section("Missing", (doc.Bullets(lacking.missing),))
         yield doc.Section("Found", (doc.KeyValues(found_anyway(topology.machine)),))
         return
+    if topology.answer.state in (State.WARN, State.BAD):
+        yield verdict(topology.answer)
     yield from summary(topology)
     yield replace(node_diagram(lambda: topology), lines=partial(_drawn, topology))
     if topology.gpus:
@@ -250,25 +254,28 @@ def summary(topology: Topology) -> Iterator[doc.Block]:
 
 
 def _sentences(topology: Topology) -> Iterator[str]:
-    verdict = topology.platform
+    platform = topology.platform
     gpus = topology.machine.gpus or ()
     usable = sum(_usable(topology, gpu) for gpu in gpus)
     if usable < len(gpus):
         yield f"{usable} of {several(len(gpus), 'GPU')} can be used from here."
-    egm = "with EGM" if verdict.able == len(gpus) else f"EGM on {verdict.able} of {len(gpus)} GPUs"
-    if verdict.kind in _WITHOUT_EGM:
-        egm = _WITHOUT_EGM[verdict.kind] + (f": {verdict.cause}" if verdict.cause else "")
-    domain = f"; one tray of a multi-node NVLink domain (clique {verdict.clique_id})"
-    yield f"{verdict.what}, {egm}{domain if verdict.clique_id is not None else ''}."
+    egm = "with EGM" if platform.able == len(gpus) else f"EGM on {platform.able} of {len(gpus)} GPUs"
+    if platform.kind in _WITHOUT_EGM:
+        egm = _WITHOUT_EGM[platform.kind] + (f": {platform.cause}" if platform.cause else "")
+    domain = f"; one tray of a multi-node NVLink domain (clique {platform.clique_id})"
+    yield f"{platform.what}, {egm}{domain if platform.clique_id is not None else ''}."
     yield from _between_gpus(topology)
     close = [f"{gpu}-{nic}" for gpu in topology.gpus for nic in topology.nics if topology.link(gpu, nic).kind in NEAR]
     if close:
         yield f"On the same PCIe switch: {', '.join(close)}."
+    for words in topology.answer.notes:
+        yield f"{words}."
     notes = {note.kind for note in topology.notes}
     blocked = sum(route.kind is RouteKind.BLOCKED for route in topology.routes)
     if blocked and NoteKind.HIDDEN not in notes:
         yield f"{blocked} of {len(topology.routes)} routes to host memory are blocked: see the notes."
-    if not notes.intersection(_TONES):
+    answer = topology.answer
+    if not notes.intersection(_TONES) and answer.state is State.GOOD and not answer.causes:
         known = "known " * any(link.kind is LinkClass.UNKNOWN for link in topology.links)
         yield f"No {known}link is degraded, no GPU hidden."
 

@@ -11,10 +11,14 @@ from egmctl.units import GIB, counted, format_kernel_list, gpu_name, grouped, li
 
 _NAMES = {"nvlink": "NVLink", "c2c": "C2C", "pcie": "PCIe"}
 _KEYS = {**{f"links.{kind}": _NAMES[kind] for kind in _NAMES}, "busy_percent": "load", "memory_used_bytes": "memory"}
-_WAYS = {"out": "sent_gb_s", "in": "received_gb_s"}
+_WAYS = {"out": "sent", "in": "received"}
 _IDLE_GB_S = 0.05
 """The rate below which a link is called idle. Chosen: launches and monitoring alone stay below it."""
-_NOTE = "NVLink, C2C: since the last sample. PCIe: 20 ms, as its counters have 32 bits. Per GPU, by all processes."
+_NOTE = (
+    "NVLink, C2C: since the last sample. PCIe: 20 ms, as its counters have 32 bits; they count protocol too, so its "
+    "data is an estimate. Per GPU, by all processes."
+)
+_ABOVE = "A share above 100 %: no link carries more than its rate, so the rate or the time of a reading is wrong."
 
 
 def watch_document(sample: TrafficSample) -> doc.Document:
@@ -24,7 +28,7 @@ def watch_document(sample: TrafficSample) -> doc.Document:
         f"{sample.taken_at}, {counted(gpu_name(gpu.name) for gpu in sample.gpus)}",
         ((f"GPU{gpu.index}", dict(_row(gpu))) for gpu in sample.gpus),
         notes=("GB/s out of and into each GPU, and their share of the rate of its links",),
-        after=tuple(_unknown(sample.gpus)),
+        after=(*_above(sample.gpus), *_unknown(sample.gpus)),
     )
     body = (answer, table, doc.Paragraph(_NOTE, Tone.DIM))
     return doc.Document(body=body)
@@ -36,19 +40,36 @@ def _answer(gpus: Sequence[GpuTraffic]) -> Iterator[str]:
         yield f"GPU{format_kernel_list(lost)} lost"
     links = [(gpu.index, _NAMES[kind], link) for gpu in gpus if not gpu.lost for kind, link in gpu.links.items()]
     flows = (
-        (getattr(link, field), index, f"{name} {way}", name, link.rate_gb_s or 0)
+        (getattr(link, f"{field}_gb_s"), index, f"{name} {way}", name, getattr(link, f"{field}_data_gb_s"), link)
         for index, name, link in links
         if link is not None
         for way, field in _WAYS.items()
     )
-    busiest = {flow[3]: flow for flow in sorted(flows)}
-    for gb_s, index, way, _, rate in sorted((flow for flow in busiest.values() if flow[0] >= _IDLE_GB_S), reverse=True):
-        share = f", {100 * gb_s / rate:.0f} % of {_amount(rate)} GB/s" if rate else ", of an unknown rate"
-        yield f"GPU{index}: {_amount(gb_s)} GB/s over {way}{share}"
+    busiest = {flow[3]: flow for flow in sorted(flows, key=lambda flow: flow[:3])}
+    busy = sorted((flow for flow in busiest.values() if flow[0] >= _IDLE_GB_S), key=lambda flow: flow[:3], reverse=True)
+    for gb_s, index, way, _, data_gb_s, link in busy:
+        data = "" if data_gb_s is None else f" (data: about {_amount(data_gb_s)})"
+        yield f"GPU{index}: {_amount(gb_s)} GB/s over {way}{data}, {_of_rate(gb_s, link.rate_gb_s)}"
     if idle := [name for name in _NAMES.values() if name in busiest and busiest[name][0] < _IDLE_GB_S]:
         yield f"{listed(idle)} idle"
     for name, unread in grouped((name, index) for index, name, link in links if link is None).items():
         yield f"{name} unknown" + f" on GPU{format_kernel_list(unread)}" * (name in busiest)
+
+
+def _of_rate(gb_s: float, rate_gb_s: float | None) -> str:
+    if not rate_gb_s:
+        return "of an unknown rate"
+    share = _percent(gb_s, rate_gb_s)
+    return f"{share} % of {_amount(rate_gb_s)} GB/s" + (", more than the link carries" if share > 100 else "")
+
+
+def _above(gpus: Sequence[GpuTraffic]) -> Iterator[str]:
+    """Yield a sentence if a share is above 100 %."""
+    rates = [
+        (max(link.sent_gb_s, link.received_gb_s), link.rate_gb_s) for gpu in gpus for link in gpu.links.values() if link
+    ]
+    if any(rate_gb_s and _percent(gb_s, rate_gb_s) > 100 for gb_s, rate_gb_s in rates):
+        yield _ABOVE
 
 
 def _unknown(gpus: Sequence[GpuTraffic]) -> Iterator[str]:
@@ -67,10 +88,14 @@ def _row(gpu: GpuTraffic) -> Iterator[tuple[tuple[str, ...], str | Cell]]:
     yield ("memory", "GiB"), "?" if used is None or total is None else f"{used / GIB:.0f}/{total / GIB:.0f}"
     for kind, link in gpu.links.items():
         for way, field in _WAYS.items():
-            gb_s = getattr(link, field, 0.0)
-            share = f"{100 * gb_s / link.rate_gb_s:4.0f}%" if link and link.rate_gb_s else ""
+            gb_s = getattr(link, f"{field}_gb_s", 0.0)
+            share = f"{_percent(gb_s, link.rate_gb_s):4}%" if link and link.rate_gb_s else ""
             text = f"{_amount(gb_s)}{share}" if link else "?"
             yield (_NAMES[kind], way), Cell(text, Tone.STRONG if gb_s >= _IDLE_GB_S else Tone.PLAIN)
+
+
+def _percent(gb_s: float, rate_gb_s: float) -> int:
+    return round(100 * gb_s / rate_gb_s)
 
 
 def _amount(gb_s: float) -> str:

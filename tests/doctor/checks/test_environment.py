@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from egmctl.doctor.check import EVERYTHING
-from egmctl.doctor.runner import CHECKS, diagnose
+from egmctl.doctor.runner import CHECKS
 from egmctl.driver.reading import Unreadable
 from egmctl.facts.confinement import confinement
 from egmctl.facts.inside import pids_left
@@ -20,10 +20,11 @@ from egmctl.model.machine import Machine
 from egmctl.model.measurement import Status as Ended
 from egmctl.model.probes import Outcome
 from egmctl.model.record import Reason, Unread
-from egmctl.report.kinds import Format, render
+from egmctl.report.kinds import Format
 from egmctl.units import GIB
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.explain import with_causes
+from tests.answers import diagnose, render
 from tests.doctor.faults import Fault, changed, healthy
 from tests.doctor.machines import patched, run, run_one, shipped, with_gpu_denied
 from tests.verdict.runs import WRITE, with_status

@@ -19,6 +19,7 @@ from tests.doctor.machines import patched, run, shipped
 from tests.fake.sysroot import Tree
 
 EGM = Scope(purposes=(Guard.EGM,))
+NUMA_1 = Scope(numa=(1,))
 
 
 def well(machine: Machine) -> Machine:
@@ -63,7 +64,7 @@ NODE_1: dict[str, tuple[dict[str, object], Scope, str | None]] = {
     "64 MiB free": ({"memory_free_bytes": 64 * MIB, "memory_reclaimable_bytes": 0}, EVERYTHING, "warn"),
     "full of files": ({"memory_free_bytes": 64 * MIB, "memory_reclaimable_bytes": 400 * GIB}, EGM, None),
     "60 GiB free": (SCARCE, EVERYTHING, "note"),
-    "60 GiB free, for EGM": (SCARCE, EGM, "warn"),
+    "60 GiB free, for EGM": (SCARCE, EGM, "note"),
     "60 of 478 GiB": ({"memory_total_bytes": 60 * GIB, "memory_free_bytes": 50 * GIB}, EVERYTHING, "warn"),
     "no CPUs, and GPUs that are local to it": ({"kind": NumaKind.MEMORY_ONLY, "cpus": ""}, EVERYTHING, "fail"),
     "neither": ({"kind": NumaKind.EMPTY, "cpus": "", "memory_total_bytes": 0}, EVERYTHING, "fail"),
@@ -99,17 +100,22 @@ def test_memory_of_a_gpu_that_does_not_say_its_node_is_unknown() -> None:
     assert statuses(machine) == {("NUMA 2", "unknown")}
 
 
-@pytest.mark.parametrize("check", ["numa.cpuset-mems", "numa.policy"])
-def test_a_forbidden_node_is_a_warning_for_egm_and_ordinary_otherwise(check: str) -> None:
+@pytest.mark.parametrize(
+    ("check", "scope", "status"),
+    [("numa.cpuset-mems", EGM, "fail"), ("numa.policy", EGM, "fail"), ("numa.policy", NUMA_1, "warn")],
+)
+def test_a_forbidden_node_is_a_fault_for_who_needs_it_and_ordinary_otherwise(
+    check: str, scope: Scope, status: str
+) -> None:
     machine = patched(healthy(), "host", allowed_numa_nodes="0", memory_policy="bind:0")
-    assert {status for _, status in statuses(machine, EGM, check)} == {"warn"}
+    assert statuses(machine, scope, check) == {("NUMA 1", status)}
     assert statuses(machine, EVERYTHING, check) == set()
 
 
 def test_other_policies_forbid_nothing() -> None:
     for policy in ("default", "interleave:0", "prefer:0", "bind:0-1", "bind=static:0-1"):
-        assert statuses(patched(healthy(), "host", memory_policy=policy), EGM, "numa.policy") == set()
-    assert statuses(patched(healthy(), "host", memory_policy="bind=static:0"), EGM, "numa.policy") == {
+        assert statuses(patched(healthy(), "host", memory_policy=policy), NUMA_1, "numa.policy") == set()
+    assert statuses(patched(healthy(), "host", memory_policy="bind=static:0"), NUMA_1, "numa.policy") == {
         ("NUMA 1", "warn")
     }
 

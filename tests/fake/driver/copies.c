@@ -7,6 +7,7 @@ struct copy {
     struct operation operation;
     uintptr_t to, from;
     size_t size;
+    bool is_drivers; /* cuMemcpyPeer: needs no mapping on either GPU */
     long long corrupt;
 };
 
@@ -33,8 +34,8 @@ static int run_copy(struct operation *operation, struct stream *stream, double *
 {
     const struct copy *copy = (const struct copy *)operation;
     int gpu = stream_context(stream)->gpu;
-    void *to = copy_pointer(gpu, copy->to, copy->size, WRITE);
-    const void *from = copy_pointer(gpu, copy->from, copy->size, READ);
+    void *to = copy_pointer(copy->is_drivers ? -1 : gpu, copy->to, copy->size, WRITE);
+    const void *from = copy_pointer(copy->is_drivers ? -1 : gpu, copy->from, copy->size, READ);
     if (!to || !from)
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     if (last.to != copy->to || last.from != copy->from || last.size != copy->size)
@@ -48,7 +49,7 @@ static int run_copy(struct operation *operation, struct stream *stream, double *
     return 0;
 }
 
-enum side { DEVICE_SIDE, ANY_SIDE };
+enum side { DEVICE_SIDE, ANY_SIDE, DRIVERS_SIDE };
 
 static int copy(uintptr_t to, enum side to_side, uintptr_t from, enum side from_side, size_t size, CUstream handle,
                 bool wait)
@@ -56,12 +57,16 @@ static int copy(uintptr_t to, enum side to_side, uintptr_t from, enum side from_
     struct stream *stream;
     TRY(stream_find(handle, &stream));
     bool to_known = address_is_known(to, size), from_known = address_is_known(from, size);
-    if ((to_side == DEVICE_SIDE && !to_known) || (from_side == DEVICE_SIDE && !from_known))
+    if ((to_side != ANY_SIDE && !to_known) || (from_side != ANY_SIDE && !from_known))
         return size ? CUDA_ERROR_INVALID_VALUE : 0;
+    int gpu = stream_context(stream)->gpu;
+    if (to_side != DRIVERS_SIDE && (copy_is_refused(gpu, to, size) || copy_is_refused(gpu, from, size)))
+        return CUDA_ERROR_INVALID_VALUE;
     struct copy *copy = operation_new(sizeof *copy, run_copy);
     copy->to = to;
     copy->from = from;
     copy->size = size;
+    copy->is_drivers = to_side == DRIVERS_SIDE;
     copy->corrupt = call_current()->corrupt;
     stream_add(stream, copy);
     /* With memory that is not pinned the call returns when the copy is done. */
@@ -120,14 +125,14 @@ EXPORT CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr f
                              size_t size)
 {
     (void)to_context, (void)from_context;
-    CALL("cuMemcpyPeer", copy(to, DEVICE_SIDE, from, DEVICE_SIDE, size, NULL, true), COPY_ARGUMENTS, size, to, from);
+    CALL("cuMemcpyPeer", copy(to, DRIVERS_SIDE, from, DRIVERS_SIDE, size, NULL, true), COPY_ARGUMENTS, size, to, from);
 }
 
 EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
                                   size_t size, CUstream stream)
 {
     (void)to_context, (void)from_context;
-    CALL("cuMemcpyPeerAsync", copy(to, DEVICE_SIDE, from, DEVICE_SIDE, size, stream, false),
+    CALL("cuMemcpyPeerAsync", copy(to, DRIVERS_SIDE, from, DRIVERS_SIDE, size, stream, false),
          COPY_ARGUMENTS " stream=%p", size, to, from, (void *)stream);
 }
 

@@ -81,6 +81,9 @@ struct region {
     uintptr_t base, shadow;
     size_t size;      /* as asked for: what bounds are checked against */
     size_t span;      /* whole pages */
+    size_t entry;     /* of an imported legacy handle: where its memory begins in the block that it opens, and */
+    size_t exported;  /* where that memory ends, to which copies are bounded; 0: the region's size bounds them */
+    bool is_part;     /* of a block of small allocations, whose addresses outlive it */
     struct context *context;
     struct pool *pool;
     struct mapping *mappings;
@@ -109,18 +112,24 @@ int region_register(struct region **made, uintptr_t base, size_t size); /* memor
 struct region *region_find(uintptr_t address);
 struct region *region_of_context(const struct context *context); /* any one, NULL if there is none */
 void region_destroy(struct region *region);
+/* Addresses alone, which region_find() does not find. */
+struct region *region_apart(size_t size);
 int region_map(struct region *region, size_t start, size_t size, struct physical *physical, size_t offset);
 void region_unmap(struct region *region, size_t start, size_t size);
 /* Gives the CPU access to a part of a region. */
 void region_protect(struct region *region, struct mapping *mapping, int flags);
 /* A region that one allocation fills. */
 int region_of_physical(struct region **made, int kind, struct physical *physical, size_t size);
+/* A part of a block: both are `offset` bytes into an allocation and into the addresses of the region `block`. */
+struct region *region_of_part(const struct region *block, struct physical *physical, size_t offset, size_t size);
 
 enum access { READ, WRITE };
 
 /* Where `size` bytes at `address` are for the fake, NULL if the GPU may not touch them. */
 void *kernel_pointer(int gpu, uintptr_t address, size_t size, enum access access);
-/* The same for a copy that `gpu` does: memory of a peer is reached without peer access too (through the host), and any
+/* Whether the driver refuses a copy that `gpu` is asked for: of memory from cuMemCreate that is not open to it at all. */
+bool copy_is_refused(int gpu, uintptr_t address, size_t size);
+/* The same as kernel_pointer for a copy that `gpu` does (-1: that the driver does between two contexts): memory of a peer is reached without peer access too (through the host), and any
  * memory of the process is host memory. `known` tells memory that CUDA knows from the rest. */
 void *copy_pointer(int gpu, uintptr_t address, size_t size, enum access access);
 bool address_is_known(uintptr_t address, size_t size);
@@ -148,7 +157,8 @@ struct handle {
     char magic[8];
     int pid, fd;
     unsigned long long size;
-    char unused[40];
+    unsigned long long offset; /* of legacy memory in its block */
+    char unused[32];
 };
 
 void handle_make(struct handle *handle, const char *magic, int fd, size_t size);

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+enum { ATTRIBUTE_PAGEABLE_MEMORY_ACCESS = 88 };
+
 static struct pool *pools;
 static struct pool *default_pools[MAX_GPUS], *device_pools[MAX_GPUS];
 
@@ -186,12 +188,49 @@ EXPORT CUresult cuMemGetDefaultMemPool(CUmemoryPool *pool, CUmemLocation *locati
     CALL("cuMemGetDefaultMemPool", default_pool_of(pool, location, type), "location=%s", location_text(*location));
 }
 
+/* The pools that are set for places, by the default pool of the place. */
+static int get_pool_of(CUmemoryPool *found, const CUmemLocation *location, int type)
+{
+    CUmemoryPool usual;
+    TRY(default_pool_of(&usual, location, type));
+    *found = pool_exists(usual->instead) ? usual->instead : usual;
+    return 0;
+}
+
+EXPORT CUresult cuMemGetMemPool(CUmemoryPool *pool, CUmemLocation *location, int type)
+{
+    CALL("cuMemGetMemPool", get_pool_of(pool, location, type), "location=%s", location_text(*location));
+}
+
+static int set_pool_of(const CUmemLocation *location, int type, struct pool *pool)
+{
+    CUmemoryPool usual;
+    TRY(default_pool_of(&usual, location, type));
+    if (!pool_exists(pool) || pool->location.type != location->type || pool->location.id != usual->location.id)
+        return CUDA_ERROR_INVALID_VALUE;
+    usual->instead = pool == usual ? NULL : pool;
+    return 0;
+}
+
+EXPORT CUresult cuMemSetMemPool(CUmemLocation *location, int type, CUmemoryPool pool)
+{
+    CALL("cuMemSetMemPool", set_pool_of(location, type, pool), "location=%s pool=%p", location_text(*location),
+         (void *)pool);
+}
+
 static int set_pool(CUdevice device, struct pool *pool)
 {
     TRY(initialised());
     if (!device_exists(device))
         return CUDA_ERROR_INVALID_DEVICE;
     if (!pool_exists(pool))
+        return CUDA_ERROR_INVALID_VALUE;
+    /* Measured on H200, driver 580: a device takes a pool of its own memory only (docs/hardware-notes.md). The guide's
+     * chapter on EGM has coherent devices take one of host memory. */
+    const CUmemLocation *location = &pool->location;
+    bool own = location->type == CU_MEM_LOCATION_TYPE_DEVICE && location->id == device_gpu(device);
+    bool host = location->type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
+    if (!own && !(host && gpu_attribute(device_gpu(device), ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, 0)))
         return CUDA_ERROR_INVALID_VALUE;
     device_pools[device_gpu(device)] = pool;
     return 0;

@@ -12,6 +12,7 @@ struct pool {
     bool stays;    /* the driver's own of a place that is no device */
     unsigned char access[MAX_GPUS];
     unsigned long long release_threshold;
+    struct pool *instead; /* of a default pool: the one that is set for its place */
     struct pool *next;
 };
 

@@ -8,6 +8,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 static struct stream *streams;
 static double host_clock;
@@ -186,6 +187,21 @@ void stream_add_wait(struct stream *stream, struct record *record)
 
 /* --- running ------------------------------------------------------------------------------------------------------ */
 
+/* The driver's Xid 31, in the form that H200s log (driver 580), as a record of the file that stands for /dev/kmsg. */
+static void log_page_fault(int gpu)
+{
+    const char *path = getenv("EGMCTL_FAKE_KMSG");
+    FILE *log = path ? fopen(path, "a") : NULL;
+    if (!log)
+        return;
+    fprintf(log,
+            "4,1,%.0f,c;NVRM: Xid (PCI:%.10s): 31, pid=%d, name=python3, channel 0x0000000a, intr 00000000. MMU Fault: "
+            "ENGINE GRAPHICS GPC1 GPCCLIENT_T1_8 faulted @ 0x400_00000000. Fault is of type FAULT_PDE "
+            "ACCESS_TYPE_VIRT_READ\n",
+            real_seconds() * 1e6, gpu_bus_id(gpu), getpid());
+    fclose(log);
+}
+
 static bool run_stream(struct stream *stream)
 {
     bool progress = false;
@@ -198,6 +214,8 @@ static bool run_stream(struct stream *stream)
             int result = operation->run(operation, stream, &seconds);
             if (result == OPERATION_BLOCKED)
                 return progress;
+            if (result == CUDA_ERROR_ILLEGAL_ADDRESS)
+                log_page_fault(context->gpu);
             context->sticky = result ? result : context->sticky;
         }
         stream->clock += seconds;

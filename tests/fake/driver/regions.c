@@ -39,6 +39,13 @@ struct region *region_create(int kind, size_t size, size_t alignment)
     return regions = region;
 }
 
+struct region *region_apart(size_t size)
+{
+    struct region *region = region_create(REGION_RESERVED, size, 0);
+    regions = region->next;
+    return region;
+}
+
 int region_register(struct region **made, uintptr_t base, size_t size)
 {
     if (!size)
@@ -138,7 +145,7 @@ void region_destroy(struct region *region)
     while (*link != region)
         link = &(*link)->next;
     *link = region->next;
-    if (region->kind != REGION_REGISTERED) {
+    if (region->kind != REGION_REGISTERED && !region->is_part) {
         munmap((void *)region->base, region->span);
         munmap((void *)region->shadow, region->span);
     }
@@ -151,6 +158,17 @@ int region_of_physical(struct region **made, int kind, struct physical *physical
     TRY(region_map(region, 0, size, physical, 0));
     *made = region;
     return 0;
+}
+
+struct region *region_of_part(const struct region *block, struct physical *physical, size_t offset, size_t size)
+{
+    struct region *region = calloc(1, sizeof *region);
+    *region = (struct region){.kind = REGION_DEVICE, .base = block->base + offset, .shadow = block->shadow + offset,
+                              .size = size, .span = whole_pages(size), .is_part = true, .next = regions};
+    regions = region;
+    if (region_map(region, 0, size, physical, offset))
+        fake_abort("a part of a block does not fit into it");
+    return region;
 }
 
 static bool may(const struct region *region, const struct mapping *mapping, int gpu, enum access access)
@@ -215,10 +233,20 @@ void *copy_pointer(int gpu, uintptr_t address, size_t size, enum access access)
                                                                   : NULL;
 }
 
+bool copy_is_refused(int gpu, uintptr_t address, size_t size)
+{
+    const struct region *region = region_find(address);
+    return region && region->kind == REGION_RESERVED && region->mappings && in_bounds(region, address, size) &&
+           !covered(region, address, size, gpu, READ);
+}
+
 bool address_is_known(uintptr_t address, size_t size)
 {
     const struct region *region = region_find(address);
-    return region && in_bounds(region, address, size);
+    if (!region || !in_bounds(region, address, size))
+        return false;
+    size_t start = address - region->base;
+    return !region->exported || (start >= region->entry && start + size <= region->exported);
 }
 
 const struct mapping *mapping_at(uintptr_t address)

@@ -112,7 +112,8 @@ static int ipc_get(CUipcMemHandle *handle, CUdeviceptr pointer)
     if (!region || region->kind != REGION_DEVICE)
         return CUDA_ERROR_INVALID_VALUE;
     const struct physical *physical = region->mappings->physical;
-    handle_make((struct handle *)handle, LEGACY, physical->fd, physical->size);
+    handle_make((struct handle *)handle, LEGACY, physical->fd, region->size);
+    ((struct handle *)handle)->offset = region->mappings->offset;
     return 0;
 }
 
@@ -144,7 +145,9 @@ static int ipc_open(CUdeviceptr *pointer, const struct handle *handle, unsigned 
     TRY(result);
     region->context = context;
     region->mappings->access[context->gpu] = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    *pointer = region->base;
+    region->entry = handle->offset;
+    region->exported = handle->offset + handle->size;
+    *pointer = region->base + region->entry;
     return 0;
 }
 
@@ -159,7 +162,7 @@ static int ipc_close(CUdeviceptr pointer)
     struct context *context;
     TRY(context_current_even_broken(&context));
     struct region *region = region_find(pointer);
-    if (!region || region->kind != REGION_IPC || region->base != pointer)
+    if (!region || region->kind != REGION_IPC || region->base + region->entry != pointer)
         return CUDA_ERROR_INVALID_VALUE;
     int result = context_finish(context);
     region_destroy(region);

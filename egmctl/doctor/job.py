@@ -1,0 +1,92 @@
+"""Which GPUs belong to this process' job although this process may not use them.
+
+A GPU of somebody else is none of its business. A GPU of its own job that the device cgroup denies is: the job's other
+processes allocate there, and imports of that memory fail. Two processes with one H200 each, as Slurm gives a GPU to a
+task, ended in NCCL's transport/p2p.cc with CUDA error 101 or 1 (measured; see docs/slurm.md).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from egmctl.doctor.findings import fact
+from egmctl.doctor.restrictions import minor_of
+from egmctl.doctor.situation import in_container, loss
+from egmctl.model.finding import Evidence
+from egmctl.model.gpu import Gpu
+from egmctl.model.host import Process
+from egmctl.model.machine import Machine
+from egmctl.topology.access import Block
+
+_IDS = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
+"""The numbers of the GPUs of a job and of a step, those of the device nodes whatever the cgroup allows (sbatch(1),
+srun(1)). A step on another node may have inherited the list of the node where the job began, and a list may be of one
+task only (observed with Slurm 22.05)."""
+_COUNTS = ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")
+"""The number of GPUs of a step on this node, and that of the option ``--gpus-per-node``: ``4`` or ``h200:4``."""
+_REQUEST = "NVIDIA_VISIBLE_DEVICES"
+"""The GPUs that a container asks its runtime for: numbers in the order of the bus, UUIDs, or ``all``, which images of
+CUDA set by themselves (NVIDIA Container Toolkit, "Environment variables")."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnJob:
+    """GPUs that this process may not use and that its job has."""
+
+    gpus: tuple[Gpu, ...] = ()
+    number: int = 0
+    """How many of them are the job's: fewer than all if it is not known which."""
+    sign: Evidence | None = None
+    """What says so."""
+
+    @property
+    def words(self) -> str:
+        """A clause that follows the names of the GPUs; empty if there are none."""
+        if self.sign is None:
+            return ""
+        which = "of this job" if self.number == len(self.gpus) else f"{self.number} of them of this job"
+        return f"{which} ({self.sign.source}={self.sign.value})"
+
+
+def own_job(machine: Machine, withheld: Sequence[Gpu]) -> OwnJob:
+    """Return which of the GPUs that this process may not use are of its job; none if nothing says so."""
+    environment = (machine.process or Process()).environment or {}
+    usable = [gpu for gpu in machine.gpus or () if loss(machine, gpu) is None]
+    for name in _IDS:
+        numbers = _numbers(environment.get(name, ""))
+        # A list of another node, or of a job around this one, does not have what this process may use.
+        if numbers and {minor_of(gpu) for gpu in usable} <= numbers:
+            gpus = tuple(gpu for gpu in withheld if minor_of(gpu) in numbers)
+            if gpus:
+                return OwnJob(gpus=gpus, number=len(gpus), sign=fact(name, environment[name]))
+    for name in _COUNTS:
+        match = re.fullmatch(r"(?:.*:)?([0-9]{1,4})", environment.get(name, ""), re.ASCII)
+        missing = min(int(match[1]) - len(usable), len(withheld)) if match else 0
+        if missing > 0:
+            return OwnJob(gpus=tuple(withheld), number=missing, sign=fact(name, environment[name]))
+    gpus = tuple(_requested(machine, environment, withheld))
+    return OwnJob(gpus=gpus, number=len(gpus), sign=fact(_REQUEST, environment[_REQUEST])) if gpus else OwnJob()
+
+
+def _numbers(text: str) -> set[int | None]:
+    """Return the numbers of ``0,2`` or ``0-3``, in any order; none if the text is anything else."""
+    spans = [re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", part.strip(), re.ASCII) for part in text.split(",")]
+    return {number for span in spans if span for number in range(int(span[1]), int(span[2] or span[1]) + 1)}
+
+
+def _requested(machine: Machine, environment: Mapping[str, str], withheld: Sequence[Gpu]) -> Iterator[Gpu]:
+    """Yield the GPUs that this container asked for and that it may not use."""
+    request = environment.get(_REQUEST, "")
+    if not in_container(machine) or not request:
+        return
+    named = [part.strip() for part in request.split(",")]
+    by_number = {str(number): bus_id for number, bus_id in enumerate(sorted(gpu.bus_id for gpu in machine.gpus or ()))}
+    bus_ids = {by_number.get(part) for part in named}
+    for gpu in withheld:
+        # The node of a GPU is in the container only if the runtime was to give it.
+        was_given = request == "all" and loss(machine, gpu) is Block.DEVICE_CGROUP
+        by_uuid = gpu.uuid is not None and any(part and gpu.uuid.startswith(part) for part in named)
+        if was_given or by_uuid or gpu.bus_id in bus_ids:
+            yield gpu

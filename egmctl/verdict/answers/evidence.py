@@ -1,0 +1,30 @@
+"""The answer of ``egmctl snapshot --evidence``: how many questions the node settles."""
+
+from __future__ import annotations
+
+from egmctl.model.answer import Answer, Gap, GapKind, State
+from egmctl.model.evidence import EvidenceReport
+from egmctl.model.evidence import State as Settled
+from egmctl.model.remedy import Remedy
+from egmctl.units import several
+
+
+def of_evidence(report: EvidenceReport) -> Answer:
+    """Return what a node settles. A contradicted claim is an answer; to settle nothing is a gap."""
+    names = {state: [each.question for each in report.answers if each.state is state] for state in Settled}
+    word = f"{len(names[Settled.SETTLED])} of {several(len(report.answers), 'question')} are settled"
+    wrong = f"contradicted: {', '.join(names[Settled.CONTRADICTED])}; " if names[Settled.CONTRADICTED] else ""
+    sentence = f"{wrong}not settled: {', '.join(names[Settled.NOT_SETTLED]) or 'none'}"
+    step = Remedy(text="send the file: 'egmctl docs first-grace'")
+    stopped = [] if report.run is None else [gap for gap in report.run.answer.gaps if gap.kind in _STOPPED]
+    if stopped:
+        state = stopped[0].kind.state
+        return Answer(state=state, word=word, sentence=sentence, gaps=tuple(stopped), next_step=step)
+    if len(names[Settled.NOT_SETTLED]) == len(report.answers):
+        gap = Gap(kind=GapKind.NOT_DETERMINED, reason=sentence)
+        return Answer(state=State.INCOMPLETE, word=word, sentence=sentence, gaps=(gap,), next_step=step)
+    state = State.WARN if wrong or names[Settled.NOT_SETTLED] else State.GOOD
+    return Answer(state=state, word=word, sentence=sentence, next_step=step)
+
+
+_STOPPED = (GapKind.INTERRUPTED, GapKind.BROKE)

@@ -1,0 +1,52 @@
+"""Words that the answers share: the next step for a finding, and what a cause explains in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from egmctl.model.answer import Cause
+from egmctl.model.finding import Finding
+from egmctl.model.measurement import Measurement, RunReport
+from egmctl.model.route import LinkKind
+from egmctl.units import several
+
+
+def advice(finding: Finding) -> str:
+    """Return the next step for a finding, without a full stop."""
+    if finding.remedy is None:
+        return "see what it is about with 'egmctl doctor'"
+    return finding.remedy.words.removesuffix(".")
+
+
+def cause_words(report: RunReport | None, cause: Cause) -> str:
+    """Return a sentence with a cause and the number of paths and measurements that it explains."""
+    measurements = [] if report is None else [report.measurements[number] for number in cause.measurements]
+    missed = [m for m in measurements if m.missed_path]
+    measured = _paths(m for m in measurements if m.measured and not m.missed_path)
+    broke = _paths(m for m in measurements if not m.measured and not m.missed_path)
+    parts = [cause.title]
+    if measured and all(map(crosses_unknown_links, measurements)):
+        parts.append(f"the links of {several(len(measured), 'path')} are unknown")
+    elif measured:
+        parts.append(f"explains {several(len(measured), 'path')}")
+    if broke:
+        parts.append(f"{several(len(broke), 'path')} broke")
+    if missed:
+        parts.append(f"{several(len(missed), 'measurement')} not made")
+    return "; ".join(parts)
+
+
+def first_causes(report: RunReport | None, causes: Iterable[Cause], most: int = 2) -> str:
+    """Return the words for the first ``most`` causes, and the number of the others."""
+    first = [cause_words(report, cause) for cause in causes]
+    more = [f"and {several(len(first) - most, 'more cause')}"] if len(first) > most else []
+    return "; ".join([*first[:most], *more])
+
+
+def crosses_unknown_links(measurement: Measurement) -> bool:
+    """Return whether a route of a measurement contains an unknown link."""
+    return any(hop.link is LinkKind.UNKNOWN for flow in measurement.flows for hop in flow.route.hops)
+
+
+def _paths(measurements: Iterable[Measurement]) -> frozenset[str]:
+    return frozenset(m.path for m in measurements)
