@@ -61,7 +61,8 @@ def _so_far(result: Explanations) -> Answer:
 
 def _left_out(result: Explanations) -> str:
     """Return that kinds of errors are left out; empty if none are."""
-    return f" (the gravest of more than {len(result.explanations)} kinds of errors)" if result.left_out else ""
+    kept = several(len(result.explanations), "kind")
+    return f" (the gravest of more than {kept} of errors)" if result.left_out else ""
 
 
 def _sentence(leader: Explanation, word: Word) -> str:
