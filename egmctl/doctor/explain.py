@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from egmctl.doctor.kernel_faults import catalogue, meaning
+from egmctl.doctor.kernel_faults import Action, catalogue, meaning
 from egmctl.driver.messages import messages
 from egmctl.driver.signatures import nearest_function, signatures
 from egmctl.errors import UsageError
@@ -51,6 +51,7 @@ def explained(log: ErrorLog, diagnosis: Diagnosis | None) -> Explanations:
         lines=log.lines,
         left_out=log.left_out,
         interrupted=log.interrupted,
+        purposes=log.purposes,
     )
 
 
@@ -130,7 +131,7 @@ def _of_xid(failure: Failure) -> Explanation:
     return Explanation(
         failure=failure,
         name=f"Xid {failure.number}",
-        severity=severities.get(xid.status, Severity.FAULT),
+        severity=Severity.CONTEXT if xid.action is Action.BEFORE else severities.get(xid.status, Severity.FAULT),
         causes=(cause,),
         sources=(XID_SOURCE,),
     )

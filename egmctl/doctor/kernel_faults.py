@@ -36,6 +36,8 @@ class Action(StrEnum):
     """The actions after an Xid."""
 
     NONE = "none"
+    BEFORE = "before"
+    """It is a consequence: look at what came before it."""
     APPLICATION = "application"
     RESTART = "restart"
     """Restart the application, which did nothing wrong."""

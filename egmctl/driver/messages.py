@@ -92,11 +92,11 @@ class Messages:
             The anchors in the line, if :attr:`triggers` have found them all.
         """
         text = " ".join(text.split())
-        if _INFO.search(text):
-            return None
+        is_information = _INFO.search(text) is not None
         found = (
             each for anchor in (self.anchors(text) if anchors is None else anchors) for each in self._patterns[anchor]
         )
+        found = (pattern for pattern in found if not is_information or _INFO.search(pattern.line) is not None)
         matching = (pattern for pattern in found if pattern.matches(text))
         best = min(matching, key=lambda pattern: (pattern.message.severity.rank, -len(pattern.line)), default=None)
         return None if best is None else best.message
@@ -110,7 +110,8 @@ class Messages:
 
 
 _INFO = re.compile(r"\bNCCL (INFO|TRACE)\b")
-"""Lines of NCCL that report and do not warn. An error that they repeat is told by a line of its own."""
+"""Lines of NCCL that report and do not warn. An error that they repeat is told by a line of its own, but for the few
+messages whose pattern has these words."""
 
 
 @cache

@@ -18,6 +18,7 @@ from egmctl.driver.messages import Message, messages
 from egmctl.driver.signatures import signatures
 from egmctl.facts.kernel_log import event
 from egmctl.model.explanation import ErrorLog, Failure, Library, Severity
+from egmctl.model.finding import Guard
 from egmctl.model.kernel_log import EventKind
 
 BLOCK = 1 << 18
@@ -34,6 +35,20 @@ _SHORT = 8192
 """The size of a text, in bytes, that was pasted rather than logged: it may be wrapped, or name no library."""
 OUT_OF_MEMORY = 2
 """CUDA_ERROR_OUT_OF_MEMORY, which allocators of frameworks say after any failed call."""
+_DEVICE = re.compile(
+    r"\b(GPU) ?#?(\d{1,2})\b(?![:\d]|\.\d)|(?<![0-9a-fA-F])([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\b(?!:)",
+    re.ASCII,
+)
+"""A GPU in a line: by its number, or by its PCI address."""
+_DEVICES = 8
+"""The number of GPUs that are kept of a failure."""
+_SUBJECTS = (
+    (re.compile(rb"\bEGM\b"), (Guard.EGM,)),
+    (re.compile(rb"\bNCCL\b|NVLS"), (Guard.P2P, Guard.IPC)),
+    (re.compile(rb"(?i:imex|fabric.?manager|nvswitch|mnnvl)"), (Guard.FABRIC,)),
+    (re.compile(rb"\bUCX\b|\bRDMA\b|ibv_|libibverbs|mlx5_|NET/IB|InfiniBand|RoCE|NVSHMEM"), (Guard.RDMA,)),
+)
+"""What the words of a text are about, as the purposes of doctor."""
 _ECHO = 10
 """The number of lines between a message that says what failed and a bare error that repeats it."""
 
@@ -53,6 +68,8 @@ _NUMBER = re.compile(
     re.ASCII,
 )
 _XID = re.compile(r"\b(?:Xid|XID)(?: (?i:error))?(?: \([^)]{0,60}\))?[ :=#]{1,3}(\d{1,3})\b", re.ASCII)
+_AFTER_XID = re.compile(r"\bcaused by previous Xid (\d{1,3})\b", re.ASCII)
+"""The Xid whose consequence an Xid is, as the driver says it of removed channels (Xid 45)."""
 _SXID = re.compile(r"\bSX(?:id|ID)(?: \([^)]{0,60}\))?[ :]{1,3}(\d{1,6})\b", re.ASCII)
 _NON_FATAL = re.compile(r"\bnon-?fatal\b", re.IGNORECASE)
 _NVRM = re.compile(r"NVRM: ?(.*)", re.DOTALL)
@@ -101,7 +118,9 @@ class _Reader:
     left_out: int = 0
     lines: int = 0
     short: bytes = b""
-    """The text, while it is short."""
+    """The text, while it is short; of a longer one, its beginning."""
+    end: bytes = b""
+    """The end of what was read last."""
     size: int = 0
     _threads: dict[str, str] = field(default_factory=dict)
     """The last message of CUDA's log by thread; the line with the call comes after it."""
@@ -119,6 +138,7 @@ class _Reader:
         while block := read(BLOCK):
             if self.size <= _SHORT:
                 self.short += block[:_SHORT]
+            self.end = block[-_SHORT:]
             self.size += len(block)
             block = rest + block
             cut = block.rfind(b"\n") + 1 or (len(block) if len(block) >= BLOCK else 0)
@@ -229,7 +249,8 @@ class _Reader:
         kind = (failure.library, call, failure.number, failure.message)
         self._continued = None
         if (first := self.kinds.get(kind)) is not None:
-            self.kinds[kind] = replace(first, count=first.count + 1, log=first.log or failure.log)
+            devices = first.devices if len(first.devices) >= _DEVICES else _devices(text, first.devices)
+            self.kinds[kind] = replace(first, count=first.count + 1, log=first.log or failure.log, devices=devices)
             return
         if len(self.kinds) >= _KINDS:
             least = max(reversed(self.kinds), key=lambda each: severity_of(self.kinds[each]).rank)
@@ -237,7 +258,7 @@ class _Reader:
                 self.left_out += 1
                 return
             self.left_out += self.kinds.pop(least).count
-        self.kinds[kind] = replace(failure, line=text[:LOG_SHOWN], line_number=self.lines + 1)
+        self.kinds[kind] = replace(failure, line=text[:LOG_SHOWN], line_number=self.lines + 1, devices=_devices(text))
         if "NVRM" in text:
             self._continued = kind
 
@@ -255,7 +276,19 @@ class _Reader:
             or library is Library.XID
             or ((library, code) not in with_call and not (_is_vague(each) and _is_near(each.line_number or 0, told)))
         )
-        return ErrorLog(failures=tuple(kept), lines=self.lines, left_out=self.left_out, interrupted=interrupted)
+        failures = tuple(kept)
+        return ErrorLog(
+            failures=failures,
+            lines=self.lines,
+            left_out=self.left_out,
+            interrupted=interrupted,
+            purposes=() if failures else self._purposes(),
+        )
+
+    def _purposes(self) -> tuple[Guard, ...]:
+        """Return what the beginning and the end of the text are about."""
+        about = (guard for words, guards in _SUBJECTS if words.search(self.short + self.end) for guard in guards)
+        return tuple(dict.fromkeys(about))
 
     def _paste(self) -> None:
         """Look at a short text again: as one line, as a terminal may have wrapped it; and for words of CUDA alone."""
@@ -267,7 +300,8 @@ class _Reader:
             library, number = next(key for key, name in signatures().names.items() if name.words == words[0])
             found = Failure(library=library, number=number)
         if found is not None:
-            self.kinds[found.library, None, found.number, found.message] = replace(found, line=text[:LOG_SHOWN])
+            kind = found.library, None, found.number, found.message
+            self.kinds[kind] = replace(found, line=text[:LOG_SHOWN], devices=_devices(text))
 
 
 def severity_of(failure: Failure) -> Severity:
@@ -293,16 +327,24 @@ def _hits(block: bytes) -> Iterator[tuple[int, str]]:
 
 
 def _numbered(text: str) -> Failure | None:
-    """Return the Xid or SXid in a line."""
+    """Return the Xid or SXid in a line; of an Xid that the driver calls a consequence, the one that caused it."""
     if (sxid := _SXID.search(text)) is not None:
         name = "sxid-non-fatal" if _NON_FATAL.search(text) else "sxid"
         return Failure(library=Library.MESSAGE, number=int(sxid[1]), message=name)
+    if (cause := _AFTER_XID.search(text)) is not None:
+        return Failure(library=Library.XID, number=int(cause[1]))
     start = text.find("NVRM: Xid")
     xid = None if start < 0 else event(0.0, text[start:])
     if xid is not None and xid.kind is EventKind.XID:
         return Failure(library=Library.XID, number=xid.number)
     short = None if start >= 0 else _XID.search(text)
     return None if short is None else Failure(library=Library.XID, number=int(short[1]))
+
+
+def _devices(text: str, known: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return the GPUs that are known, and those that a line names."""
+    named = (f"GPU {each[2]}" if each[1] else each[3].lower() for each in _DEVICE.finditer(text))
+    return tuple(dict.fromkeys((*known, *named)))[:_DEVICES]
 
 
 def _stated_failure(line: str) -> Failure | None:

@@ -69,6 +69,8 @@ class Failure:
     """The number of that line, from 1."""
     count: int = 1
     """The number of lines that state it."""
+    devices: tuple[Plain, ...] = ()
+    """The GPUs that these lines name, as they name them: ``GPU 2``, ``0000:09:00``; the first eight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +84,8 @@ class ErrorLog:
     """The number of lines with further kinds of failures than are kept, none of them graver."""
     interrupted: bool = False
     """Whether the text was read in part only."""
+    purposes: tuple[str, ...] = ()
+    """The purposes of doctor (:class:`~egmctl.model.finding.Guard`) that a text without known failures is about."""
 
 
 class CauseState(StrEnum):
@@ -192,7 +196,7 @@ class Word(StrEnum):
     """A call without its error, or an error that means something else for each function."""
     NOT_KNOWN = "NOT KNOWN"
     INTERRUPTED = "INTERRUPTED"
-    """Reading ended before anything was found."""
+    """Reading ended before the end of the text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +215,8 @@ class Explanations(Shown):
     """The number of lines with further kinds of failures than are kept, none of them graver."""
     interrupted: bool = False
     """Whether the text was read in part only."""
+    purposes: tuple[str, ...] = ()
+    """The purposes of doctor that a text without known failures is about: values of ``--for``."""
     answer: Answer = UNANSWERED
     """What the command answers (:mod:`egmctl.verdict.answers`)."""
 
@@ -248,12 +254,14 @@ def leading(explanations: Sequence[Explanation]) -> Explanation | None:
 
 def word(result: Explanations) -> Word:
     """Return the answer of explanations: the one place that decides it."""
+    if result.interrupted:
+        return Word.INTERRUPTED
     leader = leading(result.explanations)
     if leader is None and any(each.failure.log for each in result.explanations):
         # The driver's own log states it, in words that no entry has.
         return Word.CAUSE
     if leader is None:
-        return Word.INTERRUPTED if result.interrupted else Word.NOT_KNOWN
+        return Word.NOT_KNOWN
     if leader.is_decided and not result.asks_for_error:
         return Word.CAUSE
     if leader.vague or result.asks_for_error:

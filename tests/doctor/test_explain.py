@@ -15,7 +15,7 @@ from egmctl.errors import ExitCode, UsageError
 from egmctl.model.explanation import CauseState, ErrorLog, Explanation, Failure, KnownCause, Library, Word
 from egmctl.model.finding import Status
 from egmctl.report.kinds import Format
-from tests.answers import render
+from tests.answers import code_of, render
 from tests.doctor.faults import ONLY_TOLD, faults, healthy
 from tests.doctor.machines import patched, shipped, with_gpu_denied
 
@@ -246,3 +246,32 @@ def test_documents_leave_out_the_lines_that_were_read() -> None:
 def test_it_is_public() -> None:
     assert egmctl.explain is explain
     assert str(KnownCause("a", "Do it.")) == "a: do it"
+
+
+OPERATION_NOT_PERMITTED = Failure(library=Library.CUDA, call="cuMemCreate", number=800)
+
+
+def test_an_interrupted_text_has_its_answer_so_far_and_ends_as_interrupted() -> None:
+    log = ErrorLog(failures=(OPERATION_NOT_PERMITTED,), lines=7, interrupted=True)
+    whole, part = judged(replace(log, interrupted=False), None), judged(log, None)
+    assert code_of(whole) is ExitCode.OK
+    assert code_of(part) is ExitCode.INTERRUPTED
+    assert "INTERRUPTED: possible cause in the first 7 lines: " in as_text(part)
+
+
+def test_the_answer_says_when_kinds_of_errors_were_left_out() -> None:
+    log = ErrorLog(failures=(OPERATION_NOT_PERMITTED,), lines=70, left_out=9)
+    assert "the gravest of more than" not in as_text(judged(replace(log, left_out=0), None))
+    assert "(the gravest of more than 1 kind of errors) Next:" in as_text(judged(log, None))
+
+
+def test_not_known_names_the_purpose_that_the_text_is_about() -> None:
+    nothing = ErrorLog(failures=(), lines=3)
+    assert "'egmctl doctor' looks at the node" in as_text(judged(nothing, None))
+    about = replace(nothing, purposes=("p2p", "ipc"))
+    assert "'egmctl doctor --for p2p,ipc' looks at the node" in as_text(judged(about, None))
+
+
+def test_a_failure_names_its_gpus() -> None:
+    failure = replace(OPERATION_NOT_PERMITTED, devices=("GPU 2", "0000:dc:00"))
+    assert "CUDA_ERROR_NOT_PERMITTED (800), GPU 2, 0000:dc:00" in as_text(judged(ErrorLog(failures=(failure,)), None))

@@ -263,3 +263,53 @@ def test_an_interrupt_gives_what_was_found_so_far() -> None:
 
     log = read_failures(Interrupted(b"cuMemCreate failed: 800\n"))
     assert (len(log.failures), log.interrupted) == (1, True)
+
+
+def test_of_a_consequence_the_driver_names_the_xid_that_caused_it() -> None:
+    after = "NVRM: Xid (PCI:0000:dc:00): 45, pid=18, name=python3, Ch 00000001 caused by previous Xid 149"
+    alone = "NVRM: Xid (PCI:0000:dc:00): 45, pid=18, name=python3, Ch 00000001"
+    assert stated(after) == [(Library.XID, None, 149)]
+    assert stated(alone) == [(Library.XID, None, 45)]
+
+
+@pytest.mark.parametrize(
+    ("line", "devices"),
+    [
+        ("NVRM: Xid (PCI:0000:DC:00): 79, GPU has fallen off the bus.", ("0000:dc:00",)),
+        ("NVRM: GPU6 _kgspIsHeartbeatTimedOut: Heartbeat timed out", ("GPU 6",)),
+        ("due to thermal violation in GPU 2. Verify that the cooling is functional", ("GPU 2",)),
+        ("NVRM: GPU 0000:02:00.0: RmInitAdapter failed! (0x22:0x56:1017)", ("0000:02:00",)),
+        ("2026-11-27 10:45:38 CUDA error: out of memory on gpu1", ()),
+    ],
+)
+def test_a_failure_has_the_gpus_that_its_line_names(line: str, devices: tuple[str, ...]) -> None:
+    (failure,) = read(line).failures
+    assert failure.devices == devices
+
+
+def test_the_gpus_of_all_lines_are_kept_up_to_eight() -> None:
+    lines = [f"NVRM: Xid (PCI:0000:{bus:02x}:00): 79, GPU has fallen off the bus." for bus in range(12)]
+    (failure,) = read(*lines).failures
+    assert failure.count == 12
+    assert failure.devices == tuple(f"0000:{bus:02x}:00" for bus in range(8))
+
+
+@pytest.mark.parametrize(
+    ("line", "purposes"),
+    [
+        ("node1:1:1 [0] NCCL INFO Bootstrap: Using eth0", ("p2p", "ipc")),
+        ("nvidia-imex: [INFO] IMEX version 570.00 is running", ("fabric",)),
+        ("[1652739463.05] [node1:4:0] ucp_worker.c:1855 UCX INFO ep_cfg[0]: tag(self/memory)", ("rdma",)),
+        ("the EGM size of socket 0", ("egm",)),
+        ("a text about nothing", ()),
+    ],
+)
+def test_a_text_without_failures_says_what_it_is_about(line: str, purposes: tuple[str, ...]) -> None:
+    assert read(line).failures == ()
+    assert read(line).purposes == purposes
+
+
+def test_the_end_of_a_long_text_says_too_what_it_is_about() -> None:
+    lines = ["nothing of interest"] * 100_000
+    assert read(*lines, "node1:1:1 [0] NCCL INFO Using network IB").purposes == ("p2p", "ipc")
+    assert read("the EGM size", *lines).purposes == ("egm",)

@@ -64,6 +64,7 @@ def _failure_words(each: Explanation) -> Words:
     number = f" ({failure.number})" if has_number else ""
     if failure.library is Library.MESSAGE and failure.number is not None:
         number = f", SXid {failure.number}"
+    number += "".join(f", {device}" for device in failure.devices)
     further = "".join(f", {words}" for words in (each.runtime_name, each.meaning) if words not in ("", each.name))
     if failure.library is Library.MESSAGE:
         further = f": {each.meaning}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from egmctl.model.answer import Answer, Cause, Gap, GapKind, State
 from egmctl.model.explanation import DECIDED, CauseState, Explanation, Explanations, KnownCause, Severity, Word
@@ -23,6 +24,8 @@ _RUN = "run the program with 'egmctl explain -- PROGRAM'"
 
 def of_explanations(result: Explanations) -> Answer:
     """Return what explain answers: naming a cause is neither good nor bad, but not to know one is a gap."""
+    if result.interrupted and result.leading is not None:
+        return _so_far(result)
     word, leader = result.word, result.leading
     state = _STATES[word]
     if leader is None and word is Word.CAUSE:
@@ -41,10 +44,25 @@ def of_explanations(result: Explanations) -> Answer:
     return Answer(
         state=state,
         word=word,
-        sentence=printable(_sentence(leader, word)),
+        sentence=printable(f"{_sentence(leader, word)}{_left_out(result)}"),
         causes=tuple(Cause(finding=finding, status=finding.status) for finding in found),
         next_step=Remedy(text=_next_step(first)),
     )
+
+
+def _so_far(result: Explanations) -> Answer:
+    """Return the answer to the part of a text that was read before an interruption."""
+    answer = of_explanations(replace(result, interrupted=False))
+    lines = several(result.lines or 0, "line")
+    gap = Gap(kind=GapKind.INTERRUPTED, reason=f"reading was interrupted after {lines}")
+    sentence = f"{answer.word.lower()} in the first {lines}: {answer.sentence}"
+    return replace(answer, state=State.INTERRUPTED, word=Word.INTERRUPTED, sentence=sentence, gaps=(gap,))
+
+
+def _left_out(result: Explanations) -> str:
+    """Return that kinds of errors are left out; empty if none are."""
+    kept = several(len(result.explanations), "kind")
+    return f" (the gravest of more than {kept} of errors)" if result.left_out else ""
 
 
 def _sentence(leader: Explanation, word: Word) -> str:
@@ -83,8 +101,10 @@ def _nothing(result: Explanations) -> str:
 def _where_to_go(result: Explanations) -> str:
     """Return the next step where nothing is known: what looks at the node, or asks the driver."""
     if not any(each.is_fault for each in result.explanations) and result.lines is not None:
+        purposes = f" --for {','.join(result.purposes)}" if result.purposes else ""
         return (
-            "'egmctl doctor' looks at the node itself; give more lines around the error, or 'egmctl explain -- PROGRAM'"
+            f"'egmctl doctor{purposes}' looks at the node itself; give more lines around the error, or "
+            "'egmctl explain -- PROGRAM'"
         )
     checks = {
         cause.checks[0].partition(".")[0] for each in result.explanations for cause in each.causes if cause.checks
