@@ -122,6 +122,8 @@ def healthy() -> Machine:
         virtualization="none",
         compute_mode="default",
         persistence_mode=True,
+        power_limit_mw=1_200_000,
+        power_limit_default_mw=1_200_000,
         nvlink_bandwidth_mode="full",
         nvlink_bandwidth_best=True,
         throttle_reasons=("idle",),
@@ -303,6 +305,7 @@ FAULTS: dict[str, Fault] = {
     "gpu.vgpu": changed("gpus[*].nvml", virtualization="vgpu"),
     "gpu.compute-mode": changed("gpus[0].nvml", compute_mode="prohibited"),
     "gpu.persistence": changed("gpus[*].nvml", persistence_mode=False),
+    "gpu.power-limit": changed("gpus[*].nvml", power_limit_mw=600_000),
     "gpu.throttle": changed("gpus[1].nvml", throttle_reasons=("idle", "hw-thermal-slowdown")),
     "numa.mempolicy-syscalls": changed(
         "confinement",
@@ -467,5 +470,5 @@ ONLY_TOLD = frozenset(
 )
 """Checks that tell what is so, and never that it is a fault."""
 
-NOTED = frozenset({"ipc.ptrace", "rdma.bar1"})
+NOTED = frozenset({"gpu.power-limit", "ipc.ptrace", "rdma.bar1"})
 """Checks whose fault is a setting that stops nothing by itself, so that they only note it."""

@@ -271,6 +271,9 @@ def _driver_managed(imex: Imex, runs: bool) -> Verdicts:
         yield passed("no ComputeDomain is on this node: the DRA driver starts IMEX with one")
 
 
+_UNIQUE = "a node's number is its line in that file, so each node must be in it once"
+
+
 @check("imex.domain", Guard.FABRIC, Guard.EGM, sections=("gpus", "system"))
 def _domain(machine: Machine, _scope: Scope) -> Verdicts:
     need_domain(machine)
@@ -281,14 +284,18 @@ def _domain(machine: Machine, _scope: Scope) -> Verdicts:
     yield fact("nvidia-imex-ctl -N -j", state or gap(imex, "domain_status"))
     config = "/etc/nvidia-imex/nodes_config.cfg"
     yield fact(config, None if nodes is None else f"{nodes} nodes, {duplicates or 0} of them twice")
-    if state == "DOWN":
+    text = f"Correct {config}, the same on all nodes, and restart the service there."
+    correct, twice = as_root(text, Need.NO_DOMAIN_JOBS), "nodes_config.cfg lists an address twice"
+    if state == "DOWN" and duplicates:
+        yield failed(f"the IMEX domain is down: {twice}", correct, cause=_UNIQUE)
+    elif state == "DOWN":
         yield failed("the IMEX domain is down", FIND)
+    elif state == "DEGRADED" and duplicates:
+        yield warned(f"the IMEX domain is degraded: {twice}", correct, cause=_UNIQUE)
     elif state == "DEGRADED":
         yield warned("the IMEX domain is degraded: some nodes are not in it", FIND)
     elif duplicates:
-        text = f"Correct {config}, the same on all nodes, and restart the service there."
-        remedy = as_root(text, Need.NO_DOMAIN_JOBS)
-        yield warned("nodes_config.cfg lists an address twice", remedy)
+        yield warned(twice, correct, cause=_UNIQUE)
     elif state != "UP":
         yield unknown("the state of the IMEX domain could not be queried")
     else:

@@ -13,6 +13,7 @@ from egmctl.model.remedy import Need
 from egmctl.topology.platform import MemoryMode, memory_mode, own_node
 
 GRACE_ONLY = "matters on Grace only"
+PASSTHROUGH = "iommu.passthrough"
 _CHOOSE_THEMSELVES = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 """The values of ``scaling_driver`` in the active mode, where the processor chooses the frequency; in the passive mode
 they are ``intel_cpufreq`` and ``amd-pstate``."""
@@ -124,11 +125,12 @@ def _command_line(machine: Machine, _scope: Scope) -> Verdicts:
         remedy = as_root("Boot without numa=off.", Need.REBOOT)
         one_node = "the kernel was started with numa=off: there is one node, so memory cannot be placed"
         faults.append((failed if grace else warned)(one_node, remedy))
-    if "iommu.passthrough" in enabled and modes != {"ats"}:
+    if PASSTHROUGH in enabled and modes != {"ats"}:
         remedy = as_root("Boot without iommu.passthrough.", Need.REBOOT)
         cause = "a coherent GPU shares page tables through the SMMU (https://github.com/NVIDIA/NV-Kernels/issues/22)"
         no_ats = "the kernel was started with iommu.passthrough, and the GPUs do not use ATS"
-        faults.append(warned(no_ats, remedy, cause=cause))
+        evidence = (fact(PASSTHROUGH, params[PASSTHROUGH]),)
+        faults.append(warned(no_ats, remedy, cause=cause, evidence=evidence))
     if "init_on_alloc" in enabled:
         remedy = as_root("Boot with init_on_alloc=0, as NVIDIA's Grace Performance Tuning Guide asks.", Need.REBOOT)
         clears = "the kernel clears every page that it allocates (init_on_alloc), GPU memory too"
