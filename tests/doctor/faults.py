@@ -323,6 +323,7 @@ FAULTS: dict[str, Fault] = {
         )
     ),
     "numa.balancing": changed("host", numa_balancing=1),
+    "numa.page-size": changed("host", page_size_bytes=4096),
     "numa.cmdline": changed("host", kernel_command_line={"init_on_alloc": "1"}),
     "uvm.addressing-mode": changed("gpus[*].nvml", addressing_mode="none"),
     "nvlink.links": changed("gpus[1].nvml.nvlinks[3]", active=False),
@@ -466,9 +467,9 @@ PASSES: Mapping[str, Callable[[], Machine]] = {
 """By check that does not concern the healthy machine: a machine that passes."""
 
 ONLY_TOLD = frozenset(
-    {"egm.platform", "ipc.ipc-namespace", "ipc.pid-namespace", "mps.env", "ns.container", "numa.page-size", "rdma.ofed"}
+    {"egm.platform", "ipc.ipc-namespace", "ipc.pid-namespace", "mps.env", "ns.container", "rdma.ofed"}
 )
 """Checks that tell what is so, and never that it is a fault."""
 
-NOTED = frozenset({"gpu.power-limit", "ipc.ptrace", "rdma.bar1"})
+NOTED = frozenset({"gpu.power-limit", "numa.page-size", "ipc.ptrace", "rdma.bar1"})
 """Checks whose fault is a setting that stops nothing by itself, so that they only note it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
-from egmctl.doctor.findings import as_root, fact, failed, passed, unknown, warned
+from egmctl.doctor.findings import as_root, fact, failed, noted, passed, unknown, warned
 from egmctl.doctor.situation import coherent, coherent_gpus, need_c2c, usable, virtual
 from egmctl.model.finding import Evidence, Finding, Guard
 from egmctl.model.host import CpuFrequencies, Host
@@ -89,11 +89,17 @@ def _auto_online(machine: Machine, scope: Scope) -> Verdicts:
 
 @check("numa.balancing", Guard.PERF, sections=("host", "gpus"))
 def _balancing(machine: Machine, _scope: Scope) -> Verdicts:
-    need_c2c(machine, GRACE_ONLY)
+    is_grace = coherent(machine)
+    if is_grace is None or (not is_grace and len(machine.cpu_nodes) < 2):
+        skip("one NUMA node has nothing to balance" if is_grace is False else GRACE_ONLY)
     host = machine.host or Host()
     balancing = known(host.numa_balancing, "numa_balancing was not read", host.unread.get("numa_balancing"))
     yield fact("/proc/sys/kernel/numa_balancing", balancing)
-    if balancing:
+    if balancing and not is_grace:
+        remedy = as_root("Where transfers stall, turn it off.", run="sysctl -w kernel.numa_balancing=0")
+        cause = "it unmaps pages of programs to see who uses them (https://github.com/deepseek-ai/DeepEP/pull/644)"
+        yield noted("automatic NUMA balancing is on", remedy=remedy, cause=cause)
+    elif balancing:
         remedy = as_root("Turn it off, at boot by numa_balancing=disable.", run="sysctl -w kernel.numa_balancing=0")
         cause = "NVIDIA's Grace Performance Tuning Guide asks to disable it"
         yield warned("automatic NUMA balancing is on: it unmaps pages that GPUs use", remedy, cause=cause)
@@ -107,8 +113,12 @@ def _page_size(machine: Machine, _scope: Scope) -> Verdicts:
     host = machine.host or Host()
     size = known(host.page_size_bytes, "page_size_bytes was not read", host.unread.get("page_size_bytes"))
     yield fact("AT_PAGESZ", size)
-    note = "Grace's tuning guide recommends 64 KiB pages for fewer TLB misses" if size == 4096 else ""
-    yield passed(f"kernel pages are {size // 1024} KiB", note=note)
+    if size == 4096:
+        larger = as_root("Boot a kernel with 64 KiB pages, where no program needs 4 KiB ones.", Need.REBOOT)
+        recommended = "Grace's tuning guide recommends 64 KiB pages, for fewer TLB misses"
+        yield noted(f"kernel pages are {size // 1024} KiB: {recommended}", remedy=larger)
+    else:
+        yield passed(f"kernel pages are {size // 1024} KiB")
 
 
 @check("numa.cmdline", Guard.EGM, Guard.PERF, sections=("host", "gpus"))
