@@ -53,17 +53,18 @@ def on(facts: Imex, *, state: str | None = None) -> Finding:
     return run_one("imex.daemon", machine)
 
 
-def alone(**imex: int) -> Machine:
-    """An HGX board whose fabric is its own, with the IMEX service."""
-    machine = patched(shipped("hgx-b200"), "system", daemons=("nvidia-imex",), imex=Imex(**imex))
+def alone(nodes: int) -> Machine:
+    """An HGX board whose fabric is its own, with the IMEX service set up for some nodes."""
+    imex = Imex(configured_nodes=nodes)
+    machine = patched(shipped("hgx-b200"), "system", daemons=("nvidia-imex",), imex=imex)
     return patched(machine, "gpus[*].nvml.fabric", cluster_uuid=None)
 
 
 def test_imex_joins_no_nodes_that_nvlink_does_not() -> None:
-    finding = run_one("imex.daemon", alone(configured_nodes=2))
+    finding = run_one("imex.daemon", alone(2))
     assert (finding.status, finding.blocks) == (Status.NOTE, (Guard.FABRIC,))
     assert "no multi-node NVLink joins this one to another" in finding.summary
-    assert run_one("imex.daemon", alone(configured_nodes=1)).status is Status.SKIP
+    assert run_one("imex.daemon", alone(1)).status is Status.SKIP
 
 
 @pytest.mark.parametrize(("state", "status"), [("DOWN", Status.FAIL), ("DEGRADED", Status.WARN), ("UP", Status.WARN)])
