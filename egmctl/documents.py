@@ -146,10 +146,9 @@ def newer_schema(document: dict[str, Any], known: Sequence[str]) -> str | None:
     """Return the known schema of which the document states a later version, ``egmctl.doctor/1`` for
     ``egmctl.doctor/2``; ``None`` if it states none."""
     name, _, version = str(document.get("schema")).partition("/")
-    for schema in known:
-        own_name, _, own = schema.partition("/")
-        if name == own_name and re.fullmatch(r"[1-9][0-9]{0,3}", version, re.ASCII) and int(version) > int(own):
-            return schema
+    own_versions = [int(own) for own_name, _, own in (schema.partition("/") for schema in known) if own_name == name]
+    if own_versions and re.fullmatch(r"[1-9][0-9]{0,3}", version, re.ASCII) and int(version) > max(own_versions):
+        return f"{name}/{max(own_versions)}"
     return None
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from egmctl.doctor import effects_on_findings as when
 from egmctl.doctor import effects_on_paths as paths
+from egmctl.doctor.checks import egm, kernel
 from egmctl.doctor.checks.access import lacks_all_gpus
 from egmctl.doctor.checks.active import KINDS
 from egmctl.doctor.effects_on_paths import Flows, Node, Symptom, Trouble, on
@@ -35,6 +36,8 @@ class Rule:
     """The ids of checks, or the kinds of :class:`Trouble` of a path."""
     holds: Callable[[Node, Finding, Any], bool]
     """The condition: whether, on a node, a finding of a cause explains a finding or trouble."""
+    across: bool = False
+    """Whether the cause on one GPU explains the effect on all others."""
 
 
 def explains(node: Node, cause: Finding, effect: Finding | Trouble) -> bool:
@@ -72,7 +75,7 @@ def explained(machine: Machine, findings: Sequence[Finding]) -> tuple[Finding, .
             # If two findings could explain each other, only one of them does.
             and effect not in _all_causes(cause, causes_of)
         ]
-        if causes and _covers([findings[cause] for cause in causes], findings[effect]):
+        if causes and _covers(node, [findings[cause] for cause in causes], findings[effect]):
             causes_of[effect] = causes
     result = list(findings)
     for effect in causes_of:
@@ -92,11 +95,13 @@ def _all_causes(effect: int, causes_of: Mapping[int, list[int]]) -> set[int]:
     return set(direct).union(*(_all_causes(cause, causes_of) for cause in direct))
 
 
-def _covers(causes: Sequence[Finding], effect: Finding) -> bool:
+def _covers(node: Node, causes: Sequence[Finding], effect: Finding) -> bool:
     """Return whether the causes include each GPU of an effect, and an end of each of its pairs.
 
-    If the effect or a cause is not about GPUs, return ``True``.
+    If the effect or a cause is not about GPUs, or a rule says that a GPU harms others, return ``True``.
     """
+    if any(_reaches(node, cause, effect) for cause in causes):
+        return True
     gpus = effect.place.gpus
     # A library fails for all GPUs, whichever GPU the finding names.
     if gpus is None or any(cause.place.gpus is None or cause.check == "drv.libraries" for cause in causes):
@@ -105,6 +110,11 @@ def _covers(causes: Sequence[Finding], effect: Finding) -> bool:
     if effect.place.kind is PlaceKind.PAIR:
         return all(touched.intersection(pair.split(">")) for pair in effect.place.ids)
     return gpus <= touched
+
+
+def _reaches(node: Node, cause: Finding, effect: Finding) -> bool:
+    rules = (rule for rule in rules_from(cause.check) if rule.across and effect.check in rule.effects)
+    return any(rule.holds(node, cause, effect) for rule in rules)
 
 
 # --- findings ---------------------------------------------------------------------------------------------------------
@@ -120,6 +130,7 @@ _BY_NVML = ("nvlink.bw-mode", "fabric.domain", "rdma.bar1")
 _LOST_GPU_EFFECTS = (*_EGM, "env.visible-devices", "fabric.same-node-isolation", "rdma.affinity")
 """The checks that a lost GPU affects. Checks that read NVML are not listed, because NVML does not list such a GPU, nor
 checks that read sysfs, which needs no permission."""
+_NOT_STARTED = tuple(check for check in _LOST_GPU_EFFECTS if check != "egm.preconditions")
 _OVER_NVLINK = ("p2p.verify", "fabric.alloc-active")
 """The checks of active probes that use NVLink if there is any."""
 _WITHOUT_FABRIC = ("fabric.state", "fabric.domain", "p2p.status", *_OVER_NVLINK)
@@ -132,6 +143,7 @@ _RELATED: Mapping[str, tuple[str, ...]] = {
     "dev.nodes-missing": _LOST_GPU_EFFECTS,
     "dev.permissions": _LOST_GPU_EFFECTS,
     "dev.control-nodes": ("egm.platform", *_LOST_GPU_EFFECTS),
+    "drv.flavour": ("dev.driver-binding", "dev.count-consistency", "drv.libraries", *_NOT_STARTED),
     "drv.libraries": ("egm.platform", "drv.versions", "gpu.cc-mode", *_BY_NVML, *_EGM),
     "gpu.mig": (*_EGM, "nvlink.links", "p2p.status", *_ACTIVE),
     "gpu.cc-mode": ("p2p.status",),
@@ -168,6 +180,9 @@ _RELATED: Mapping[str, tuple[str, ...]] = {
 
 _LOGGED: Mapping[str, tuple[M, ...]] = {
     "dev.fell-off-bus": (M.FELL_OFF_BUS,),
+    "dev.driver-binding": (M.INIT_FAILED, M.NEEDS_OPEN_MODULES, M.NEEDS_PROPRIETARY_MODULES),
+    "drv.flavour": (M.INIT_FAILED, M.NEEDS_OPEN_MODULES, M.NEEDS_PROPRIETARY_MODULES),
+    "drv.versions": (M.VERSION_MISMATCH,),
     "c2c.link": (M.C2C_SELF_TEST, M.C2C_P2P, M.SYSMEM_LINK_TRAINING),
     "nvlink.links": (
         *(M.SWITCH_TRAINING, M.NVLINK_ACTIVATION, M.NVLINK_ALI, M.NVLINK_RECEIVER_DETECT),
@@ -201,6 +216,14 @@ ON_FINDINGS: tuple[Rule, ...] = (
     Rule(("dev.permissions", "dev.control-nodes", "drv.libraries"), ("dev.count-consistency",), when.no_gpu_left),
     Rule(("dev.driver-binding", *WITHHELD), ("pcie.link",), when.undetermined),
     Rule(("fabric.management", "fabric.manager", "fabric.state"), ("drv.libraries",), when.not_ready),
+    # One reason, a mode or a security module, for the nodes of GPUs and the control nodes.
+    Rule(("dev.permissions",), ("dev.control-nodes",), when.refused_alike),
+    # What turns EGM off, before that it is off.
+    Rule(("drv.flavour",), ("egm.preconditions",), when.effect_quotes(egm.FLAVOUR)),
+    Rule(("egm.preconditions",), ("egm.capability",), when.cause_quotes(egm.ACPI_NUMA)),
+    # A GPU that shares the CPU's page tables needs a translating SMMU.
+    Rule(("numa.cmdline",), ("uvm.addressing-mode",), when.cause_quotes(kernel.PASSTHROUGH)),
+    Rule(("gpu.cc-mode",), ("drv.libraries",), when.not_accepting_work),
     # With MIG, CUDA lists MIG instances instead of the GPU. It does not list a GPU in prohibited compute mode.
     Rule(("gpu.mig",), ("dev.count-consistency",), when.are_lost(Block.NOT_SEEN_BY_CUDA)),
     Rule(("gpu.compute-mode",), ("dev.count-consistency",), when.are_lost(Block.NOT_SEEN_BY_CUDA, status=Status.FAIL)),
@@ -208,6 +231,12 @@ ON_FINDINGS: tuple[Rule, ...] = (
     Rule(("kernel.xid",), ("dev.count-consistency",), when.are_lost(*LOST, Block.NOT_LISTED, status=Status.FAIL)),
     Rule(("dev.fell-off-bus",), ("kernel.xid",), when.xids(79)),
     Rule(("dev.fell-off-bus",), ("kernel.aer",), when.same_gpus),
+    Rule(("kernel.driver-messages",), ("dev.count-consistency",), when.could_not_start),
+    Rule(("kernel.driver-messages",), ("dev.driver-binding",), when.fell_off_at_probe),
+    Rule(("kernel.xid",), ("kernel.driver-messages",), when.xid_before_start),
+    # SEC2 does not start without the firmware that only the other modules load.
+    Rule(("drv.flavour",), ("kernel.xid",), when.xids(169)),
+    Rule(("kernel.xid",), ("kernel.xid",), when.link_of_a_peer, across=True),
     # The driver logs the errors that it counts.
     Rule(("gpu.health",), ("kernel.xid",), when.xids(*_MEMORY_XIDS)),
     Rule(("nvlink.links", "nvlink.errors"), ("kernel.xid",), when.xids(Blame.LINK)),

@@ -17,11 +17,13 @@ from egmctl.model.host import Driver, LibraryFailure
 from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent
 from egmctl.model.machine import Machine
 from egmctl.model.probes import Outcome, Probe
-from egmctl.topology.access import Block, classify, cuda_failure, nvml_failure
+from egmctl.topology.access import LOST, Block, classify, cuda_failure, nvml_failure
 
 Holds = Callable[[Node, Finding, Finding], bool]
 """A condition: whether, on a node, a cause explains an effect."""
 
+_LINK_EVENT, _PEER_EVENT = 149, 145
+"""The Xids NETIR_LINK_EVT of the GPU whose link went down, and RLW_RXPIPE of the GPUs that sent over it."""
 _NO_DEVICE, _SYSTEM_NOT_READY = 100, 802
 """CUDA_ERROR_NO_DEVICE and CUDA_ERROR_SYSTEM_NOT_READY (cuda.h)."""
 _STARTS = ("cuInit", "cuDriverGetVersion")
@@ -89,6 +91,11 @@ def not_ready(node: Node, _cause: Finding, effect: Finding) -> bool:
     return _cuda_returned(node, effect, _SYSTEM_NOT_READY)
 
 
+def not_accepting_work(node: Node, cause: Finding, effect: Finding) -> bool:
+    """Return whether CUDA returned CUDA_ERROR_SYSTEM_NOT_READY, and confidential computing waits for a ready state."""
+    return (node.machine.driver or Driver()).confidential_ready is False and not_ready(node, cause, effect)
+
+
 def _cuda_returned(node: Node, effect: Finding, number: int) -> bool:
     failure = cuda_failure(node.machine)
     return failure is not None and failure.number == number and _quotes(effect, failure)
@@ -103,6 +110,25 @@ def versions_differ(node: Node, _cause: Finding, _effect: Finding) -> bool:
 def control_denied(_node: Node, _cause: Finding, effect: Finding) -> bool:
     """Return whether the effect is that the device cgroup denies /dev/nvidiactl (EPERM)."""
     return any(item.errno == "EPERM" for item in effect.evidence if item.source == "access(/dev/nvidiactl)")
+
+
+def refused_alike(_node: Node, cause: Finding, effect: Finding) -> bool:
+    """Return whether both findings are that this user may not open a device node (EACCES)."""
+    return all(bool(finding.evidence) and finding.evidence[-1].errno == "EACCES" for finding in (cause, effect))
+
+
+def cause_quotes(source: str) -> Holds:
+    """Return a condition: the cause has evidence of this source, and :func:`related` holds."""
+    return lambda node, cause, effect: _has_evidence(cause, source) and related(node, cause, effect)
+
+
+def effect_quotes(source: str) -> Holds:
+    """Return a condition: the effect has evidence of this source, and :func:`related` holds."""
+    return lambda node, cause, effect: _has_evidence(effect, source) and related(node, cause, effect)
+
+
+def _has_evidence(finding: Finding, source: str) -> bool:
+    return any(evidence.source == source for evidence in finding.evidence)
 
 
 # --- probes that fail -----------------------------------------------------------------------------------------------
@@ -171,6 +197,42 @@ def are_lost(*blocks: Block, status: Status | None = None) -> Holds:
 def logged(*messages: DriverMessage) -> Holds:
     """Return a condition: the effect is that the driver logged one of these messages, and :func:`related` holds."""
     return lambda node, cause, effect: related(node, cause, effect) and message_of(node.machine, effect) in messages
+
+
+def could_not_start(node: Node, cause: Finding, effect: Finding) -> bool:
+    """Return whether the driver logged that it could not initialize GPUs of the effect, which NVML does not list."""
+    if message_of(node.machine, cause) is not DriverMessage.INIT_FAILED or cause.place.gpus is None:
+        return False
+    return are_lost(*LOST, Block.NOT_LISTED)(node, cause, effect)
+
+
+def fell_off_at_probe(node: Node, cause: Finding, effect: Finding) -> bool:
+    """Return whether the driver found the effect's GPUs off the bus when it probed them; it logs no Xid then."""
+    return message_of(node.machine, cause) is DriverMessage.FELL_OFF_BUS and same_gpus(node, cause, effect)
+
+
+def xid_before_start(node: Node, cause: Finding, effect: Finding) -> bool:
+    """Return whether the effect is that a GPU could not be initialized, and the cause is an Xid of that GPU."""
+    return message_of(node.machine, effect) is DriverMessage.INIT_FAILED and same_gpus(node, cause, effect)
+
+
+_AT_ONCE_S = 10.0
+"""The time in which the peers of a GPU log what its links did, in seconds. Our choice: they do at once."""
+
+
+def link_of_a_peer(node: Node, cause: Finding, effect: Finding) -> bool:
+    """Return whether the effect is Xid 145 on GPUs, each at the time of an Xid 149 of the cause on another GPU.
+
+    The peers of a GPU whose NVLinks go down (Xid 149) log Xid 145
+    (https://github.com/NVIDIA/open-gpu-kernel-modules/issues/1150).
+    """
+    link_events = [event for event in xids_of(node.machine, cause) if event.number == _LINK_EVENT]
+    peers = xids_of(node.machine, effect)
+    return bool(link_events and peers) and all(
+        peer.number == _PEER_EVENT
+        and any(peer.bus_id != event.bus_id and 0 <= peer.time_s - event.time_s <= _AT_ONCE_S for event in link_events)
+        for peer in peers
+    )
 
 
 def asks_to_recover(finding: Finding) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from egmctl.doctor.findings import fact
-from egmctl.doctor.restrictions import minor_of
+from egmctl.doctor.restrictions import gpu_numbers, minor_of
 from egmctl.doctor.situation import in_container, loss
 from egmctl.model.finding import Evidence
 from egmctl.model.gpu import Gpu
@@ -55,7 +55,7 @@ def own_job(machine: Machine, withheld: Sequence[Gpu]) -> OwnJob:
     environment = (machine.process or Process()).environment or {}
     usable = [gpu for gpu in machine.gpus or () if loss(machine, gpu) is None]
     for name in _IDS:
-        numbers = _numbers(environment.get(name, ""))
+        numbers = gpu_numbers(environment.get(name, ""))
         # A list of another node, or of a job around this one, does not have what this process may use.
         if numbers and {minor_of(gpu) for gpu in usable} <= numbers:
             gpus = tuple(gpu for gpu in withheld if minor_of(gpu) in numbers)
@@ -68,12 +68,6 @@ def own_job(machine: Machine, withheld: Sequence[Gpu]) -> OwnJob:
             return OwnJob(gpus=tuple(withheld), number=missing, sign=fact(name, environment[name]))
     gpus = tuple(_requested(machine, environment, withheld))
     return OwnJob(gpus=gpus, number=len(gpus), sign=fact(_REQUEST, environment[_REQUEST])) if gpus else OwnJob()
-
-
-def _numbers(text: str) -> set[int | None]:
-    """Return the numbers of ``0,2`` or ``0-3``, in any order; none if the text is anything else."""
-    spans = [re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", part.strip(), re.ASCII) for part in text.split(",")]
-    return {number for span in spans if span for number in range(int(span[1]), int(span[2] or span[1]) + 1)}
 
 
 def _requested(machine: Machine, environment: Mapping[str, str], withheld: Sequence[Gpu]) -> Iterator[Gpu]:

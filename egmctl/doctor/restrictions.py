@@ -122,6 +122,7 @@ def _slurm(machine: Machine, sign: Evidence, cgroup: str = "") -> Manager:
     allowed = gpus - len(lost(machine, Block.DEVICE_CGROUP))
     gpu_count = environment.get("SLURM_GPUS_ON_NODE", "")
     options = (environment.get(name) for name in ("SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND"))
+    of_job = len(gpu_numbers(environment.get("SLURM_JOB_GPUS", "")))
     by_task = "/task_" in cgroup or any(option not in (None, "", "none") for option in options)
     if re.fullmatch("[0-9]{1,4}", gpu_count, re.ASCII):
         by_task = int(gpu_count) > allowed
@@ -129,14 +130,22 @@ def _slurm(machine: Machine, sign: Evidence, cgroup: str = "") -> Manager:
         by_task = False
     if by_task:
         text = (
-            "Give every task all GPUs of the job (srun --gpu-bind=none, --gpus-per-node for --gpus-per-task) "
-            f"{_CHOOSE}."
+            "Give every task all GPUs of the job (srun --gpu-bind=none, --gpus-per-node for --gpus-per-task; or, where "
+            f"'srun --help' has it, --gres-flags=allow-task-sharing) {_CHOOSE}."
         )
+    elif of_job > allowed:
+        text = f"Give the step all GPUs of the job (srun --gres=gpu:{of_job}, this one got {allowed}) {_CHOOSE}."
     elif allowed:
         text = f"Ask Slurm for all GPUs of the node (--gres=gpu:{gpus}) {_CHOOSE}."
     else:
         text = f"Ask Slurm for GPUs (--gres=gpu:N, this node has {gpus}): this step has none."
     return Manager(name=f"Slurm for this {'task' if by_task else 'job'}", sign=sign, remedy=todo(text))
+
+
+def gpu_numbers(text: str) -> set[int | None]:
+    """Return the numbers of ``0,2`` or ``0-3``, in any order; none if the text is anything else."""
+    spans = [re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", part.strip(), re.ASCII) for part in text.split(",")]
+    return {number for span in spans if span for number in range(int(span[1]), int(span[2] or span[1]) + 1)}
 
 
 def _systemd(path: str, programs: Mapping[str, str], units: Sequence[DeviceUnit]) -> Manager | None:

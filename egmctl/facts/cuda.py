@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
+from pathlib import Path
 from typing import Any
 
 from egmctl.driver import cuda
@@ -82,13 +84,52 @@ def read(_parent: object, arguments: dict[str, Any]) -> Any:
         devices = dict(_device(ordinal) for ordinal in range(_count()))
     except DriverCallError as error:
         failed = _unreadable(error)
-        facts |= {"absent": failed.unread, "error": failed.name, "failure": failed.library_failure(error.call)}
-        unread = {} if "driver_version" in facts else {"driver_version": failed.unread}
+        libcuda = _libcuda()
+        facts |= libcuda | {
+            "absent": failed.unread,
+            "error": failed.name,
+            "failure": failed.library_failure(error.call),
+        }
+        unread = libcuda["unread"] | ({} if "driver_version" in facts else {"driver_version": failed.unread})
         return to_json({**facts, "unread": unread})
+    facts |= _libcuda()
     facts["gpus"] = {bus_id: _gpu(ordinal, device) for ordinal, (bus_id, device) in enumerate(devices.items())}
     if arguments.get("pairs", True):
         facts["pairs"] = [_pair(*pair) for pair in itertools.permutations(devices.items(), 2)]
     return to_json(facts)
+
+
+_MAPS = "/proc/self/maps"
+_LIBCUDA = re.compile(r"\s(/\S.*/libcuda\.so[.0-9]*)(?: \(deleted\))?$", re.ASCII)
+_VERSION = re.compile(r"libcuda\.so\.([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})", re.ASCII)
+
+
+def _libcuda() -> dict[str, Any]:
+    """Return which libcuda this process has loaded: its version, and whether it is of CUDA's compat package.
+
+    The package's libcuda has the same name as the driver's, and comes first where its folder is in LD_LIBRARY_PATH or
+    the linker's configuration (https://docs.nvidia.com/deploy/cuda-compatibility).
+    """
+    return Reasons().record(dict, libcuda_version=_libcuda_version, libcuda_compat=lambda: "compat" in _loaded().parts)
+
+
+def _libcuda_version() -> str:
+    version = _VERSION.fullmatch(_loaded().name)
+    if version is None:
+        raise Unreadable(Reason.NOT_SUPPORTED, f"{_MAPS}: no version in libcuda's name")
+    return version[1]
+
+
+def _loaded() -> Path:
+    """Return the file of the libcuda in this process, as the kernel names it: links are followed."""
+    try:
+        text = Path(_MAPS).read_text(errors="replace")
+    except OSError as error:
+        raise Unreadable.from_os_error(error, _MAPS) from None
+    for line in text.splitlines():
+        if match := _LIBCUDA.search(line):
+            return Path(match[1])
+    raise Unreadable(Reason.NOT_PRESENT, f"{_MAPS}: no libcuda")
 
 
 def _count() -> int:

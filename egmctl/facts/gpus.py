@@ -426,6 +426,7 @@ class NvmlFacts(LibraryFacts):
     driver_version: Plain | None = None
     nvml_version: Plain | None = None
     confidential_compute: Plain | None = None
+    confidential_ready: bool | None = None
     nvlink_bandwidth_mode: Plain | None = None
     gpus: Mapping[BusId, GpuNvml] = field(default_factory=dict)
     lost: tuple[Unread, ...] = ()
@@ -438,6 +439,8 @@ class CudaFacts(LibraryFacts):
 
     LIBRARY: ClassVar[str] = "CUDA"
     driver_version: int | None = None
+    libcuda_version: Plain | None = None
+    libcuda_compat: bool | None = None
     gpus: Mapping[BusId, GpuCuda] = field(default_factory=dict)
 
 
@@ -482,7 +485,7 @@ def _failed(child: str, error: ChildFailed) -> tuple[Reason, LibraryFailure]:
 
 def with_nvml(driver: Driver, nvml: NvmlFacts) -> Driver:
     """Return the driver record with NVML's values."""
-    names = ("driver_version", "nvml_version", "confidential_compute", "nvlink_bandwidth_mode")
+    names = ("driver_version", "nvml_version", "confidential_compute", "confidential_ready", "nvlink_bandwidth_mode")
     values = {name: getattr(nvml, name) for name in names}
     values |= {"nvml_error": nvml.error, "nvml_failure": nvml.failure}
     return _with_values(driver, values, {name: nvml.unread.get(name, nvml.absent) for name in (*names, "nvml_error")})
@@ -491,8 +494,11 @@ def with_nvml(driver: Driver, nvml: NvmlFacts) -> Driver:
 def with_cuda(driver: Driver, cuda: CudaFacts) -> Driver:
     """Return the driver record with CUDA's values."""
     values = {"cuda_driver_version": cuda.driver_version, "cuda_error": cuda.error, "cuda_failure": cuda.failure}
-    version = cuda.unread.get("driver_version", cuda.absent)
-    return _with_values(driver, values, {"cuda_driver_version": version, "cuda_error": cuda.absent})
+    libcuda = ("libcuda_version", "libcuda_compat")
+    values |= {name: getattr(cuda, name) for name in libcuda}
+    reasons = {name: cuda.unread.get(name, cuda.absent) for name in libcuda}
+    reasons |= {"cuda_driver_version": cuda.unread.get("driver_version", cuda.absent), "cuda_error": cuda.absent}
+    return _with_values(driver, values, reasons)
 
 
 def _with_values(record: R, values: Mapping[str, Any], reasons: Mapping[str, Unread | None]) -> R:

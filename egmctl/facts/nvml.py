@@ -183,6 +183,7 @@ _SYSTEM = (
     Question("nvml_version", "nvmlSystemGetNVMLVersion"),
     Question("nvlink_bandwidth_mode", "nvmlSystemGetNvlinkBwMode", _bandwidth_mode),
     Question("confidential_compute", _confidential_compute),
+    Question("confidential_ready", "nvmlSystemGetConfComputeGpusReadyState", bool),
 )
 
 
@@ -547,6 +548,8 @@ _GPU = (
     Question("memory_clock_mhz", "nvmlDeviceGetClockInfo", arguments=(_CLOCK_MEMORY,)),
     Question("memory_clock_max_mhz", "nvmlDeviceGetMaxClockInfo", arguments=(_CLOCK_MEMORY,)),
     Question("throttle_reasons", "nvmlDeviceGetCurrentClocksEventReasons", event_reasons),
+    Question("power_limit_mw", "nvmlDeviceGetEnforcedPowerLimit"),
+    Question("power_limit_default_mw", "nvmlDeviceGetPowerManagementDefaultLimit"),
     Question("temperature_c", "nvmlDeviceGetTemperature", arguments=(_TEMPERATURE_GPU,)),
     Question(
         "capabilities",

@@ -231,6 +231,10 @@ class GpuNvml(Record):
     power_profiles: tuple[Plain, ...] | None = None
     """The workload power profiles in force, from Blackwell on, as ``NVML_POWER_PROFILE_*`` names them: ``max-p``,
     ``max-q``, ``network``, ...; empty if none is."""
+    power_limit_mw: int | None = None
+    """The limit that is in force (``nvmlDeviceGetEnforcedPowerLimit``), in milliwatts."""
+    power_limit_default_mw: int | None = None
+    """The limit after the driver is loaded (``nvmlDeviceGetPowerManagementDefaultLimit``), in milliwatts."""
     temperature_c: int | None = None
     processes: tuple[GpuProcess, ...] | None = None
 

@@ -268,6 +268,10 @@ class Driver(Record):
     device nodes when it first needs them."""
     cuda_driver_version: int | None = None
     """The result of ``cuDriverGetVersion``: 13000 is 13.0."""
+    libcuda_version: Plain | None = None
+    """The version in the name of the libcuda that is loaded here: ``580.65.06``."""
+    libcuda_compat: bool | None = None
+    """Whether that libcuda is of a folder ``compat``, CUDA's package for older kernel modules."""
     cuda_error: Plain | None = None
     """The name of cuInit's error; ``None`` if it succeeded or was not called (reason in ``unread``)."""
     nvml_error: Plain | None = None
@@ -277,6 +281,9 @@ class Driver(Record):
     confidential_compute: Plain | None = None
     """``off``, ``on``, or the multi-GPU mode: ``protected-pcie``, ``nvlink-encryption``
     (``nvmlSystemGetConfComputeSettings``)."""
+    confidential_ready: bool | None = None
+    """Whether the GPUs accept work under confidential computing (``nvmlSystemGetConfComputeGpusReadyState``); before
+    that, CUDA ends with CUDA_ERROR_SYSTEM_NOT_READY (802)."""
     nvlink_bandwidth_mode: Plain | None = None
     """The result of ``nvmlSystemGetNvlinkBwMode``: ``full``, ``off``, ``min``, ``half`` or ``3quarter``."""
     modules: tuple[Plain, ...] | None = None

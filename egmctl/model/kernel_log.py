@@ -67,6 +67,12 @@ class DriverMessage(StrEnum):
     SMMU_SVA = "Enabling SMMU SVA feature failed"
     FELL_OFF_BUS = "fallen off the bus"
     INIT_FAILED = "RmInitAdapter failed"
+    NEEDS_OPEN_MODULES = "requires use of the NVIDIA open kernel modules"
+    """Of the proprietary modules, about a GPU from Blackwell on
+    (https://github.com/NVIDIA/open-gpu-kernel-modules/issues/872)."""
+    NEEDS_PROPRIETARY_MODULES = "is not supported by open nvidia.ko"
+    """Of the open modules, about a GPU before Turing (open-gpu-kernel-modules, nv-pci.c)."""
+    VERSION_MISMATCH = "API mismatch: the client"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,7 +82,8 @@ def required_acs(machine: Machine) -> Acs:
     system = machine.system or System()
     if system.bridges is None or machine.gpus is None:
         raise UnrecognisedError("the PCIe bridges were not read")
-    if system.data_direct is None:
+    # Data Direct functions are those of NICs.
+    if system.data_direct is None and machine.nics != ():
         raise UnrecognisedError("whether a NIC has a Data Direct function was not read")
     tree = _Tree(machine)
     if system.data_direct:

@@ -122,6 +122,8 @@ def healthy() -> Machine:
         virtualization="none",
         compute_mode="default",
         persistence_mode=True,
+        power_limit_mw=1_200_000,
+        power_limit_default_mw=1_200_000,
         nvlink_bandwidth_mode="full",
         nvlink_bandwidth_best=True,
         throttle_reasons=("idle",),
@@ -303,6 +305,7 @@ FAULTS: dict[str, Fault] = {
     "gpu.vgpu": changed("gpus[*].nvml", virtualization="vgpu"),
     "gpu.compute-mode": changed("gpus[0].nvml", compute_mode="prohibited"),
     "gpu.persistence": changed("gpus[*].nvml", persistence_mode=False),
+    "gpu.power-limit": changed("gpus[*].nvml", power_limit_mw=600_000),
     "gpu.throttle": changed("gpus[1].nvml", throttle_reasons=("idle", "hw-thermal-slowdown")),
     "numa.mempolicy-syscalls": changed(
         "confinement",
@@ -320,6 +323,7 @@ FAULTS: dict[str, Fault] = {
         )
     ),
     "numa.balancing": changed("host", numa_balancing=1),
+    "numa.page-size": changed("host", page_size_bytes=4096),
     "numa.cmdline": changed("host", kernel_command_line={"init_on_alloc": "1"}),
     "uvm.addressing-mode": changed("gpus[*].nvml", addressing_mode="none"),
     "nvlink.links": changed("gpus[1].nvml.nvlinks[3]", active=False),
@@ -463,9 +467,9 @@ PASSES: Mapping[str, Callable[[], Machine]] = {
 """By check that does not concern the healthy machine: a machine that passes."""
 
 ONLY_TOLD = frozenset(
-    {"egm.platform", "ipc.ipc-namespace", "ipc.pid-namespace", "mps.env", "ns.container", "numa.page-size", "rdma.ofed"}
+    {"egm.platform", "ipc.ipc-namespace", "ipc.pid-namespace", "mps.env", "ns.container", "rdma.ofed"}
 )
 """Checks that tell what is so, and never that it is a fault."""
 
-NOTED = frozenset({"rdma.bar1"})
+NOTED = frozenset({"gpu.power-limit", "numa.page-size", "rdma.bar1"})
 """Checks whose fault is a setting that stops nothing by itself, so that they only note it."""

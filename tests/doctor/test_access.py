@@ -200,7 +200,13 @@ class TestWhoSetIt:
             ),
             ([1, 2, 3], {"SLURM_GPUS_ON_NODE": "4", "SLURM_STEP_GPUS": "0"}, "this task", "srun --gpu-bind=none"),
             (range(4), {}, "this job", "Ask Slurm for GPUs (--gres=gpu:N, this node has 4): this step has none."),
-            (range(4), {"SLURM_GPUS_ON_NODE": "4"}, "this task", "srun --gpu-bind=none"),
+            (range(4), {"SLURM_GPUS_ON_NODE": "4"}, "this task", "--gres-flags=allow-task-sharing"),
+            (
+                [2, 3],
+                {"SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_GPUS": "0-3", "SLURM_STEP_GPUS": "0,1"},
+                "this job",
+                "the step all GPUs of the job (srun --gres=gpu:4, this one got 2)",
+            ),
         ],
     )
     def test_slurms_remedy_depends_on_what_the_job_has(

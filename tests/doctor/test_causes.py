@@ -32,6 +32,7 @@ from tests.answers import diagnose
 from tests.doctor.faults import by_nouveau, excluded, faults, healthy, with_switches, without_umad
 from tests.doctor.machines import patched, with_gpu_denied
 
+INIT_FAILED = "NVRM: GPU 0008:01:00.0: RmInitAdapter failed! (0x62:0x55:1860)"
 AER = "nvidia 0008:01:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer"
 GPUS = healthy().gpus or ()
 
@@ -197,6 +198,9 @@ PAIRS: dict[tuple[str, str], Machine] = {
     ("fabric.manager", "drv.libraries"): waiting(unmanaged()),
     ("fabric.management", "drv.libraries"): waiting(without_umad()),
     ("fabric.state", "drv.libraries"): waiting(IN_PROGRESS),
+    ("gpu.cc-mode", "drv.libraries"): waiting(
+        patched(healthy(), "driver", confidential_compute="protected-pcie", confidential_ready=False)
+    ),
     ("gpu.mig", "dev.count-consistency"): not_listed(gpu0(".nvml", mig_mode=True), "cuda", Reason.NOT_PRESENT),
     ("gpu.compute-mode", "dev.count-consistency"): not_listed(
         gpu0(".nvml", compute_mode="prohibited"), "cuda", Reason.NOT_PRESENT
@@ -211,6 +215,32 @@ PAIRS: dict[tuple[str, str], Machine] = {
     ("kernel.aer", "kernel.xid"): with_lines(healthy(), AER, "NVRM: Xid (PCI:0008:01:00): 167, a timeout."),
     ("kernel.xid", "gpu.health"): xid(gpu0(".nvml", recovery_action="gpu-reset"), 119),
     ("kernel.xid", "kernel.xid"): xid(healthy(), 119, 154),
+    ("dev.permissions", "dev.control-nodes"): patched(all_denied("EACCES"), "driver.nodes[0]", access="EACCES"),
+    ("drv.flavour", "egm.preconditions"): patched(
+        all_gpus(".nvml", capabilities=0), "driver", module_flavour="proprietary"
+    ),
+    ("drv.flavour", "kernel.xid"): xid(patched(healthy(), "driver", module_flavour="proprietary"), 169),
+    ("drv.flavour", "kernel.driver-messages"): with_lines(
+        patched(unlisted(healthy(), Reason.NOT_PRESENT), "driver", module_flavour="proprietary"), INIT_FAILED
+    ),
+    ("drv.versions", "kernel.driver-messages"): said(UPDATED, M.VERSION_MISMATCH),
+    ("dev.driver-binding", "kernel.driver-messages"): with_lines(NO_DRIVER, INIT_FAILED),
+    ("egm.preconditions", "egm.capability"): patched(
+        all_gpus(".nvml", capabilities=0), "system", kernel_configuration={"NUMA": "y", "ACPI_NUMA": "n"}
+    ),
+    ("numa.cmdline", "uvm.addressing-mode"): patched(
+        all_gpus(".nvml", addressing_mode="none"), "host", kernel_command_line={"iommu.passthrough": "1"}
+    ),
+    ("kernel.driver-messages", "dev.count-consistency"): with_lines(
+        not_listed(healthy(), "nvml", Reason.NOT_PRESENT), INIT_FAILED
+    ),
+    ("kernel.driver-messages", "dev.driver-binding"): with_lines(
+        not_listed(gpu0(".pci", driver=""), "nvml", Reason.NOT_PRESENT),
+        "NVRM: The NVIDIA GPU 0008:01:00.0 (PCI ID: 10de:2941) has fallen off the bus and is not responding.",
+    ),
+    ("kernel.xid", "kernel.driver-messages"): with_lines(
+        not_listed(healthy(), "nvml", Reason.FAILED), "NVRM: Xid (PCI:0008:01:00): 119, a timeout.", INIT_FAILED
+    ),
     ("imex.recovery", "gpu.health"): RECOVERING,
     ("dev.fell-off-bus", "kernel.driver-messages"): said(OFF_THE_BUS, M.FELL_OFF_BUS),
     ("c2c.link", "kernel.driver-messages"): said(C2C_DOWN, M.C2C_SELF_TEST),
@@ -278,6 +308,27 @@ SEPARATE: dict[str, tuple[Machine, set[str]]] = {
         with_gpu_denied(patched(healthy(), "gpus[3].pci", link=NARROW), 3),
         {"dev.cgroup-restricted", "pcie.link"},
     ),
+    "modules that do not fit and an Xid of the link": (
+        xid(patched(healthy(), "driver", module_flavour="proprietary"), 74),
+        {"drv.flavour", "kernel.xid"},
+    ),
+    "a GPU that could not start and another that NVML lacks": (
+        with_lines(
+            patched(
+                not_listed(healthy(), "nvml", Reason.NOT_PRESENT),
+                "gpus[1]",
+                nvml=None,
+                cuda=None,
+                unread={"nvml": Unread(reason=Reason.NOT_PRESENT, detail="")},
+            ),
+            INIT_FAILED,
+        ),
+        {"kernel.driver-messages", "dev.count-consistency"},
+    ),
+    "EGM that is off and a kernel that clears pages": (
+        patched(all_gpus(".nvml", addressing_mode="none"), "host", kernel_command_line={"init_on_alloc": "1"}),
+        {"uvm.addressing-mode", "numa.cmdline"},
+    ),
     "a denied control node and a row to remap": (
         patched(without_uvm(), "gpus[2].nvml", remapped_rows_failure=True),
         {"dev.control-nodes", "gpu.health"},
@@ -323,6 +374,74 @@ def test_each_pair_that_sees_the_same_fault(cause: str, effect: str) -> None:
     for gpu, by in ((first, (cause,)), (second, ())):
         found = explained(blank, (fault(cause, first), fault(effect, gpu)))
         assert found[1].explained_by == by
+
+
+UPSTREAM = (
+    "dev",
+    "drv",
+    "env",
+    "kernel",
+    "numa",
+    "uvm",
+    "gpu",
+    "c2c",
+    "nvlink",
+    "fabric",
+    "p2p",
+    "egm",
+    "imex",
+    "rdma",
+)
+"""From a device that is there, over the driver and the platform, to a feature, by the area of a check. Areas after
+these only try what others judge."""
+AGAINST = {
+    ("drv", "dev"): "a module that drives no GPU leaves it unbound, and a library that fails lists none",
+    ("env", "drv"): "a library that gets no more files or processes does not start",
+    ("gpu", "dev"): "a mode that hides a GPU from CUDA, and from the count of GPUs",
+    ("gpu", "kernel"): "the driver logs the errors that it counts",
+    ("kernel", "dev"): "the driver logs why it gave a GPU up",
+    ("nvlink", "kernel"): "the driver logs what a link does",
+    ("c2c", "kernel"): "the driver logs what a link does",
+    ("fabric", "kernel"): "the driver logs what the fabric does",
+    ("p2p", "kernel"): "the driver logs what it refuses",
+    ("imex", "kernel"): "the driver logs what IMEX does",
+    ("uvm", "kernel"): "the driver logs what it cannot turn on",
+    ("numa", "kernel"): "the driver logs the memory that the kernel refused",
+    ("fabric", "nvlink"): "on NVLink 5 the fabric manager's modules bring the links up",
+    ("imex", "fabric"): "a trial of fabric handles needs an IMEX channel",
+    ("fabric", "drv"): "CUDA does not start before the fabric is ready (802)",
+    ("gpu", "drv"): "CUDA does not start before confidential computing's ready state (802)",
+    ("imex", "gpu"): "the recovery that NVML reports of a GPU is that of its IMEX domain",
+    ("egm", "p2p"): "GPUs on NVSwitches have no P2P where EGM has no fabric address",
+}
+"""By areas of a cause and an effect that is upstream of it: why."""
+
+
+def test_causes_are_upstream_of_their_effects() -> None:
+    """From device, module and driver over the platform to a feature; the log is where the driver tells of them."""
+    against = set()
+    for rule in ON_FINDINGS:
+        for cause in rule.causes:
+            for effect in rule.effects:
+                areas = (cause.split(".")[0], effect.split(".")[0])
+                if not set(areas) <= set(UPSTREAM) or UPSTREAM.index(areas[0]) < UPSTREAM.index(areas[1]):
+                    continue
+                if cause != effect and areas[0] != areas[1] and areas not in AGAINST:
+                    against.add((cause, effect))
+    assert against == set()
+
+
+def test_the_peers_of_a_gpu_whose_links_went_down_are_its_effect() -> None:
+    """Xid 145 of others, at the time of an Xid 149; not one of an hour before, nor any other Xid of theirs."""
+    down = "NVRM: Xid (PCI:0008:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 00"
+    peers = "NVRM: Xid (PCI:0009:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13"
+    at_once = [finding.title for finding in roots(with_lines(healthy(), down, peers))]
+    assert [title.split(",")[0] for title in at_once] == ["GPU0: Xid 149"]
+    for lines in ((peers,), (down, peers.replace("145", "147"))):
+        assert any("GPU1" in finding.title for finding in roots(with_lines(healthy(), *lines)))
+    earlier = tuple(found for time, line in ((12.0, peers), (3612.0, down)) if (found := event(time, line)) is not None)
+    log = KernelLog(source="/dev/kmsg", now_s=3700.0, first_s=0.0, events=earlier)
+    assert any("GPU1" in finding.title for finding in roots(patched(healthy(), "", kernel_log=log)))
 
 
 def test_of_two_that_explain_each_other_one_stays_the_cause() -> None:
@@ -447,7 +566,7 @@ def causes_of(*findings: Finding) -> list[tuple[str, list[str]]]:
 
 def test_only_an_xid_explains_another_finding_of_its_check() -> None:
     assert {check for rule in ON_FINDINGS for check in (*rule.causes, *rule.effects)} <= {check.id for check in CHECKS}
-    assert [rule.causes for rule in ON_FINDINGS if set(rule.causes) & set(rule.effects)] == [("kernel.xid",)]
+    assert {rule.causes for rule in ON_FINDINGS if set(rule.causes) & set(rule.effects)} == {("kernel.xid",)}
 
 
 def test_what_a_gpus_problem_explains_is_told_there() -> None:

@@ -114,7 +114,13 @@ UVM = ("nvidia", "nvidia_uvm")
             patched(shipped("dgx-h100"), "gpus[*].pci", numa_node=-1),
             "warn GPU0-7",
         ),
-        case("balancing harms Grace only", "numa.balancing", GRACE_TUNING, "skip"),
+        case("balancing needs two NUMA nodes", "numa.balancing", GRACE_TUNING, "skip"),
+        case(
+            "balancing harms Grace, and is noted elsewhere",
+            "numa.balancing",
+            patched(shipped("dgx-h100"), "host", numa_balancing=1),
+            "note",
+        ),
         case("init_on_alloc harms Grace only", "numa.cmdline", GRACE_TUNING, "pass"),
         case("passthrough is no fault where GPUs use ATS", "numa.cmdline", PASSTHROUGH, "pass"),
         case(

@@ -104,6 +104,7 @@ ALSO_SEEN: Mapping[str, tuple[set[str], str]] = {
         "it says what a GPU that others find denied means for fabric handles",
     ),
     "fabric.management": ({"fabric.state"}, "it says why the fabric stays in progress, which the other finds"),
+    "rdma.gdr-path": ({"drv.flavour"}, "these GPUs need the open modules, which also make dma-bufs"),
     "imex.recovery": ({"gpu.health"}, "one recovery action of NVML: it says what to do with the IMEX domain"),
 }
 """Checks whose fault others see too, which, and why both are there."""

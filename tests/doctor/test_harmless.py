@@ -141,6 +141,20 @@ class TestLibrariesOfAnotherVersion:
         assert "compat folder" in remedy.text
         assert not {Need.REBOOT, Need.DRIVER_RELOAD}.intersection(remedy.needs)
 
+    @pytest.mark.parametrize(
+        ("compat", "version", "module", "cause"),
+        [
+            (True, "580.65.06", "570.86.15", "libcuda 580.65.06 of CUDA's compat folder is loaded"),
+            (False, "580.65.06", "570.86.15", "libcuda 580.65.06 of another folder than the driver's is loaded"),
+            (False, "570.86.15", "570.86.15", "another libcuda than the driver's is loaded first"),
+        ],
+    )
+    def test_the_libcuda_that_is_loaded_is_named(self, compat: bool, version: str, module: str, cause: str) -> None:
+        facts = {"module_version": module, "libcuda_version": version, "libcuda_compat": compat}
+        machine = self.machine("container", driver_version=module, **facts)
+        (finding,) = [finding for finding in run("drv.libraries", machine) if finding.status is Status.FAIL]
+        assert finding.cause.startswith(cause)
+
     def test_a_container_is_not_told_to_reload_the_hosts_driver(self) -> None:
         assert "host's driver libraries" in remedy_of("drv.versions", self.machine("pod", module_version="1.2.3")).text
         assert Need.DRIVER_RELOAD in remedy_of("drv.versions", self.machine("host", module_version="1.2.3")).needs

@@ -264,7 +264,8 @@ def test_a_child_that_failed_is_a_source_that_is_absent_and_says_why(
     facts = gpus.library_facts(NvmlFacts, error)
 
     assert facts.absent == Unread(reason=Reason(reason), detail=detail)
-    missing = {"driver_version", "nvml_version", "confidential_compute", "nvlink_bandwidth_mode", "nvml_error"}
+    missing = {"driver_version", "nvml_version", "nvlink_bandwidth_mode", "nvml_error"}
+    missing |= {"confidential_compute", "confidential_ready"}
     assert gpus.with_nvml(Driver(), facts).unread == dict.fromkeys(missing, facts.absent)
 
 
@@ -281,10 +282,12 @@ def test_the_drivers_versions_and_errors_come_with_their_reasons() -> None:
         "driver_version": "580.159.04",
         "nvml_version": "13.580.159.04",
         "confidential_compute": "off",
+        "confidential_ready": True,
         "nvlink_bandwidth_mode": "full",
     }
     driver = gpus.with_cuda(gpus.with_nvml(Driver(), NvmlFacts(**stated)), CudaFacts(absent=missing))
-    assert driver == Driver(**stated, unread={"cuda_driver_version": missing, "cuda_error": missing})
+    of_cuda = ("cuda_driver_version", "cuda_error", "libcuda_version", "libcuda_compat")
+    assert driver == Driver(**stated, unread=dict.fromkeys(of_cuda, missing))
 
 
 # --- identities ------------------------------------------------------------------------------------------------------

@@ -150,6 +150,7 @@ def _node(machine: Machine) -> Answers:
         found["driver.confidential_compute"] = _text(
             None if confidential is None else confidential > 0, driver, "confidential_compute"
         )
+        found["driver.confidential_ready"] = _text(driver.confidential_ready, driver, "confidential_ready")
         found["driver.confidential_compute_mode"] = str((confidential or 1) - 1)
     for node in (machine.host and machine.host.numa_nodes) or ():
         # Not measured: whether a node without CPUs (a GPU's own memory) can be a HOST_NUMA location. Here it cannot.
@@ -209,6 +210,8 @@ def _nvml(gpu: Gpu, nvml: GpuNvml, key: str) -> Iterator[tuple[str, str]]:
         yield one(field, field, getattr(nvml, field))
     for field in ("ecc_uncorrected_volatile", "sram_threshold_exceeded", "performance_state"):
         yield one(field, field, getattr(nvml, field))
+    for field in ("power_limit", "power_limit_default"):
+        yield one(field, f"{field}_mw", getattr(nvml, f"{field}_mw"))
     for field in ("correctable", "uncorrectable", "pending", "failure"):
         yield one(f"remapped_rows_{field}", f"remapped_rows_{field}", getattr(nvml, f"remapped_rows_{field}"))
     for clock in ("sm_clock", "sm_clock_max", "memory_clock", "memory_clock_max"):

@@ -21,7 +21,9 @@ def everything_stated() -> Machine:
     machine = nvl4()
     gpus = [replace(gpu, nvml=_stated(gpu), cuda=_with_refusals(gpu)) for gpu in machine.gpus or ()]
     pairs = tuple(replace(pair, atomics=_ATOMICS) for pair in machine.pairs or ())
-    driver = replace(_driver(machine), confidential_compute="protected-pcie", nvlink_bandwidth_mode="half")
+    driver = replace(
+        _driver(machine), confidential_compute="protected-pcie", confidential_ready=True, nvlink_bandwidth_mode="half"
+    )
     return replace(machine, gpus=tuple(gpus), pairs=pairs, driver=driver)
 
 
@@ -88,6 +90,8 @@ def _stated(gpu: Gpu) -> GpuNvml:
         memory_clock_mhz=2619,
         memory_clock_max_mhz=3201,
         throttle_reasons=("idle", "hw-thermal-slowdown"),
+        power_limit_mw=600_000,
+        power_limit_default_mw=700_000,
         temperature_c=31,
         recovery_action="drain-p2p",
         nvlink_bandwidth_mode="12-links",

@@ -27,13 +27,25 @@ class Run(NamedTuple):
 
     code: int
     text: str
-    result: dict[str, Any]
+    document: dict[str, Any]
     page: str
     seconds: float
 
+    @property
+    def answer(self) -> dict[str, Any]:
+        """The answer of the document."""
+        answer: dict[str, Any] = self.document["answer"]
+        return answer
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The result of the document."""
+        result: dict[str, Any] = self.document["result"]
+        return result
+
     def roots(self) -> list[str]:
         """Return the check of each cause, which is one of ``bench.`` if only the bench has found it."""
-        return [cause["finding"]["check"] for cause in self.result["causes"]]
+        return [cause["finding"]["check"] for cause in self.answer["causes"]]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +62,7 @@ def bringup(folder: Path, *arguments: str, before: Callable[[], None] | None = N
     done = started("bringup", "-o", "-", "-o", json_file, "-o", page, *arguments, before=before, timeout_s=120)
     seconds = time.perf_counter() - begun
     assert json_file.exists(), done.err
-    return Run(done.code, done.out, json.loads(json_file.read_text())["result"], page.read_text(), seconds)
+    return Run(done.code, done.out, json.loads(json_file.read_text()), page.read_text(), seconds)
 
 
 def test_a_healthy_node_goes_in_less_than_30_seconds(machine: Machine, tmp_path: Path) -> None:
@@ -58,7 +70,7 @@ def test_a_healthy_node_goes_in_less_than_30_seconds(machine: Machine, tmp_path:
         pytest.skip("only of HGX H200 does this project know what is normal")
     run = bringup(tmp_path)
     assert run.text.startswith("GO: "), run.text
-    assert (run.code, run.result["answer"], run.result["gaps"]) == (0, "go", [])
+    assert (run.code, run.answer["state"], run.answer["gaps"]) == (0, "good", [])
     assert len(run.text.splitlines()) <= 25
     assert run.seconds < 30
     assert 'id="bench"' in run.page
@@ -68,7 +80,7 @@ def test_a_healthy_node_goes_in_less_than_30_seconds(machine: Machine, tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "answer", "word", "code"),
     [
-        (("--gpus", "all"), "no-go", "NO-GO: ", 1),
+        (("--gpus", "all"), "bad", "NO-GO: ", 1),
         ((), "incomplete", "INCOMPLETE: ", 3),
     ],
 )
@@ -79,11 +91,11 @@ def test_a_gpu_that_a_cgroup_denies_is_the_cause(
     with denying_v2(minor(gpu)) as cgroup:
         run = bringup(tmp_path, *arguments, before=cgroup.join)
     assert run.text.startswith(word), run.text
-    assert (run.code, run.result["answer"]) == (code, answer)
+    assert (run.code, run.answer["state"]) == (code, answer)
     assert f"the device cgroup denies /dev/nvidia{minor(gpu)}" in " ".join(run.text.split())
     assert run.roots() == [CGROUP], "one cause, not one of doctor and one of the bench"
     measurements = run.result["run"]["measurements"]
-    assert {measurements[number]["status"] for number in run.result["causes"][0]["explains"]} == {"waived"}
+    assert {measurements[number]["status"] for number in run.answer["causes"][0]["measurements"]} == {"waived"}
     assert len(run.text.splitlines()) <= 25
     plugin = started("show", tmp_path / "node.json", "--format", "nagios").out.splitlines()[0]
     assert plugin.startswith(f"EGMCTL {'CRITICAL' if code == 1 else 'UNKNOWN'} - {word}{CGROUP}: ")
@@ -94,6 +106,6 @@ def test_a_gpu_that_a_cgroup_denies_is_the_cause(
 def test_traffic_beside_it_is_the_cause(tmp_path: Path) -> None:
     with pushing():
         run = bringup(tmp_path)
-    assert (run.code, run.result["answer"]) == (3, "incomplete"), run.text
+    assert (run.code, run.answer["state"]) == (3, "incomplete"), run.text
     assert "in use by process " in " ".join(run.text.split()[:60]), "within the first lines"
     assert len(run.text.splitlines()) <= 25

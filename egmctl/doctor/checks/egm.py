@@ -39,6 +39,10 @@ FIRMWARE = as_root(
 )
 
 
+ACPI_NUMA, FLAVOUR = "CONFIG_ACPI_NUMA", "flavour of the kernel modules"
+"""The sources of the evidence for what the kernel or its modules lack for EGM."""
+
+
 def wants_egm(scope: Scope) -> bool:
     """Return whether ``--expect`` states that EGM is on: by that word, or as it was on the machine that it names."""
     expected = scope.expectation
@@ -128,14 +132,16 @@ def _missing(machine: Machine, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
     if (system.kernel_configuration or {}).get("ACPI_NUMA") == "n":
         boot = as_root("Boot a kernel with CONFIG_ACPI_NUMA=y.", Need.REBOOT)
         without = "the kernel is built without CONFIG_ACPI_NUMA: the driver cannot find EGM memory's node"
-        yield noted(without, remedy=boot, blocks=(Guard.EGM,))
+        built = fact(ACPI_NUMA, "n")
+        yield noted(without, remedy=boot, evidence=(built,), blocks=(Guard.EGM,))
     if system.acpi_egm is False:
         cause = "EGM is off in the firmware setup, or the firmware has none"
         none_reserved = "the firmware reserved no memory for EGM"
         yield noted(none_reserved, remedy=FIRMWARE, cause=cause, blocks=(Guard.EGM,))
     if driver.module_flavour == "proprietary":
         install = as_root("Install the driver's open kernel modules.", Need.REBOOT)
-        yield failed("the proprietary kernel modules do not support GPUs with NVLink-C2C", install)
+        loaded = fact(FLAVOUR, "proprietary")
+        yield failed("the proprietary kernel modules do not support GPUs with NVLink-C2C", install, evidence=(loaded,))
     if without_node := [gpu for gpu in gpus if gpu.pci is not None and (gpu.pci.numa_node or 0) < 0]:
         update = as_root("Update the system firmware.", Need.REBOOT)
         yield failed("the firmware does not report the NUMA node of these GPUs", update, without_node)

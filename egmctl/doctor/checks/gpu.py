@@ -127,8 +127,59 @@ def _throttle(nvml: GpuNvml, _scope: Scope) -> Verdicts:
             f"clocks throttled: {'; '.join(slow)}",
             todo("Check fans, coolant and power supplies.", look=f"nvidia-smi -i {GPUS} -q -d PERFORMANCE,TEMPERATURE"),
         )
+    elif held := _held_by_power(nvml):
+        yield warned(held, _POWER)
     else:
         yield passed("clocks are not throttled by heat or power supplies")
+
+
+_POWER = todo(
+    "Compare its power limit and draw with those of the other GPUs; then look at its power cables, the power supplies "
+    "and the power policy of the board's controller (BMC).",
+    look=f"nvidia-smi -i {GPUS} -q -d POWER",
+)
+_LOW_CLOCK = 0.5
+"""The share of the maximum clock below which a power cap is a fault. Our choice: a full load at the default limit takes
+an H200 to about 0.7."""
+
+
+def _held_by_power(nvml: GpuNvml) -> str:
+    """Return that the power cap holds a GPU below half of its clock, which no load does by itself; else ``""``."""
+    clock, most = nvml.sm_clock_mhz, nvml.sm_clock_max_mhz
+    capped = "sw-power-cap" in (nvml.throttle_reasons or ())
+    if not capped or clock is None or not most or clock >= _LOW_CLOCK * most:
+        return ""
+    limit = "" if nvml.power_limit_mw is None else f" ({_watts(nvml.power_limit_mw)})"
+    return f"the power cap{limit} holds its clock at {clock} of {most} MHz"
+
+
+def _watts(milliwatts: int | None) -> str | None:
+    return None if milliwatts is None else f"{milliwatts / 1000:g} W"
+
+
+@_check_of_gpus("gpu.power-limit", Guard.PERF)
+def _power_limit(nvml: GpuNvml, _scope: Scope) -> Verdicts:
+    limit, default = nvml.power_limit_mw, nvml.power_limit_default_mw
+    yield fact(f"nvmlDeviceGetEnforcedPowerLimit(GPU{nvml.index})", _watts(limit))
+    yield fact(f"nvmlDeviceGetPowerManagementDefaultLimit(GPU{nvml.index})", _watts(default))
+    if limit is None or default is None:
+        names = ("power_limit_mw", "power_limit_default_mw")
+        reasons = {nvml.reason_of(name) for name in names if getattr(nvml, name) is None}
+        if Reason.NOT_STATED in reasons:
+            yield skipped("recorded without the power limit")
+            return
+        yield unreported(
+            nvml, "power_limit_mw" if limit is None else "power_limit_default_mw", "the power limit", "no power limit"
+        )
+    elif limit < default:
+        lower = f"the power limit is {_watts(limit)}, below its default of {_watts(default)}"
+        note = "a full load runs at lower clocks; a lower limit may be intended"
+        restore = as_root(
+            "Where it is not intended, set the default.", run=f"nvidia-smi -i {GPUS} -pl {default // 1000}"
+        )
+        yield noted(lower, note=note, remedy=restore)
+    else:
+        yield passed(f"the power limit is {_watts(limit)}, not below its default")
 
 
 SHARING = (Guard.P2P, Guard.IPC, Guard.EGM)
@@ -174,6 +225,15 @@ def _confidential(machine: Machine, _scope: Scope) -> Verdicts:
         yield unknown("NVML does not report whether confidential computing is on")
     elif mode == "off":
         yield passed("confidential computing is off")
+    elif driver.confidential_ready is False:
+        yield fact("nvmlSystemGetConfComputeGpusReadyState", "not accepting work")
+        yield failed(
+            "under confidential computing the GPUs do not accept work yet: CUDA ends with "
+            "CUDA_ERROR_SYSTEM_NOT_READY (802)",
+            as_root("Attest the GPUs, then set their ready state.", run="nvidia-smi conf-compute -srs 1"),
+        )
+    elif driver.confidential_ready is None and gap(driver, "confidential_ready", newer=True):
+        yield unknown("NVML does not report whether the GPUs accept work under confidential computing")
     elif mode == "on":
         yield warned(
             "confidential computing is on for single GPUs: no P2P, no GPUDirect RDMA",
@@ -207,7 +267,10 @@ def _compute_mode(nvml: GpuNvml, _scope: Scope) -> Verdicts:
     if mode == "prohibited":
         yield failed("no process may use these GPUs with CUDA", restore)
     elif mode in ("exclusive-process", "exclusive-thread"):
-        one_process = "one process at a time may use each GPU: two ranks can neither share it nor import from it"
+        one_process = (
+            f"compute mode {mode}: one process at a time may use each GPU, so two ranks can neither share it nor "
+            "import from it"
+        )
         yield warned(
             one_process, restore, cause="an import needs a context on the owner's GPU; with MPS the server has it"
         )

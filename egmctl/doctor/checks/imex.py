@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from egmctl.compat import StrEnum
-from egmctl.doctor.check import Scope, Verdicts, check, known, skip
+from egmctl.doctor.check import Scope, Verdicts, check, end, known, skip
 from egmctl.doctor.findings import (
     as_root,
     fact,
@@ -213,8 +213,23 @@ def _restart(machine: Machine, text: str) -> Remedy:
     return todo(f"{text} With driver-managed ComputeDomains IMEX runs in pods: delete these instead.")
 
 
+def _without_domain(machine: Machine) -> Verdicts:
+    """Yield a finding if IMEX is set up for several nodes that no NVLink joins; then end the check."""
+    system = machine.system or System()
+    nodes = (system.imex or Imex()).configured_nodes or 0
+    fabrics = [gpu.nvml.fabric for gpu in machine.gpus or () if gpu.nvml is not None and gpu.nvml.fabric is not None]
+    alone = bool(fabrics) and all(info.state == "completed" and not info.has_cluster for info in fabrics)
+    if alone and nodes > 1 and "nvidia-imex" in (system.daemons or ()) and not in_domain(machine):
+        yield fact("/etc/nvidia-imex/nodes_config.cfg", f"{nodes} nodes")
+        summary = f"IMEX is set up for {nodes} nodes, and no multi-node NVLink joins this one to another"
+        cause = "fabric handles are imported over NVLink only, within one domain such as an NVL72 rack"
+        network = todo("Use the network between these nodes (NCCL_MNNVL_ENABLE=0, RDMA), and turn IMEX off here.")
+        end(noted(summary, remedy=network, cause=cause, blocks=BLOCKS))
+
+
 @check("imex.daemon", Guard.FABRIC, sections=("gpus", "system"))
 def _daemon(machine: Machine, _scope: Scope) -> Verdicts:
+    yield from _without_domain(machine)
     need_domain(machine)
     system = machine.system or System()
     imex, manager = system.imex or Imex(), _manager(machine)
@@ -271,6 +286,9 @@ def _driver_managed(imex: Imex, runs: bool) -> Verdicts:
         yield passed("no ComputeDomain is on this node: the DRA driver starts IMEX with one")
 
 
+_UNIQUE = "a node's number is its line in that file, so each node must be in it once"
+
+
 @check("imex.domain", Guard.FABRIC, Guard.EGM, sections=("gpus", "system"))
 def _domain(machine: Machine, _scope: Scope) -> Verdicts:
     need_domain(machine)
@@ -281,14 +299,18 @@ def _domain(machine: Machine, _scope: Scope) -> Verdicts:
     yield fact("nvidia-imex-ctl -N -j", state or gap(imex, "domain_status"))
     config = "/etc/nvidia-imex/nodes_config.cfg"
     yield fact(config, None if nodes is None else f"{nodes} nodes, {duplicates or 0} of them twice")
-    if state == "DOWN":
+    text = f"Correct {config}, the same on all nodes, and restart the service there."
+    correct, twice = as_root(text, Need.NO_DOMAIN_JOBS), "nodes_config.cfg lists an address twice"
+    if state == "DOWN" and duplicates:
+        yield failed(f"the IMEX domain is down: {twice}", correct, cause=_UNIQUE)
+    elif state == "DOWN":
         yield failed("the IMEX domain is down", FIND)
+    elif state == "DEGRADED" and duplicates:
+        yield warned(f"the IMEX domain is degraded: {twice}", correct, cause=_UNIQUE)
     elif state == "DEGRADED":
         yield warned("the IMEX domain is degraded: some nodes are not in it", FIND)
     elif duplicates:
-        text = f"Correct {config}, the same on all nodes, and restart the service there."
-        remedy = as_root(text, Need.NO_DOMAIN_JOBS)
-        yield warned("nodes_config.cfg lists an address twice", remedy)
+        yield warned(twice, correct, cause=_UNIQUE)
     elif state != "UP":
         yield unknown("the state of the IMEX domain could not be queried")
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
-from egmctl.doctor.findings import as_root, fact, failed, passed, unknown, warned
+from egmctl.doctor.findings import as_root, fact, failed, noted, passed, unknown, warned
 from egmctl.doctor.situation import coherent, coherent_gpus, need_c2c, usable, virtual
 from egmctl.model.finding import Evidence, Finding, Guard
 from egmctl.model.host import CpuFrequencies, Host
@@ -13,6 +13,7 @@ from egmctl.model.remedy import Need
 from egmctl.topology.platform import MemoryMode, memory_mode, own_node
 
 GRACE_ONLY = "matters on Grace only"
+PASSTHROUGH = "iommu.passthrough"
 _CHOOSE_THEMSELVES = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 """The values of ``scaling_driver`` in the active mode, where the processor chooses the frequency; in the passive mode
 they are ``intel_cpufreq`` and ``amd-pstate``."""
@@ -88,11 +89,17 @@ def _auto_online(machine: Machine, scope: Scope) -> Verdicts:
 
 @check("numa.balancing", Guard.PERF, sections=("host", "gpus"))
 def _balancing(machine: Machine, _scope: Scope) -> Verdicts:
-    need_c2c(machine, GRACE_ONLY)
+    is_grace = coherent(machine)
+    if is_grace is None or (not is_grace and len(machine.cpu_nodes) < 2):
+        skip("one NUMA node has nothing to balance" if is_grace is False else GRACE_ONLY)
     host = machine.host or Host()
     balancing = known(host.numa_balancing, "numa_balancing was not read", host.unread.get("numa_balancing"))
     yield fact("/proc/sys/kernel/numa_balancing", balancing)
-    if balancing:
+    if balancing and not is_grace:
+        remedy = as_root("Where transfers stall, turn it off.", run="sysctl -w kernel.numa_balancing=0")
+        cause = "it unmaps pages of programs to see who uses them (https://github.com/deepseek-ai/DeepEP/pull/644)"
+        yield noted("automatic NUMA balancing is on", remedy=remedy, cause=cause)
+    elif balancing:
         remedy = as_root("Turn it off, at boot by numa_balancing=disable.", run="sysctl -w kernel.numa_balancing=0")
         cause = "NVIDIA's Grace Performance Tuning Guide asks to disable it"
         yield warned("automatic NUMA balancing is on: it unmaps pages that GPUs use", remedy, cause=cause)
@@ -106,8 +113,12 @@ def _page_size(machine: Machine, _scope: Scope) -> Verdicts:
     host = machine.host or Host()
     size = known(host.page_size_bytes, "page_size_bytes was not read", host.unread.get("page_size_bytes"))
     yield fact("AT_PAGESZ", size)
-    note = "Grace's tuning guide recommends 64 KiB pages for fewer TLB misses" if size == 4096 else ""
-    yield passed(f"kernel pages are {size // 1024} KiB", note=note)
+    if size == 4096:
+        larger = as_root("Boot a kernel with 64 KiB pages, where no program needs 4 KiB ones.", Need.REBOOT)
+        recommended = "Grace's tuning guide recommends 64 KiB pages, for fewer TLB misses"
+        yield noted(f"kernel pages are {size // 1024} KiB: {recommended}", remedy=larger)
+    else:
+        yield passed(f"kernel pages are {size // 1024} KiB")
 
 
 @check("numa.cmdline", Guard.EGM, Guard.PERF, sections=("host", "gpus"))
@@ -124,11 +135,12 @@ def _command_line(machine: Machine, _scope: Scope) -> Verdicts:
         remedy = as_root("Boot without numa=off.", Need.REBOOT)
         one_node = "the kernel was started with numa=off: there is one node, so memory cannot be placed"
         faults.append((failed if grace else warned)(one_node, remedy))
-    if "iommu.passthrough" in enabled and modes != {"ats"}:
+    if PASSTHROUGH in enabled and modes != {"ats"}:
         remedy = as_root("Boot without iommu.passthrough.", Need.REBOOT)
         cause = "a coherent GPU shares page tables through the SMMU (https://github.com/NVIDIA/NV-Kernels/issues/22)"
         no_ats = "the kernel was started with iommu.passthrough, and the GPUs do not use ATS"
-        faults.append(warned(no_ats, remedy, cause=cause))
+        evidence = (fact(PASSTHROUGH, params[PASSTHROUGH]),)
+        faults.append(warned(no_ats, remedy, cause=cause, evidence=evidence))
     if "init_on_alloc" in enabled:
         remedy = as_root("Boot with init_on_alloc=0, as NVIDIA's Grace Performance Tuning Guide asks.", Need.REBOOT)
         clears = "the kernel clears every page that it allocates (init_on_alloc), GPU memory too"

@@ -93,6 +93,9 @@ def _failed(machine: Machine, library: str, failure: LibraryFailure, gpus: list[
 
 
 _MISMATCH = "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
+_BY_LIBCUDA = (803, 804)
+"""CUDA_ERROR_SYSTEM_DRIVER_MISMATCH and CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE: the libcuda that is loaded does not
+fit the kernel module, or these GPUs (cuda.h)."""
 _LOAD_UVM = as_root(
     "Load nvidia_uvm, which makes /dev/nvidia-uvm with nvidia-modprobe. A container has to be started again then.",
     run="modprobe nvidia_uvm && nvidia-modprobe -u -c 0",
@@ -102,7 +105,12 @@ _LOAD_UVM = as_root(
 def _cuda_remedy(machine: Machine, failure: LibraryFailure, *, is_known: bool) -> tuple[str, Remedy] | None:
     """Return cause and remedy of a failure of CUDA that this node's facts explain, or that has no known cause."""
     driver = machine.driver or Driver()
-    agree = driver.module_version is not None and driver.module_version == driver.driver_version
+    module, loaded = driver.module_version, driver.libcuda_version
+    agree = module is not None and module == driver.driver_version
+    if failure.number in _BY_LIBCUDA and loaded is not None and (driver.libcuda_compat or loaded != module):
+        folder = "CUDA's compat folder" if driver.libcuda_compat else "another folder than the driver's"
+        cause = f"libcuda {loaded} of {folder} is loaded; the kernel module is {module or 'of an unknown version'}"
+        return cause, _HOST_LIBRARIES
     if failure.name == _MISMATCH and (agree or in_container(machine)):
         return (
             "another libcuda than the driver's is loaded first: the image's own, or CUDA's compat folder",
@@ -273,6 +281,8 @@ def _versions(machine: Machine, _scope: Scope) -> Verdicts:
     module, library = driver.module_version, driver.driver_version
     yield fact("/proc/driver/nvidia/version", module)
     yield fact("nvmlSystemGetDriverVersion", library or driver.nvml_error)
+    if driver.libcuda_version is not None:
+        yield fact("libcuda", f"{driver.libcuda_version}{' of a compat folder' if driver.libcuda_compat else ''}")
     if driver.nvml_error == "NVML_ERROR_LIB_RM_VERSION_MISMATCH" or (module and library and module != library):
         yield failed(
             f"the kernel module is {module or 'of another version'}, the libraries are {library or 'of another one'}",
@@ -280,7 +290,10 @@ def _versions(machine: Machine, _scope: Scope) -> Verdicts:
             cause="the driver was updated while its old module stayed loaded, or a container brings its own libraries",
         )
     elif module and library:
-        yield passed(f"kernel module and libraries are both {module}")
+        other = driver.libcuda_version if driver.libcuda_version != module else None
+        package = "CUDA's compat package" if driver.libcuda_compat else "another folder than the driver's"
+        note = f"the libcuda that is loaded is {other}, of {package}" if other else ""
+        yield passed(f"kernel module and libraries are both {module}", note=note)
     elif module is None and driver.modules is not None and "nvidia" not in driver.modules:
         skip("the NVIDIA kernel module is not loaded")
     else:

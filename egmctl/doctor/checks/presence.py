@@ -206,6 +206,15 @@ def _off_the_bus(machine: Machine, scope: Scope) -> Verdicts:
         skip(NO_NVIDIA_GPU)
 
 
+_WHY_REFUSED = "Look in the kernel log for why the driver refused it."
+_REFUSED = {
+    "proprietary": "GPUs from Blackwell on need the open kernel modules (nvidia-open), and these are the others. ",
+    "open": "GPUs before Turing need the proprietary kernel modules, and these are the open ones. ",
+}
+"""By the flavour of the loaded modules, the generations that they refuse: of a GPU that no driver has, sysfs has its id
+only."""
+
+
 @check("dev.driver-binding", *Guard)
 def _binding(machine: Machine, scope: Scope) -> Verdicts:
     bound = [gpu for gpu in machine.gpus or () if gpu.pci is not None and gpu.pci.driver is not None]
@@ -232,7 +241,8 @@ def _not_bound(machine: Machine, scope: Scope, gpu: Gpu) -> Verdicts:
         remedy = as_root(f"Keep {driver} from loading (modprobe.blacklist={driver}), and reboot.", Need.REBOOT)
         cause = "another driver took it first"
     elif "nvidia" in ((machine.driver or Driver()).modules or ()):
-        remedy = as_root("Look in the kernel log for why the driver refused it.", look="dmesg | grep -i NVRM")
+        flavour = (machine.driver or Driver()).module_flavour
+        remedy = as_root(f"{_REFUSED.get(flavour or '', '')}{_WHY_REFUSED}", look="dmesg | grep -i NVRM")
         cause = "the module is loaded but did not bind to it"
     else:
         remedy = as_root("Load the driver's kernel module, or install it.", run="modprobe nvidia")

@@ -9,11 +9,11 @@ import pytest
 
 from egmctl.facts import system as services
 from egmctl.facts.root import Root
-from egmctl.model.finding import Finding, Status
+from egmctl.model.finding import Finding, Guard, Status
 from egmctl.model.host import Imex
 from egmctl.model.machine import Machine
 from tests.doctor.faults import Fault, changed, healthy
-from tests.doctor.machines import patched, run_one
+from tests.doctor.machines import patched, run_one, shipped
 from tests.fake.sysroot import Tree
 
 HOST = "0::/system.slice/nvidia-imex.service"
@@ -51,6 +51,26 @@ def on(facts: Imex, *, state: str | None = None) -> Finding:
     daemons = ("nvidia-imex",) if facts.runs_in else ()
     machine = patched(healthy(), "system", daemons=daemons, imex=patched(facts, "", daemon_state=state))
     return run_one("imex.daemon", machine)
+
+
+def alone(nodes: int) -> Machine:
+    """An HGX board whose fabric is its own, with the IMEX service set up for some nodes."""
+    imex = Imex(configured_nodes=nodes)
+    machine = patched(shipped("hgx-b200"), "system", daemons=("nvidia-imex",), imex=imex)
+    return patched(machine, "gpus[*].nvml.fabric", cluster_uuid=None)
+
+
+def test_imex_joins_no_nodes_that_nvlink_does_not() -> None:
+    finding = run_one("imex.daemon", alone(2))
+    assert (finding.status, finding.blocks) == (Status.NOTE, (Guard.FABRIC,))
+    assert "no multi-node NVLink joins this one to another" in finding.summary
+    assert run_one("imex.daemon", alone(1)).status is Status.SKIP
+
+
+@pytest.mark.parametrize(("state", "status"), [("DOWN", Status.FAIL), ("DEGRADED", Status.WARN), ("UP", Status.WARN)])
+def test_a_node_that_is_listed_twice_is_named_whatever_it_does_to_the_domain(state: str, status: Status) -> None:
+    finding = run_one("imex.domain", patched(healthy(), "system.imex", duplicate_nodes=1, domain_status=state))
+    assert (finding.status, "lists an address twice" in finding.summary) == (status, True)
 
 
 KUBELET = {"kubelet": ("0::/system.slice/kubelet.service", "/usr/bin/kubelet", "")}

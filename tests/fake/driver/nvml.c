@@ -156,6 +156,11 @@ EXPORT int nvmlSystemGetConfComputeSettings(nvmlSystemConfComputeSettings_t *set
     CALL("nvmlSystemGetConfComputeSettings", confidential_compute(settings), "%s", "");
 }
 
+EXPORT int nvmlSystemGetConfComputeGpusReadyState(unsigned int *ready)
+{
+    CALL("nvmlSystemGetConfComputeGpusReadyState", system_number("driver.confidential_ready", ready), "%s", "");
+}
+
 static int process_name(unsigned int pid, char *name, unsigned int length)
 {
     const char *text = answer("process.%u.name", pid);

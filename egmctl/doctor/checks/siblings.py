@@ -1,0 +1,135 @@
+"""The check that the GPUs of a node are alike: work that uses all of them runs at the pace of the one that differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from egmctl.doctor.check import Scope, Verdicts, check, end, skip
+from egmctl.doctor.findings import as_root, fact, noted, passed, todo, unknown, warned
+from egmctl.doctor.situation import answering_gpus, group_by
+from egmctl.model.finding import Finding, Guard, on_gpus
+from egmctl.model.gpu import Gpu, GpuNvml
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason
+from egmctl.model.remedy import GPUS, Need, Remedy
+from egmctl.units import format_size
+
+
+@dataclass(frozen=True, slots=True)
+class _Property:
+    """A property in which GPUs of one kind are alike."""
+
+    name: str
+    """The name in output."""
+    fields: tuple[str, ...]
+    """The fields of :class:`egmctl.model.gpu.GpuNvml` that it consists of."""
+    words: Callable[[GpuNvml], str]
+    """Its value in output."""
+    remedy: Remedy
+    slows: bool = True
+    """Whether a difference changes what a GPU can do; else it is only noted."""
+
+
+def _megahertz(name: str) -> Callable[[GpuNvml], str]:
+    return lambda nvml: f"{getattr(nvml, name)} MHz"
+
+
+_ECC = as_root(
+    "Make ECC alike on all; a change needs a reset of the GPU.",
+    Need.GPU_RESET,
+    look=f"nvidia-smi -i {GPUS} -q -d ECC",
+)
+_MEMORY = todo(
+    "Look for memory that was retired (Xid 160, 161, 168) and for a part of it that another setting takes.",
+    look=f"nvidia-smi -i {GPUS} -q -d MEMORY,ECC,ROW_REMAPPER",
+)
+_CLOCKS = as_root(
+    "Where nobody limited its clocks on purpose, take the limit back, and compare the VBIOS.",
+    look=f"nvidia-smi -i {GPUS} -q -d CLOCK",
+    run=f"nvidia-smi -i {GPUS} -rgc",
+)
+_WATTS = as_root("Set one power limit on all.", look=f"nvidia-smi -i {GPUS} -q -d POWER")
+_BOARD = todo("Compare the boards, and update the firmware of the one that is behind.", look=f"nvidia-smi -i {GPUS} -q")
+
+_PROPERTIES = (
+    _Property("ECC", ("ecc_mode",), lambda nvml: "on" if nvml.ecc_mode else "off", _ECC),
+    _Property("memory", ("memory_total_bytes",), lambda nvml: format_size(nvml.memory_total_bytes or 0), _MEMORY),
+    _Property("maximum SM clock", ("sm_clock_max_mhz",), _megahertz("sm_clock_max_mhz"), _CLOCKS),
+    _Property("maximum memory clock", ("memory_clock_max_mhz",), _megahertz("memory_clock_max_mhz"), _CLOCKS),
+    _Property("power limit", ("power_limit_mw",), lambda nvml: f"{(nvml.power_limit_mw or 0) / 1000:g} W", _WATTS),
+    _Property("VBIOS", ("vbios",), lambda nvml: nvml.vbios or "", _BOARD, slows=False),
+    _Property("board", ("board_part_number",), lambda nvml: nvml.board_part_number or "", _BOARD, slows=False),
+)
+
+_NOT_THERE = (Reason.NOT_SUPPORTED, Reason.DRIVER_TOO_OLD)
+
+
+@check("gpu.uniform", Guard.PERF)
+def _uniform(machine: Machine, scope: Scope) -> Verdicts:
+    kinds = group_by(answering_gpus(machine, scope), lambda gpu: (gpu.pci and gpu.pci.pci_id, gpu.name))
+    siblings = [gpus for _, gpus in kinds if len(gpus) > 1]
+    if not siblings:
+        skip("no two GPUs of one kind are here")
+    compared: list[str] = []
+    unread: list[str] = []
+    faults: list[Finding] = []
+    for gpus in siblings:
+        for compared_property in _PROPERTIES:
+            values = _values(gpus, compared_property)
+            if len(values) == len(gpus):
+                compared.append(compared_property.name)
+            elif compared_property.slows and not _absent(gpus, compared_property):
+                unread.append(compared_property.name)
+            faults += _differences(compared_property, values)
+    yield from faults
+    unread = list(dict.fromkeys(unread))
+    if unread:
+        yield unknown(f"whether the GPUs are alike: {', '.join(unread)} not read of each")
+    elif not faults:
+        if not compared:
+            end(unknown("whether the GPUs are alike: nothing to compare was read"))
+        yield passed(f"the GPUs are alike in {', '.join(dict.fromkeys(compared))}")
+
+
+def _values(gpus: Sequence[Gpu], compared: _Property) -> list[tuple[Gpu, str]]:
+    """Return the GPUs of which the property was read, and its value in output."""
+    return [
+        (gpu, compared.words(gpu.nvml))
+        for gpu in gpus
+        if gpu.nvml is not None and all(getattr(gpu.nvml, name) is not None for name in compared.fields)
+    ]
+
+
+def _absent(gpus: Sequence[Gpu], compared: _Property) -> bool:
+    """Return whether these GPUs lack a property altogether, or an older recording of them does."""
+    reasons = {gpu.nvml.reason_of(name) for gpu in gpus if gpu.nvml for name in compared.fields}
+    lacking = {*_NOT_THERE, Reason.NOT_STATED} if compared.name == "power limit" else set(_NOT_THERE)
+    return bool(reasons) and reasons <= lacking
+
+
+def _differences(compared: _Property, values: list[tuple[Gpu, str]]) -> Iterator[Finding]:
+    """Yield the findings on GPUs that differ from the most; if no value has a majority, one on all of them."""
+    by_value = {value: [gpu for gpu, _ in pairs] for value, pairs in group_by(values, lambda pair: pair[1])}
+    if len(by_value) < 2:
+        return
+    evidence = tuple(fact(f"{compared.name} of {on_gpus(gpus).label}", value) for value, gpus in by_value.items())
+    usual = max(by_value, key=lambda value: len(by_value[value]))
+    if 2 * len(by_value[usual]) <= len(values):
+        shown = ", ".join(f"{value} for {on_gpus(gpus).label}" for value, gpus in by_value.items())
+        text = f"GPUs of one kind differ in {compared.name}: {shown}"
+        yield _finding(compared, text, [gpu for gpu, _ in values], evidence=evidence)
+        return
+    for value, gpus in by_value.items():
+        if value != usual:
+            others = on_gpus(by_value[usual]).label
+            text = f"{compared.name} is {value}, and {usual} for {others}"
+            yield _finding(compared, text, gpus, evidence=evidence)
+
+
+def _finding(compared: _Property, text: str, gpus: list[Gpu], **more: Any) -> Finding:
+    if not compared.slows:
+        return noted(text, gpus, remedy=compared.remedy, **more)
+    cause = "work that uses all GPUs waits for the one that differs"
+    return warned(text, compared.remedy, gpus, cause=cause, **more)

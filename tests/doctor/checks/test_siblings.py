@@ -1,0 +1,72 @@
+"""A GPU that is unlike the others of its kind, and what is only noted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from egmctl.doctor.runner import CHECKS
+from egmctl.model.finding import Status
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason, Unread
+from tests.answers import diagnose
+from tests.doctor.faults import Fault, changed, healthy
+from tests.doctor.machines import patched, run_one
+
+ALIKE = {
+    "ecc_mode": True,
+    "memory_total_bytes": 192 << 30,
+    "sm_clock_max_mhz": 2062,
+    "memory_clock_max_mhz": 3996,
+    "vbios": "97.00.B9.00.76",
+    "board_part_number": "900-2G548-0001-000",
+}
+FAULTS: dict[str, Fault] = {"gpu.uniform": changed("gpus[1].nvml", ecc_mode=False)}
+
+
+def well(machine: Machine) -> Machine:
+    return patched(machine, "gpus[*].nvml", **ALIKE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "summary"),
+    [
+        ({"ecc_mode": False}, Status.WARN, "ECC is off, and on for GPU0,2-3"),
+        ({"memory_total_bytes": 188 << 30}, Status.WARN, "memory is 188 GiB, and 192 GiB for GPU0,2-3"),
+        ({"sm_clock_max_mhz": 1200}, Status.WARN, "maximum SM clock is 1200 MHz, and 2062 MHz for GPU0,2-3"),
+        ({"power_limit_mw": 600_000}, Status.WARN, "power limit is 600 W, and 1200 W for GPU0,2-3"),
+        ({"vbios": "97.00.A1"}, Status.NOTE, "VBIOS is 97.00.A1, and 97.00.B9.00.76 for GPU0,2-3"),
+    ],
+)
+def test_the_one_that_differs_is_named_with_both_values(changes: dict[str, Any], status: Status, summary: str) -> None:
+    finding = run_one("gpu.uniform", patched(healthy(), "gpus[1].nvml", **changes))
+    assert (finding.status, finding.summary, finding.place.label) == (status, summary, "GPU1")
+
+
+def test_without_a_majority_all_are_named() -> None:
+    machine = patched(patched(healthy(), "gpus[0].nvml", ecc_mode=False), "gpus[2].nvml", ecc_mode=False)
+    finding = run_one("gpu.uniform", machine)
+    assert finding.summary == "GPUs of one kind differ in ECC: off for GPU0,2, on for GPU1,3"
+    assert finding.place.label == "GPU0-3"
+
+
+def test_gpus_of_different_kinds_are_not_compared() -> None:
+    machine = patched(
+        patched(healthy(), "gpus[1].nvml", name="NVIDIA A100", ecc_mode=False), "gpus[1].pci", device_id=1
+    )
+    assert run_one("gpu.uniform", machine).status is Status.PASS
+
+
+def test_what_a_kind_lacks_is_not_missed_and_what_was_not_read_is_unknown() -> None:
+    def without_ecc(reason: Reason, path: str = "gpus[*].nvml") -> Machine:
+        return patched(healthy(), path, ecc_mode=None, unread={"ecc_mode": Unread(reason=reason, detail="")})
+
+    assert run_one("gpu.uniform", without_ecc(Reason.NOT_SUPPORTED)).status is Status.PASS
+    assert run_one("gpu.uniform", without_ecc(Reason.FAILED)).status is Status.UNKNOWN
+    assert run_one("gpu.uniform", without_ecc(Reason.FAILED, "gpus[2].nvml")).status is Status.UNKNOWN
+
+
+def test_the_difference_is_the_only_fault() -> None:
+    found = diagnose(FAULTS["gpu.uniform"].machine(), FAULTS["gpu.uniform"].scope, CHECKS)
+    assert [finding.check for finding in found.findings if finding.status is Status.WARN] == ["gpu.uniform"]
