@@ -94,7 +94,8 @@ def test_each_message_that_doctor_reads_is_the_same_entry() -> None:
     doctor = {entry.doctor: entry for entry in ENTRIES if entry.doctor}
     assert set(doctor) == {message.name for message in DriverMessage}
     for message in DriverMessage:
-        assert message.value in " ".join(doctor[message.name].example.split())
+        # The driver starts each line of a sentence with its name.
+        assert message.value in " ".join(doctor[message.name].example.replace("\nNVRM:", "").split())
 
 
 BOOT = """

@@ -324,6 +324,9 @@ def _sentence(
     report: RunReport, state: State, causes: Sequence[Cause], gaps: Sequence[Gap], *, whole_node: bool
 ) -> str:
     if state is State.BAD:
+        if stopped := next((gap for gap in gaps if gap.kind is GapKind.NOT_MEASURED and gap.causes), None):
+            # Its first cause is the most severe one, which is what is wrong.
+            return stopped.reason
         fault = _fault(report, causes, whole_node=whole_node)
         lacking = next((gap for gap in gaps if gap.reason not in fault), None)
         return fault if lacking is None else f"{fault}; {WORDS[Asked.BENCH][lacking.kind.state]}: {lacking.reason}"
