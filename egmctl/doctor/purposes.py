@@ -31,7 +31,14 @@ def for_purposes(
     if finding.status is Status.FAIL and not finding.blocks:
         finding = replace(finding, blocks=blocks)
     if purposes is None:
-        return finding
+        return _as_choice(finding)
     if not set(finding.blocks).isdisjoint(purposes):
         return replace(finding, status=Status.FAIL)
     return replace(finding, status=Status.WARN) if finding.status is Status.FAIL and not whole_node else finding
+
+
+def _as_choice(finding: Finding) -> Finding:
+    """Return a note of a setting without the command that would undo it: that somebody chose it is no fault."""
+    if finding.status is not Status.NOTE or finding.remedy is None or finding.remedy.run is None:
+        return finding
+    return replace(finding, remedy=replace(finding.remedy, run=None))

@@ -118,7 +118,8 @@ class TestMig:
         return next(finding for finding in run("gpu.mig", machine, scope) if finding.place.label == "GPU1")
 
     def test_a_partitioned_gpu_is_a_choice(self) -> None:
-        assert (self.finding().status, self.finding().remedy) == (Status.NOTE, None)
+        remedy = self.finding().remedy
+        assert (self.finding().status, remedy and remedy.run) == (Status.NOTE, None)
 
     def test_where_gpus_work_together_it_is_turned_off_on_that_gpu(self) -> None:
         finding = self.finding(Scope(purposes=(Guard.P2P,)))
