@@ -153,6 +153,10 @@ def _held_by_power(nvml: GpuNvml) -> str:
     return f"the power cap{limit} holds its clock at {clock} of {most} MHz"
 
 
+_MOST_POWER_MW = 99_999_000
+"""The highest limit that goes into a command: a recorded machine can state any number."""
+
+
 def _watts(milliwatts: int | None) -> str | None:
     return None if milliwatts is None else f"{milliwatts / 1000:g} W"
 
@@ -174,9 +178,8 @@ def _power_limit(nvml: GpuNvml, _scope: Scope) -> Verdicts:
     elif limit < default:
         lower = f"the power limit is {_watts(limit)}, below its default of {_watts(default)}"
         note = "a full load runs at lower clocks; a lower limit may be intended"
-        restore = as_root(
-            "Where it is not intended, set the default.", run=f"nvidia-smi -i {GPUS} -pl {default // 1000}"
-        )
+        command = f"nvidia-smi -i {GPUS} -pl {default // 1000}" if default <= _MOST_POWER_MW else None
+        restore = as_root("Where it is not intended, set the default.", run=command)
         yield noted(lower, note=note, remedy=restore)
     else:
         yield passed(f"the power limit is {_watts(limit)}, not below its default")
