@@ -139,8 +139,7 @@ _POWER = todo(
     look=f"nvidia-smi -i {GPUS} -q -d POWER",
 )
 _LOW_CLOCK = 0.5
-"""The share of the maximum clock below which a power cap is a fault. Our choice: a full load at the default limit takes
-an H200 to about 0.7."""
+"""The share of the maximum clock below which a power cap is a fault. Our choice, which nothing measured yet supports."""
 
 
 def _held_by_power(nvml: GpuNvml) -> str:
