@@ -139,7 +139,7 @@ _POWER = todo(
     look=f"nvidia-smi -i {GPUS} -q -d POWER",
 )
 _LOW_CLOCK = 0.5
-"""The share of the maximum clock below which a power cap is a fault. Our choice, which nothing measured yet supports."""
+"""The share of the maximum clock below which a power cap is a fault. Our choice; no measurement supports it yet."""
 
 
 def _held_by_power(nvml: GpuNvml) -> str:
