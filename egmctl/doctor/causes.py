@@ -234,7 +234,7 @@ ON_FINDINGS: tuple[Rule, ...] = (
     Rule(("kernel.driver-messages",), ("dev.count-consistency",), when.could_not_start),
     Rule(("kernel.driver-messages",), ("dev.driver-binding",), when.fell_off_at_probe),
     Rule(("kernel.xid",), ("kernel.driver-messages",), when.xid_before_start),
-    # SEC2 does not start without the firmware that only the other modules load.
+    # A GB10 with the proprietary modules logs Xid 169 and RmInitAdapter failed (tests/incidents, gb10-proprietary).
     Rule(("drv.flavour",), ("kernel.xid",), when.xids(169)),
     Rule(("kernel.xid",), ("kernel.xid",), when.link_of_a_peer, across=True),
     # The driver logs the errors that it counts.

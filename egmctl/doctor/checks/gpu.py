@@ -139,8 +139,7 @@ _POWER = todo(
     look=f"nvidia-smi -i {GPUS} -q -d POWER",
 )
 _LOW_CLOCK = 0.5
-"""The share of the maximum clock below which a power cap is a fault. Our choice: a full load at the default limit takes
-an H200 to about 0.7."""
+"""The share of the maximum clock below which a power cap is a fault. Our choice; no measurement supports it yet."""
 
 
 def _held_by_power(nvml: GpuNvml) -> str:
@@ -151,6 +150,10 @@ def _held_by_power(nvml: GpuNvml) -> str:
         return ""
     limit = "" if nvml.power_limit_mw is None else f" ({_watts(nvml.power_limit_mw)})"
     return f"the power cap{limit} holds its clock at {clock} of {most} MHz"
+
+
+_MOST_POWER_MW = 99_999_000
+"""The highest limit that goes into a command: a recorded machine can state any number."""
 
 
 def _watts(milliwatts: int | None) -> str | None:
@@ -174,9 +177,8 @@ def _power_limit(nvml: GpuNvml, _scope: Scope) -> Verdicts:
     elif limit < default:
         lower = f"the power limit is {_watts(limit)}, below its default of {_watts(default)}"
         note = "a full load runs at lower clocks; a lower limit may be intended"
-        restore = as_root(
-            "Where it is not intended, set the default.", run=f"nvidia-smi -i {GPUS} -pl {default // 1000}"
-        )
+        command = f"nvidia-smi -i {GPUS} -pl {default // 1000}" if default <= _MOST_POWER_MW else None
+        restore = as_root("Where it is not intended, set the default.", run=command)
         yield noted(lower, note=note, remedy=restore)
     else:
         yield passed(f"the power limit is {_watts(limit)}, not below its default")

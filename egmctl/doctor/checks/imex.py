@@ -286,7 +286,7 @@ def _driver_managed(imex: Imex, runs: bool) -> Verdicts:
         yield passed("no ComputeDomain is on this node: the DRA driver starts IMEX with one")
 
 
-_UNIQUE = "a node's number is its line in that file, so each node must be in it once"
+_UNIQUE = "the ids of the nodes must be unique and the same on all nodes"
 
 
 @check("imex.domain", Guard.FABRIC, Guard.EGM, sections=("gpus", "system"))
