@@ -102,6 +102,10 @@ _LOAD_UVM = as_root(
 )
 
 
+_NOT_READY = 802
+"""CUDA_ERROR_SYSTEM_NOT_READY."""
+
+
 def _cuda_remedy(machine: Machine, failure: LibraryFailure, *, is_known: bool) -> tuple[str, Remedy] | None:
     """Return cause and remedy of a failure of CUDA that this node's facts explain, or that has no known cause."""
     driver = machine.driver or Driver()
@@ -116,6 +120,9 @@ def _cuda_remedy(machine: Machine, failure: LibraryFailure, *, is_known: bool) -
             "another libcuda than the driver's is loaded first: the image's own, or CUDA's compat folder",
             _HOST_LIBRARIES,
         )
+    if failure.number == _NOT_READY and driver.confidential_compute == "on" and not machine.switches:
+        cause = "under confidential computing the GPUs accept no work until they are set ready"
+        return cause, as_root("Set the ready state once the GPUs are attested: nvidia-smi conf-compute -srs 1.")
     if is_known or failure.how != "error":
         return None
     uvm = next((node for node in driver.nodes or () if node.path == "/dev/nvidia-uvm"), None)
