@@ -118,7 +118,9 @@ def test_the_example_notebook_runs_without_a_gpu() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stderr
     run, described, spread, diagnosis = (outputs[-1]["data"] for outputs in json.loads(done.stdout))
-    assert "6 of 10 path classes are slower than expected" in run["text/html"]
+    assert "INCOMPLETE" in run["text/html"]
+    assert "slow only while others used the GPUs or the host: GPU0-1: in use by process" in run["text/html"]
+    assert "; 6 of 10 path classes are slow" in run["text/html"]
     assert "'mean'" in described["text/plain"]
     assert "device_to_device" in spread["text/html"]
     assert "checks passed" in diagnosis["text/html"]

@@ -8,6 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from egmctl.api.bench import Profiles, judge_run
+from egmctl.bench.results import summarize
+from egmctl.model.answer import GapKind, State
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.measurement import Evidence, GpuEvidence, Measurement, RunReport, Status
 from egmctl.model.task import Flow, Task
@@ -16,12 +19,13 @@ from egmctl.report.document import Tone
 from egmctl.report.kinds import Format
 from egmctl.report.views.bench import bench_document
 from egmctl.report.views.bench_matrix import Frame
+from egmctl.verdict.answers import answered
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import load
 from tests.answers import code_of, render
 from tests.answers import shown as answer
-from tests.doctor.machines import patched
+from tests.doctor.machines import patched, shipped
 from tests.report.runs import run as every_case
 from tests.report.texts import matrices_text
 from tests.verdict.runs import BOTH, H2D, LATENCY, LOCAL, READ, RING, WRITE, run, usual
@@ -154,6 +158,24 @@ def test_paths_that_are_too_slow_are_not_hidden_by_one_that_crashed() -> None:
     assert "; BROKE: 1 of 12 measurements crashed, timed out or broke: died from SIGSEGV" in str(told.sentence)
 
 
+def test_a_copy_faster_than_its_link_is_not_called_slow() -> None:
+    made = run(WRITE)
+    first, *others = (
+        replace(m, bandwidth_gb_s=summarize([470.0 if number == 0 else 396.0]))
+        for number, m in enumerate(made.measurements)
+    )
+    told = answered(
+        with_causes(judge_run(replace(made, measurements=(first, *others)), shipped("hgx-h200x4"), Profiles((H200,))))
+    ).answer
+    assert (told.state, told.causes) == (State.INCOMPLETE, ())
+    assert [(gap.kind, gap.measurements) for gap in told.gaps if gap.kind is GapKind.NOT_BELIEVED] == [
+        (GapKind.NOT_BELIEVED, (0,))
+    ]
+    assert told.sentence.startswith(
+        f"1 measurement not believed: {first.path}: 470 GB/s, more than the 450 of its link"
+    )
+
+
 def test_what_was_not_made_is_told_without_a_reference_too() -> None:
     given_up = (Status.WAIVED, "not run: 4 workers had failed before")
     for verdict in (judged(WRITE, known=False).verdict, None):
@@ -198,10 +220,15 @@ def test_the_matrices_come_with_v_behind_the_answer() -> None:
     assert len(brief.splitlines()) <= 15
 
 
+def slower(m: Measurement) -> Measurement:
+    """Return a measurement that every link can carry: those made by hand count up beyond each of them."""
+    return m if m.bandwidth_gb_s is None else replace(m, bandwidth_gb_s=summarize([m.bandwidth_gb_s.median / 100]))
+
+
 def many() -> RunReport:
     """Return a healthy run of every case but those by the number of SMs, which have a table of their own."""
     made = every_case("hgx-h200x4")
-    made = replace(made, measurements=tuple(m for m in made.measurements if m.point.sms is None))
+    made = replace(made, measurements=tuple(slower(m) for m in made.measurements if m.point.sms is None))
     verdict = judge(made, None, profile_reason="none")
     well = tuple(replace(one, grade=Grade.PASS) for one in verdict.classes)
     return replace(made, verdict=replace(verdict, classes=well, culprits=(), judged=(), grade=Grade.PASS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -36,8 +37,12 @@ def is_alive(pid: int) -> bool:
 
 def children() -> set[str]:
     """Return the processes that this one has started and that are still there."""
-    tasks = Path("/proc/self/task").iterdir()
-    return {child for task in tasks for child in (task / "children").read_text().split()}
+    found: set[str] = set()
+    for task in Path("/proc/self/task").iterdir():
+        # A thread that ends meanwhile leaves its children to another one.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found |= {*(task / "children").read_text().split()}
+    return found
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 60) -> bool:

@@ -110,7 +110,9 @@ def _causes(report: RunReport, short: Shortfalls) -> Iterator[Cause]:
     """
     strict = report.verdict is not None and report.verdict.strict
     found = list(report.causes)
-    if left := short.slow.difference(*(cause.measurements for cause in found)):
+    # What is not the number of its path says nothing about the path: it is a gap.
+    void = with_effect(report.doubts, Effect.VOID) - short.failing
+    if left := short.slow.difference(void, *(cause.measurements for cause in found)):
         found.append(unexplained(report, left, Status.FAIL if left & short.broken else Status.WARN))
     graded = [replace(cause, status=_status(cause, strict=strict)) for cause in found]
 
