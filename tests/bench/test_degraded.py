@@ -21,6 +21,7 @@ from egmctl.model.route import Egm, LinkKind
 from egmctl.report.views.machine import route_words
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge
+from egmctl.verdict.trust import doubts
 from tests.answers import shown as answer
 from tests.bench.conftest import FEW
 from tests.bench.reports import report
@@ -122,7 +123,8 @@ def test_it_is_a_warning_that_its_cause_explains_and_no_reference_judges() -> No
     plan = planned(without_owners(), NUMA)
     made = report(plan, [measured(one, lambda _task, _flow: 50.0) for one in plan.tasks])
     made = replace(made, machines=(without_owners(),))
-    judged = with_causes(replace(made, verdict=judge(made, None)))
+    made = replace(made, verdict=judge(made, None))
+    judged = with_causes(replace(made, doubts=doubts(made)))
     assert judged.verdict is not None
     assert "without EGM, whose route is blocked (degraded): NUMA1 -> GPU0, NUMA1 -> GPU1" in judged.verdict.warnings[0]
     degraded = [n for n, one in enumerate(judged.measurements) if one.flows[0].route.degraded]
@@ -130,9 +132,8 @@ def test_it_is_a_warning_that_its_cause_explains_and_no_reference_judges() -> No
     explains = {number: cause.finding.check for cause in judged.causes for number in cause.measurements}
     assert {explains[number] for number in degraded} == {"dev.cgroup-restricted"}
     first = answer(judged)
-    assert first.word == "FAIL", "nothing says how fast it should be, but the cause is a failed check"
-    assert "GPU2-3: the device cgroup denies" in str(first.sentence)
-    assert "explains 2 paths" in str(first.sentence)
+    assert first.word == "INCOMPLETE", "what was measured is another path than the one that was asked for"
+    assert "2 measurements not believed: NUMA1 -> GPU0: its EGM route is blocked" in str(first.sentence)
 
 
 @pytest.fixture
@@ -166,7 +167,7 @@ class TestOnAFakeGraceNode:
         assert all(one["status"] == Status.OK and one["bandwidth_gb_s"]["median"] > 0 for one in found)
         assert {number for cause in causes for number in cause["measurements"]} == set(degraded)
         assert causes[0]["finding"]["check"] == "dev.cgroup-restricted"
-        assert code == 1, "the cause is a failed check"
+        assert code == 3, "what was measured is another path than the one that was asked for"
 
     @pytest.mark.long
     def test_one_that_crashes_costs_itself_alone(self, grace: Node) -> None:

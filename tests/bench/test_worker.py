@@ -29,6 +29,7 @@ class StubRig:
     how = Gating.KERNEL
     verification = Verification.GPU_EVERY_SAMPLE
     bus_id = ""
+    cpu_reads = False
     address = 0
     size_bytes = 1 << 30
     pageable = own_pages = False
