@@ -59,7 +59,7 @@ Table = dict[tuple[ProbeKind, int | None], Probe]
 
 @pytest.fixture
 def imex_channel() -> Iterator[None]:
-    """Make IMEX channel 0, as nvidia-modprobe -c 0 does, where there is none; take it away again."""
+    """Make IMEX channel 0 with mknod where there is none; take it away again."""
     channel = Path("/dev/nvidia-caps-imex-channels/channel0")
     if channel.exists():
         yield
