@@ -31,7 +31,7 @@ OTHER_NODES = "peers.nodes"
 class WayOptions:
     """The mode of the doctor: active tests, the view of another process, lists of checks, brief output."""
 
-    HEADINGS: ClassVar[dict[str, str]] = {PREVIEW: "list_checks explain"}
+    HEADINGS: ClassVar[dict[str, str]] = {"Checking": "isolation", PREVIEW: "list_checks explain"}
     active: bool = option(
         "Also run tests: HOST_NUMA memory, copies between GPUs, memory shared by two processes. Loads CUDA; "
         "takes seconds and a little GPU memory.",

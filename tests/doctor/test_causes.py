@@ -500,7 +500,7 @@ def test_a_denied_uvm_is_one_fault_with_what_it_explains() -> None:
     assert set(KINDS) - {"ipc.pidfd-active"} <= set(root.explains)
     assert (found.counts[Status.FAIL], found.counts["explained"] >= len(KINDS)) == (1, True)
     assert len(doctor_nagios(found).splitlines()) == 2
-    assert 'failures="1"' in doctor_junit(found)
+    assert 'failures="2"' in doctor_junit(found), "the answer, and the one cause"
     document = json.loads(result_json(found))["result"]
     assert next(finding["explains"] for finding in document["findings"] if finding["check"] == "dev.control-nodes")
 
