@@ -57,13 +57,15 @@ def _ptrace(machine: Machine, _scope: Scope) -> Verdicts:
     if call not in (None, "ok"):
         # Kernels before 5.3 have no pidfd_open, which nobody has set.
         yield passed(over_sockets, note=refused) if call == "ENOSYS" else warned(f"{refused}; {over_sockets}", remedy)
-    elif absent or confinement.capable("SYS_PTRACE") or known(value, "Yama's ptrace_scope was not read") == 0:
+    elif not (absent or confinement.capable("SYS_PTRACE")) and known(value, "Yama's ptrace_scope was not read") > 1:
+        yield warned(f"only root may use pidfd_getfd; {over_sockets}", remedy)
+    elif call is None:
+        yield unknown("whether pidfd_open is refused was not read")
+    elif absent or confinement.capable("SYS_PTRACE") or value == 0:
         yield passed("pidfd_getfd works between processes of the same user")
-    elif value == 1:
+    else:
         note = "pidfd_getfd(2) needs PR_SET_PTRACER or CAP_SYS_PTRACE under this ptrace_scope"
         yield passed(over_sockets, note=note)
-    else:
-        yield warned(f"only root may use pidfd_getfd; {over_sockets}", remedy)
 
 
 @check("ipc.shm", Guard.IPC, Guard.PERF, sections=("confinement", "system"))
