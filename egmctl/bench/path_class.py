@@ -78,7 +78,9 @@ def unit_of(measurement: Measurement) -> Unit:
 def is_lost(measurement: Measurement) -> bool:
     """Return whether a measurement crashed, timed out or failed without a known cause; the exit status is then 4."""
     unexplained = measurement.status is Status.FAILED and not measurement.known_cause
-    return unexplained or measurement.status in (Status.CRASHED, Status.TIMED_OUT)
+    # A status that only a newer version knows is no success.
+    is_known = measurement.status in set(Status)
+    return unexplained or not is_known or measurement.status in (Status.CRASHED, Status.TIMED_OUT)
 
 
 def is_degraded(measurement: Measurement) -> bool:

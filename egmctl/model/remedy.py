@@ -70,7 +70,8 @@ class Remedy:
     @property
     def words(self) -> str:
         """The text, and what it needs."""
-        needs = [_NEEDS[need].format(idle=self.idle or "every GPU") for need in self.needs]
+        # A need that only a newer version knows keeps its word.
+        needs = [_NEEDS.get(need, str(need)).format(idle=self.idle or "every GPU") for need in self.needs]
         return f"{self.text.removesuffix('.')} ({', '.join(needs)})." if needs else self.text
 
 

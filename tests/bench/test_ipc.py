@@ -323,9 +323,7 @@ def test_fabric_handles_that_the_driver_refuses_are_waived_with_the_remedy(run: 
     assert {m.status for m in ended.of("ipc_posix_fd_device_write_ce")} <= set(GOOD)
 
 
-@pytest.mark.parametrize(
-    ("denied", "words"), [(None, "mknod"), ("EACCES", "channel0: EACCES")], ids=["none", "denied"]
-)
+@pytest.mark.parametrize(("denied", "words"), [(None, "mknod"), ("EACCES", "channel0: EACCES")], ids=["none", "denied"])
 def test_without_a_channel_nothing_of_fabric_is_tried(run: RunIpc, denied: str | None, words: str) -> None:
     machine = with_imex_channel(nvl4())
     assert machine.driver is not None

@@ -214,7 +214,9 @@ class TestNagios:
     def test_other_states(self) -> None:
         assert doctor_nagios(diagnosis(check("a.one", FINE))).startswith("EGMCTL OK - ")
         assert doctor_nagios(diagnosis(check("a.one", PERSISTENCE))).startswith("EGMCTL WARNING - ")
-        assert doctor_nagios(diagnosis(check("a.one", UNTOLD))).startswith("EGMCTL UNKNOWN - NOT DETERMINED: no check could")
+        assert doctor_nagios(diagnosis(check("a.one", UNTOLD))).startswith(
+            "EGMCTL UNKNOWN - NOT DETERMINED: no check could"
+        )
 
     def test_a_bar_in_a_string_begins_no_data(self) -> None:
         lines = doctor_nagios(diagnosis(check("a.one", failed(HOSTILE, Remedy(text="x"))))).splitlines()
@@ -247,7 +249,9 @@ class TestProm:
 class TestJunit:
     def test_statuses(self) -> None:
         suite = ElementTree.fromstring(doctor_junit(SICK))[0]  # noqa: S314
-        assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("9", "3", "3"), "the answer is a case too"
+        assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("9", "3", "3"), (
+            "the answer is a case too"
+        )
         names = {case.get("name"): case for case in suite}
         assert names["dev.cgroup-restricted [GPU3]"].find("failure") is not None
         assert names["gpu.persistence [GPU0-3]"].find("failure") is None

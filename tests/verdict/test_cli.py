@@ -63,8 +63,8 @@ def profile_of(warn: float, fail: float) -> Profile:
         (1e-6, 1e-6, ("--strict",), ("pass", 0)),
         (1e6, 1e-6, (), ("warn", 0)),
         (1e6, 1e-6, ("--strict",), ("warn", 1)),
-        (440.0, 440.0, (), ("fail", 1)),
-        (440.0, 440.0, ("--strict",), ("fail", 1)),
+        (449.0, 449.0, (), ("fail", 1)),
+        (449.0, 449.0, ("--strict",), ("fail", 1)),
     ],
 )
 def test_a_profile_that_is_asked_for_judges_and_the_exit_code_follows(

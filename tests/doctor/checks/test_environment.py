@@ -127,7 +127,7 @@ def test_it_is_the_cause_of_measurements_that_broke(status: Ended) -> None:
     made = with_causes(with_status(run_bench(WRITE, machine=machine), status, range(12)))
     node = bringup(diagnose(machine, EVERYTHING, CHECKS), made)
     assert [cause.finding.check for cause in made.causes] == ["env.limits"]
-    for result, word in ((made, "INCOMPLETE"), (node, "NO-GO")):
+    for result, word in ((made, "FAIL"), (node, "NO-GO")):
         words = " ".join(str(render(result, Format.TEXT)).split())
         assert words.startswith(f"{word}: ")
         assert "open files are limited to 48, too few for CUDA on 4 GPUs" in words
