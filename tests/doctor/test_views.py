@@ -214,9 +214,7 @@ class TestNagios:
     def test_other_states(self) -> None:
         assert doctor_nagios(diagnosis(check("a.one", FINE))).startswith("EGMCTL OK - ")
         assert doctor_nagios(diagnosis(check("a.one", PERSISTENCE))).startswith("EGMCTL WARNING - ")
-        assert doctor_nagios(diagnosis(check("a.one", UNTOLD))).startswith(
-            "EGMCTL UNKNOWN - NOT DETERMINED: no check could"
-        )
+        assert doctor_nagios(diagnosis(check("a.one", UNTOLD))).startswith("EGMCTL UNKNOWN - NOT DETERMINED")
 
     def test_a_bar_in_a_string_begins_no_data(self) -> None:
         lines = doctor_nagios(diagnosis(check("a.one", failed(HOSTILE, Remedy(text="x"))))).splitlines()
