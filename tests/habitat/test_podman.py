@@ -143,7 +143,7 @@ def test_with_one_gpu_the_others_are_a_note_and_a_fault_where_they_were_asked_fo
 def test_a_container_without_gpus_is_one_cause(podman: Run, command: str) -> None:
     done, document = podman("", command)
     if command == "bringup":
-        causes = [cause["finding"] for cause in document["result"]["causes"]]
+        causes = [cause["finding"] for cause in document["answer"]["causes"]]
     else:
         causes = [finding for finding in document["result"]["findings"] if finding["status"] == "fail"]
         causes = [finding for finding in causes if not finding["explained_by"]]
@@ -156,7 +156,7 @@ def test_a_container_without_gpus_is_one_cause(podman: Run, command: str) -> Non
 @pytest.mark.parametrize(
     ("options", "check", "status", "words"),
     [
-        ("", "ipc.shm", "warn", f"{SHM} is small (62.5 MiB, "),
+        ("", "ipc.shm", "warn", f"{SHM} is too small for ranks that share memory (62.5 MiB, "),
         ("--shm-size=1g", "ipc.shm", "pass", f"{SHM} is large enough"),
         ("--ipc=host", "ipc.ipc-namespace", "pass", "in the IPC namespace of the host"),
         ("--cap-drop=all", "ipc.ipc-namespace", "pass", "in an IPC namespace of its own"),
@@ -186,8 +186,8 @@ def test_what_confines_a_container_is_told_apart(
 
 def test_bringup_runs_in_a_container_whose_root_is_read_only(podman: Run) -> None:
     done, document = podman("--device={kind}=0 --read-only --shm-size=1g", "bringup")
-    causes = [cause["finding"]["check"] for cause in document["result"]["causes"]]
-    assert (done.code, document["result"]["answer"], causes) == (3, "incomplete", [MISSING])
+    causes = [cause["finding"]["check"] for cause in document["answer"]["causes"]]
+    assert (done.code, document["answer"]["state"], causes) == (3, "incomplete", [MISSING])
 
 
 @with_version_1

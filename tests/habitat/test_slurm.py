@@ -150,15 +150,15 @@ def test_a_bench_measures_what_slurm_gave_and_names_what_it_did_not(cluster: Clu
 
 @pytest.mark.parametrize(
     ("options", "code", "answer", "denied"),
-    [("--gres=gpu:2 --ntasks=2 --mem=0", 3, "incomplete", "GPU2-3"), ("", 1, "no-go", "GPU0-3")],
+    [("--gres=gpu:2 --ntasks=2 --mem=0", 3, "incomplete", "GPU2-3"), ("", 1, "bad", "GPU0-3")],
     ids=["two tasks with two GPUs", "no gres"],
 )
 def test_bringup_answers_once_with_the_denial_as_its_one_cause(
     cluster: Cluster, options: str, code: int, answer: str, denied: str
 ) -> None:
     _, (document,) = cluster.documents(options, "bringup")
-    result = document["result"]
-    assert (document["exit_code"], result["answer"], causes(result)) == (code, answer, {CGROUP: denied})
+    result = document["answer"]
+    assert (document["exit_code"], result["state"], causes(result)) == (code, answer, {CGROUP: denied})
 
 
 def causes(result: dict[str, Any]) -> dict[str, str]:
