@@ -8,8 +8,8 @@ task, ended in NCCL's transport/p2p.cc with CUDA error 101 or 1 (measured; see d
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from egmctl.doctor.findings import fact
 from egmctl.doctor.restrictions import gpu_numbers, minor_of
@@ -31,6 +31,10 @@ _REQUEST = "NVIDIA_VISIBLE_DEVICES"
 CUDA set by themselves (NVIDIA Container Toolkit, "Environment variables")."""
 
 
+WITHHELD = frozenset({Block.DEVICE_CGROUP, Block.NOT_IN_CONTAINER})
+"""The blocks by which a resource manager or a container runtime keeps a GPU from a process."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnJob:
     """GPUs that this process may not use and that its job has."""
@@ -39,12 +43,12 @@ class OwnJob:
     number: int = 0
     """How many of them are the job's: fewer than all if it is not known which."""
     sign: Evidence | None = None
-    """What says so."""
+    """What says which or how many GPUs the job has; ``None`` if nothing does. Then no GPU is known to be others'."""
 
     @property
     def words(self) -> str:
         """A clause that follows the names of the GPUs; empty if there are none."""
-        if self.sign is None:
+        if self.sign is None or not self.gpus:
             return ""
         which = "of this job" if self.number == len(self.gpus) else f"{self.number} of them of this job"
         return f"{which} ({self.sign.source}={self.sign.value})"
@@ -54,27 +58,40 @@ def own_job(machine: Machine, withheld: Sequence[Gpu]) -> OwnJob:
     """Return which of the GPUs that this process may not use are of its job; none if nothing says so."""
     environment = (machine.process or Process()).environment or {}
     usable = [gpu for gpu in machine.gpus or () if loss(machine, gpu) is None]
+    nothing_withheld = OwnJob()
     for name in _IDS:
         numbers = gpu_numbers(environment.get(name, ""))
         # A list of another node, or of a job around this one, does not have what this process may use.
         if numbers and {minor_of(gpu) for gpu in usable} <= numbers:
             gpus = tuple(gpu for gpu in withheld if minor_of(gpu) in numbers)
+            job = OwnJob(gpus=gpus, number=len(gpus), sign=fact(name, environment[name]))
             if gpus:
-                return OwnJob(gpus=gpus, number=len(gpus), sign=fact(name, environment[name]))
+                return job
+            nothing_withheld = job
     for name in _COUNTS:
         match = re.fullmatch(r"(?:.*:)?([0-9]{1,4})", environment.get(name, ""), re.ASCII)
-        missing = min(int(match[1]) - len(usable), len(withheld)) if match else 0
+        if match is None:
+            continue
+        sign = fact(name, environment[name])
+        missing = min(int(match[1]) - len(usable), len(withheld))
         if missing > 0:
-            return OwnJob(gpus=tuple(withheld), number=missing, sign=fact(name, environment[name]))
-    gpus = tuple(_requested(machine, environment, withheld))
-    return OwnJob(gpus=gpus, number=len(gpus), sign=fact(_REQUEST, environment[_REQUEST])) if gpus else OwnJob()
+            return OwnJob(gpus=tuple(withheld), number=missing, sign=sign)
+        nothing_withheld = replace(nothing_withheld, sign=nothing_withheld.sign or sign)
+    if not in_container(machine) or not environment.get(_REQUEST):
+        return nothing_withheld
+    gpus = tuple(_requested(machine, environment[_REQUEST], withheld))
+    return OwnJob(gpus=gpus, number=len(gpus), sign=fact(_REQUEST, environment[_REQUEST]))
 
 
-def _requested(machine: Machine, environment: Mapping[str, str], withheld: Sequence[Gpu]) -> Iterator[Gpu]:
+def of_others(machine: Machine) -> frozenset[str]:
+    """Return the bus ids of the GPUs that are withheld from this process and known to be not of its job."""
+    withheld = [gpu for gpu in machine.gpus or () if loss(machine, gpu) in WITHHELD]
+    job = own_job(machine, withheld)
+    return frozenset(gpu.bus_id for gpu in withheld if job.sign is not None and gpu not in job.gpus)
+
+
+def _requested(machine: Machine, request: str, withheld: Sequence[Gpu]) -> Iterator[Gpu]:
     """Yield the GPUs that this container asked for and that it may not use."""
-    request = environment.get(_REQUEST, "")
-    if not in_container(machine) or not request:
-        return
     named = [part.strip() for part in request.split(",")]
     by_number = {str(number): bus_id for number, bus_id in enumerate(sorted(gpu.bus_id for gpu in machine.gpus or ()))}
     bus_ids = {by_number.get(part) for part in named}

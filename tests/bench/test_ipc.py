@@ -30,6 +30,8 @@ from egmctl.model.measurement import Measurement, RunReport, Settings, Status
 from egmctl.model.task import Quantity
 from egmctl.report.kinds import Format
 from egmctl.units import MIB
+from egmctl.verdict.answers import answered
+from egmctl.verdict.explain import with_causes
 from tests import forked
 from tests.answers import render
 from tests.bench.test_run_failures import SHARED_WITH_FACTS, WORKER_CALLS
@@ -98,6 +100,7 @@ def runner(fake_node: MakeFakeNode, monkeypatch: pytest.MonkeyPatch) -> RunIpc:
         before = children()
         with forked.children():
             report = supervise(plan, node.machine, on_progress=lambda _part, _task: None, start_ranks=start)
+        report = answered(with_causes(report))
         assert wait_until(lambda: children() <= before), "a process was left behind"
         return Run(report, node)
 

@@ -125,5 +125,5 @@ class TestOnAFakeNode:
         assert set(run.statuses()) == {"ok"}
         assert not [call for call in run.worker_calls() if "PeerAccess" in call.name]
         assert {m["flows"][0]["route"]["symbol"] for m in run.measurements} == {"C2C>host>C2C"}
-        assert ("fail", [0, 1]) in [(cause["status"], cause["explains"]) for cause in run.result["causes"]]
+        assert ("fail", [0, 1]) in [(cause["status"], cause["measurements"]) for cause in run.result["causes"]]
         assert run.code == 1, "a path that a fault kept from being measured makes the run incomplete"

@@ -20,6 +20,7 @@ from egmctl.model.measurement import RunReport, Settings, Status
 from egmctl.model.route import Rank
 from egmctl.model.task import Task
 from egmctl.signals import stopping
+from egmctl.verdict.answers import answered
 from tests import forked
 from tests.bench.four import FOUR
 from tests.doctor.machines import shipped, with_gpu_denied
@@ -48,7 +49,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Supervise:
     def run(fault: str = "", timeout_s: float = 30, gpus: int = 2, duration_s: float | None = None) -> RunReport:
         monkeypatch.setenv("EGMCTL_TEST_FAULT", fault)
         planned = plan(timeout_s, gpus, duration_s)
-        return supervise(planned, MACHINE, on_progress=lambda _done, _task: None, target=TARGET)
+        return answered(supervise(planned, MACHINE, on_progress=lambda _done, _task: None, target=TARGET))
 
     return run
 
@@ -289,7 +290,7 @@ class TestBlockedEgmRoutes:
             settings = Settings(size_bytes=1 << 20, copies=1, samples=1, timeout_s=timeout_s)
             plan = make_plan(machine, (machine.gpus or ())[:2], [1], cases[:of], settings)
             assert all(step.isolated for step in plan.steps)
-            return supervise(plan, machine, on_progress=lambda _done, _task: None, target=TARGET)
+            return answered(supervise(plan, machine, on_progress=lambda _done, _task: None, target=TARGET))
 
         return run
 

@@ -111,7 +111,7 @@ class TestLive:
         assert (done.code, done.err) == (3, "")
         assert done.out.startswith("NOT DETERMINED: there is no NVIDIA GPU on this machine")
         done = egmctl("doctor", "--check", ANY, "--format", "md", env={"EGMCTL_SYSROOT": str(tmp_path)})
-        assert done.err == "egmctl: There is no NVIDIA GPU on this machine.\n"
+        assert done.err == "egmctl: there is no NVIDIA GPU on this machine.\n"
 
     @pytest.mark.long
     def test_what_the_environment_holds_is_not_told(self, egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:

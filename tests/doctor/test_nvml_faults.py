@@ -206,7 +206,7 @@ def test_the_command_says_so_in_every_form(egmctl: RunEgmctl, fake_node: MakeFak
     assert done.code == 1
     words = " ".join(done.out.split())
     assert "NVML crashed in nvmlDeviceGetUUID of 0000:" in words
-    assert "1 root cause" in words
+    assert words.startswith("PROBLEMS: 1 failure;")
     done = egmctl("doctor", "--format", "nagios", "--exit-style", "nagios", env=environment)
     assert (done.code, done.out.startswith("EGMCTL CRITICAL")) == (2, True)
 

@@ -155,7 +155,7 @@ def test_resume_asks_only_the_nodes_that_lack_and_any_version_where_that_is_said
     assert (ended.code, ended.err) == (0, "")
     assert [answer["version"] for answer in answers(ended).values()] == [f"egmctl {__version__}", "egmctl 0.0.1"]
     again = lab.run("fleet", "doctor", "--resume", "out")
-    assert again.out.splitlines()[:2] == ["GO: 2 of 2 nodes are ready", "OK 2: node[01-02]"]
+    assert again.out.splitlines()[:3] == ["GO: 2 of 2 nodes are ready", "", "OK 2: node[01-02]"]
     assert (lab.folder / "times").read_text() == "x\nx\n", "each node ran it once"
 
 
@@ -246,7 +246,7 @@ def test_where_the_folder_of_results_is_removed_each_node_says_so_and_nothing_go
     ended = finished(process)
     assert ended.code == 4
     text = " ".join(ended.out.split())
-    assert text.startswith("unreachable 2: ")
+    assert text.startswith("BROKE: 0 of 2 nodes are ready ")
     why = "what it sent could not be kept: cannot read out/nodes/.NODE.part: No such file or directory"
     assert why in text
     settle(lambda: not lab.processes("node01") and not lab.processes("node02"))
@@ -314,5 +314,5 @@ def test_every_command_of_a_real_egmctl_and_why_one_has_no_result(lab: Lab, fake
         assert any("FAKE" in line["value"] for line in group["lines"])
     ended = lab.run("fleet", "bench", "-w", "node01", "--json", "--", "--gpus", "9")
     (answer,) = answers(ended).values()
-    assert (ended.code, answer["reach"], answer["exit_code"]) == (2, "failed", 2)
+    assert (ended.code, answer["reach"], answer["state"]) == (2, "failed", "broke")
     assert answer["reason"] == "--gpus '9': there is no GPU 9; the GPUs here are 0-3"

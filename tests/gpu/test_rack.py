@@ -26,7 +26,7 @@ BRINGUP = egmctl_words("bringup", "--json")
 def result_of(done: Ended) -> dict[str, Any]:
     """Return the answer that rank 0 has written, whose exit code is the job's."""
     document = json.loads(done.out)
-    assert (document["schema"], document["exit_code"]) == ("egmctl.fleet/2", done.code), done.err
+    assert (document["schema"], document["exit_code"]) == ("egmctl.fleet/3", done.code), done.err
     result: dict[str, Any] = document["result"]
     return result
 

@@ -158,7 +158,7 @@ def test_a_rank_without_a_channel_is_named_and_what_it_has_no_part_in_is_measure
         Place(fake_node(in_domain("rack1-n2", channel=False)), 1),
     ]
     done = egmctl_under_mpi(nodes, *WRITE, "--json")
-    assert done.code == 0, done.err
+    assert done.code == 3, "in a domain of several nodes, a missing channel leaves its paths unknown"
     without = {0: "node1:GPU0: there is no IMEX channel", 3: "node2:GPU0: there is no IMEX channel"}
     for m in measured(done.out):
         concerned = {m["flows"][0][end]["rank"] for end in ("source", "destination")} & without.keys()
@@ -188,7 +188,7 @@ def test_a_command_that_is_killed_is_named_in_the_report_and_the_job_ends(
 ) -> None:
     written = tmp_path / "report.json"
     nodes = [Place(fake_node(in_domain("rack1-n1")), 2), Place(fake_node(in_domain("rack1-n2")), 1)]
-    arguments = ("bench", *QUICK, "--samples", "500", "--timeout", "1", "-o", written)
+    arguments = ("bench", *QUICK, "--samples", "500", "--timeout", "4", "-o", written)
     with ThreadPoolExecutor() as beside:
         job = beside.submit(egmctl_under_mpi, nodes, *arguments, options=options, program=IMPATIENT, timeout_s=90)
         wait_for(lambda: bool(nodes[1].node.calls("cuEventRecord")), job)

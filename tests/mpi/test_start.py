@@ -117,10 +117,12 @@ def test_bringup_answers_alone_and_is_incomplete_without_the_fabric(
         f"egmctl: the fabric is not measured: {reason}; the first process of each node answers for that node alone\n"
     )
     assert "; fabric not measured" in " ".join(done.out.partition("Next: ")[0].split())
-    assert json.loads(written.read_text())["result"]["gaps"][-1] == {
+    assert json.loads(written.read_text())["answer"]["gaps"][-1] == {
         "kind": "fabric",
-        "reason": reason,
+        "reason": f"the fabric between the nodes was not measured: {reason}",
         "measurements": [],
+        "checks": [],
+        "nodes": [],
         "causes": [],
     }
 

@@ -45,8 +45,9 @@ def test_each_metric_has_its_help_its_type_and_a_name_with_its_unit(text: str) -
     for family in metrics(text).values():
         assert family.documentation.endswith((".", "1."))
         assert family.type == "gauge"
-        assert re.fullmatch(r"egmctl_(answer|exit_code|(bench|doctor)_[a-z_]+)", family.name)
-        assert family.name.endswith(UNITS + COUNTS)
+        if family.name not in ("egmctl_answer", "egmctl_exit_code"):
+            assert re.fullmatch(r"egmctl_(bench|doctor)_[a-z_]+", family.name)
+            assert family.name.endswith(UNITS + COUNTS)
 
 
 @pytest.mark.long

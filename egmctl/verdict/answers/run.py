@@ -7,10 +7,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from egmctl.bench.path_class import is_lost
+from egmctl.doctor.job import of_others
 from egmctl.doctor.kernel_faults import Blame, kernel_faults
 from egmctl.model.answer import WORDS, Answer, Asked, Cause, Gap, GapKind, State, worst
 from egmctl.model.doubt import DoubtReason, Effect
-from egmctl.model.finding import TOLD, UNEXPLAINED, Finding, Status, WaiverKind
+from egmctl.model.finding import TOLD, UNEXPLAINED, Finding, Status, Waiver, WaiverKind
 from egmctl.model.kernel_log import LoggedFault
 from egmctl.model.measurement import BROKEN, Measurement, RunReport
 from egmctl.model.measurement import Status as Ended
@@ -225,7 +226,8 @@ def _nothing(report: RunReport, causes: Sequence[Cause]) -> Gap:
 def _missed(report: RunReport, causes: Sequence[Cause], *, whole_node: bool) -> list[int]:
     """Return the measurements that were not made on the planned path and that leave something unknown.
 
-    A measurement leaves nothing unknown if one of its waivers says that there is nothing to measure.
+    A measurement leaves nothing unknown if one of its waivers says that there is nothing to measure. For a bench that
+    is also so with a GPU that somebody else's job has.
     """
     kinds = {*_GAPS, *((WaiverKind.GPU_HIDDEN,) if whole_node else ())}
     if any(in_rack(machine, gpu) for machine in report.machines for gpu in machine.gpus or ()):
@@ -237,11 +239,22 @@ def _missed(report: RunReport, causes: Sequence[Cause], *, whole_node: bool) -> 
         if cause.finding.check == VISIBLE and cause.state is not State.GOOD
         for n in cause.measurements
     }
+    others = frozenset[str]() if whole_node else _of_others(report)
+
+    def leaves_unknown(waiver: Waiver) -> bool:
+        of_another_job = waiver.kind is WaiverKind.GPU_UNUSABLE and waiver.gpus and others.issuperset(waiver.gpus)
+        return waiver.kind in kinds and not of_another_job
+
     return [
         number
         for number, m in enumerate(report.measurements)
-        if m.missed_path and (number in mistaken or all(waiver.kind in kinds for waiver in m.waivers))
+        if m.missed_path and (number in mistaken or all(map(leaves_unknown, m.waivers)))
     ]
+
+
+def _of_others(report: RunReport) -> frozenset[str]:
+    """Return the bus ids of the GPUs of other jobs; none in a run on several nodes, where bus ids repeat."""
+    return of_others(report.machines[0]) if len(report.machines) == 1 else frozenset()
 
 
 def _of(kind: GapKind, report: RunReport, numbers: Sequence[int], causes: Sequence[Cause], what: str) -> Gap:
