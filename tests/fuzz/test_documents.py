@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import resource
 import shutil
 import sys
@@ -30,6 +31,8 @@ ROUNDS = int(os.environ.get("EGMCTL_TEST_ROUNDS", "8"))
 """Documents of each kind."""
 SUFFIX = {"journal": ".journal", "profile": ".toml"}
 PATIENCE_S = 10.0
+COLOUR = re.compile("\x1b\\[[0-9;]*m")
+"""What ``--color always`` writes."""
 MEMORY_KIB = 1 << 20
 
 pytestmark = pytest.mark.timeout(120 + ROUNDS)
@@ -91,7 +94,8 @@ def faulty(words: Sequence[str], totals: Totals) -> str:
     ):
         return f"{ended.code}: {ended.err[-300:]}"
     for stream in (ended.out, ended.err):
-        if not all(line.isprintable() for line in stream.split("\n")):
+        text = COLOUR.sub("", stream) if "always" in words else stream
+        if not all(line.isprintable() for line in text.split("\n")):
             return f"control characters in the output: {stream[-300:]!r}"
     if ended.code == 2 and len(ended.err) > 2000:
         return f"no sentence but {len(ended.err)} characters"

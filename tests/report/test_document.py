@@ -90,7 +90,7 @@ SIMPLE: st.SearchStrategy[Block] = st.one_of(
     st.builds(Paragraph, words=WORDS, tone=TONE, level=LEVEL),
     st.builds(Bullets, items=st.lists(WORDS, min_size=1, max_size=3).map(tuple), level=LEVEL),
     st.builds(KeyValues, rows=st.lists(st.tuples(WORD, WORDS), min_size=1, max_size=3).map(tuple), level=LEVEL),
-    st.builds(Command, text=SENTENCE, level=LEVEL),
+    st.builds(Command, text=SENTENCE, name=st.sampled_from(["look", "run"]), level=LEVEL),
     tables(),
     matrices(),
 )
