@@ -77,7 +77,8 @@ def own_job(machine: Machine, withheld: Sequence[Gpu]) -> OwnJob:
         if missing > 0:
             return OwnJob(gpus=tuple(withheld), number=missing, sign=sign)
         nothing_withheld = replace(nothing_withheld, sign=nothing_withheld.sign or sign)
-    if not in_container(machine) or not environment.get(_REQUEST):
+    # A job is closer than the container around its node: its list of GPUs decides.
+    if nothing_withheld.sign is not None or not in_container(machine) or not environment.get(_REQUEST):
         return nothing_withheld
     gpus = tuple(_requested(machine, environment[_REQUEST], withheld))
     return OwnJob(gpus=gpus, number=len(gpus), sign=fact(_REQUEST, environment[_REQUEST]))

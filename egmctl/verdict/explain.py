@@ -138,7 +138,7 @@ def with_causes(
         # If the clocks were throttled before the run, doctor reports the cause.
         known = throttled if finding.check == THROTTLED else set()
         result.append(cause_of(finding, numbers & slow - known, short))
-    result += _changed(report, short)
+    result = _with_changes(report, result, list(_changed(report, short)))
     explaining = [cause for cause in result if cause.measurements]
 
     def place(cause: Cause) -> tuple[bool, int, int]:
@@ -166,6 +166,36 @@ def _changed(report: RunReport, short: Shortfalls) -> Iterator[Cause]:
             if change.bus_id in (flow.initiator, flow.source.bus_id, flow.destination.bus_id)
         }
         yield cause_of(finding, touching, short)
+
+
+def _with_changes(report: RunReport, causes: Sequence[Cause], changed: Sequence[Cause]) -> list[Cause]:
+    """Return all causes, each only once.
+
+    A GPU that was taken away during the run explains what doctor says of access to it afterwards. It also explains that CUDA does not see other GPUs: a worker that starts after the change may see none, because CUDA
+    ignores what follows an unusable GPU in CUDA_VISIBLE_DEVICES (seen on 2 x H200). A GPU that the user named keeps its
+    own cause, which is a failure.
+    """
+    taken = {change.bus_id for change in report.changes if change.kind in (ChangeKind.ACCESS, ChangeKind.LOST)}
+    place = next((number for number, cause in enumerate(changed) if taken.issuperset(cause.finding.place.ids)), None)
+    if not taken or place is None:
+        return [*causes, *changed]
+
+    def is_effect(cause: Cause) -> bool:
+        gpus = cause.finding.place.gpus
+        of_access = cause.finding.check.startswith("dev.") and bool(gpus) and taken.issuperset(gpus or ())
+        return not cause.asked and (of_access or cause.finding.check == UNUSABLE)
+
+    effects = [cause for cause in causes if is_effect(cause)]
+    numbers = {number for cause in (changed[place], *effects) for number in cause.measurements}
+    checks = (cause.finding.check for cause in effects)
+    effect_checks = tuple(dict.fromkeys((*changed[place].finding.explains, *checks)))
+    first = replace(
+        changed[place],
+        finding=replace(changed[place].finding, explains=effect_checks),
+        measurements=tuple(sorted(numbers)),
+    )
+    others = [cause for cause in causes if cause not in effects]
+    return [*others, *(first if number == place else cause for number, cause in enumerate(changed))]
 
 
 def cause_of(finding: Finding, numbers: Collection[int], short: Shortfalls, node: str = "", asked: str = "") -> Cause:

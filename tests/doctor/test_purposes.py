@@ -9,7 +9,7 @@ from hypothesis import strategies as some
 from egmctl.api.doctor import Doctor, NodeDoctor
 from egmctl.doctor.check import Scope, expectation
 from egmctl.doctor.findings import failed, noted, passed, todo, warned
-from egmctl.doctor.job import own_job
+from egmctl.doctor.job import of_others, own_job
 from egmctl.doctor.purposes import for_purposes
 from egmctl.doctor.runner import CHECKS, DOCUMENTED, blocked_by, texts
 from egmctl.errors import UsageError
@@ -182,6 +182,21 @@ def test_what_all_images_ask_for_says_nothing_of_a_gpu_that_was_not_passed_in() 
     machine = patched(machine, "process", environment=environment, container_signs=("/.dockerenv",))
     denied = [gpu for gpu in machine.gpus or () if gpu.nvml is None]
     assert own_job(machine, denied).gpus == ()
+
+
+def test_a_job_is_closer_than_the_container_around_its_node() -> None:
+    """Of 2 x H200 in a machine with NVIDIA_VISIBLE_DEVICES=0,1, a step of Slurm had one; the other was not its own."""
+    environment = {"NVIDIA_VISIBLE_DEVICES": "0,1", "SLURM_STEP_GPUS": "0"}
+    machine = with_gpu_denied(HGX, 1, 2, 3)
+    machine = patched(machine, "process", environment=environment, container_signs=("/.dockerenv",))
+    denied = [gpu for gpu in machine.gpus or () if gpu.nvml is None]
+    assert own_job(machine, denied).gpus == ()
+    assert of_others(machine) == {gpu.bus_id for gpu in denied}
+
+
+@pytest.mark.parametrize("environment", [{}, {"SLURM_JOB_ID": "4"}])
+def test_where_nothing_says_whose_gpus_are_denied_none_is_known_to_be_others(environment: dict[str, str]) -> None:
+    assert of_others(patched(with_gpu_denied(HGX, 1, 2, 3), "process", environment=environment)) == frozenset()
 
 
 # --- EGM -------------------------------------------------------------------------------------------------------------

@@ -9,13 +9,14 @@ import pytest
 
 from egmctl.model.change import ChangeKind
 from egmctl.model.finding import Status as Found
+from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Status
+from egmctl.model.measurement import RunReport, Status
 from egmctl.verdict.changes import changes
 from egmctl.verdict.explain import CHANGED, with_causes
 from egmctl.verdict.judge import judge
 from egmctl.verdict.profiles import load
-from tests.doctor.machines import patched, shipped
+from tests.doctor.machines import patched, shipped, with_gpu_denied
 from tests.verdict.runs import H2D, H200, WRITE, run, with_status
 
 FABRIC = shipped("hgx-h200x4")
@@ -75,6 +76,31 @@ def test_a_gpu_that_is_denied_during_a_run_is_the_first_cause_of_what_failed() -
     assert set(first.measurements) == set(failed)
     assert first.finding.place.label == "GPU1"
     assert first.status is Found.WARN, "a GPU that somebody took away is not broken"
+
+
+def test_a_gpu_that_is_denied_during_a_run_is_one_cause_with_all_that_follows() -> None:
+    """On 2 x H200, a worker that started after the denial saw neither GPU."""
+    planned = run(WRITE, H2D)
+    of_gpu1 = [number for number, m in enumerate(planned.measurements) if "GPU1" in m.path]
+    of_gpu0 = next(n for n, m in enumerate(planned.measurements) if "GPU0" in m.path and n not in of_gpu1)
+    stopped = with_waivers(planned, {number: unusable(H200, 1) for number in of_gpu1} | {of_gpu0: unusable(H200, 0)})
+    stopped = replace(stopped, changes=changes(H200, denied()))
+    (cause,) = with_causes(stopped, with_gpu_denied(H200, 1)).causes
+    assert cause.finding.check == CHANGED
+    assert set(cause.measurements) == {of_gpu0, *of_gpu1}
+    assert "dev.cgroup-restricted" in cause.finding.explains
+
+
+def unusable(machine: Machine, index: int) -> Waiver:
+    return Waiver.about(WaiverKind.GPU_UNUSABLE, "CUDA does not see it", (machine.gpus or ())[index])
+
+
+def with_waivers(report: RunReport, waivers: dict[int, Waiver]) -> RunReport:
+    measurements = tuple(
+        replace(m, status=Status.WAIVED, reason=waivers[n].reason, waivers=(waivers[n],)) if n in waivers else m
+        for n, m in enumerate(report.measurements)
+    )
+    return replace(report, measurements=measurements)
 
 
 def test_a_gpu_that_falls_off_during_a_run_is_a_fault() -> None:
