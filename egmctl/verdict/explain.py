@@ -171,9 +171,9 @@ def _changed(report: RunReport, short: Shortfalls) -> Iterator[Cause]:
 def _with_changes(report: RunReport, causes: Sequence[Cause], changed: Sequence[Cause]) -> list[Cause]:
     """Return all causes, each only once.
 
-    A GPU that was taken away during the run explains what doctor says of access to it afterwards. It also explains that CUDA does not see other GPUs: a worker that starts after the change may see none, because CUDA
-    ignores what follows an unusable GPU in CUDA_VISIBLE_DEVICES (seen on 2 x H200). A GPU that the user named keeps its
-    own cause, which is a failure.
+    A GPU that was taken away during the run explains what doctor says of access to it afterwards, and that CUDA does
+    not see other GPUs: a worker that starts after the change may see none, because CUDA ignores what follows an
+    unusable GPU in CUDA_VISIBLE_DEVICES (seen on 2 x H200). A GPU that the user named keeps its own cause, a failure.
     """
     taken = {change.bus_id for change in report.changes if change.kind in (ChangeKind.ACCESS, ChangeKind.LOST)}
     place = next((number for number, cause in enumerate(changed) if taken.issuperset(cause.finding.place.ids)), None)
