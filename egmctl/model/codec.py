@@ -16,7 +16,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -115,7 +115,7 @@ def from_json(cls: type[T], data: Any, where: str = "", readers: Readers = types
     DecodeError
         The data does not match the dataclass. The message names the first mismatch.
     """
-    value: T = _decode(cls, data, where, readers)
+    value: T = _reading(typing.cast(Any, cls))(data, (None, where), readers)
     return value
 
 
@@ -126,37 +126,65 @@ def field_types(cls: Any) -> Mapping[str, Any]:
     return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
 
 
-def _decode(kind: Any, data: Any, where: str, readers: Readers) -> Any:
+Where = tuple[Any, "str | int"]
+"""The location of a value: that of what holds it, or ``None``, and its key or index there. Only errors spell it out."""
+_Reading = Callable[[Any, Where, Readers], Any]
+"""A function that decodes the JSON data of one type, which is at a location."""
+
+
+@functools.cache
+def _reading(kind: Any) -> _Reading:
+    """Return the function that decodes a type, made once: type hints are not looked at again for each value."""
     origin = typing.get_origin(kind)
     arguments = typing.get_args(kind)
     if origin is typing.Annotated:
-        value = _decode(arguments[0], data, where, readers)
-        for spelling in arguments[1:]:
-            if isinstance(spelling, Spelling):
-                _check_spelling(spelling, value, where)
-        return value
+        spellings = [spelling for spelling in arguments[1:] if isinstance(spelling, Spelling)]
+        return _reading_of_spellings(_reading(arguments[0]), spellings) if spellings else _reading(arguments[0])
     if origin in (typing.Union, types.UnionType):
-        if data is None and type(None) in arguments:
-            return None
         (only,) = [option for option in arguments if option is not type(None)]
-        return _decode(only, data, where, readers)
+        return _reading_of_nullable(_reading(only)) if type(None) in arguments else _reading(only)
     if origin is tuple:
-        return _decode_tuple(arguments, data, where, readers)
+        return _reading_of_tuple(arguments)
     if origin in (dict, Mapping):
-        return _decode_mapping(arguments[1], data, where, readers)
-    if kind in readers:
-        return readers[kind](data, where)
+        return _reading_of_mapping(_reading(arguments[1]))
     if dataclasses.is_dataclass(kind):
-        return _decode_dataclass(typing.cast(type, kind), data, where, readers)
+        return _reading_of_dataclass(typing.cast(type, kind))
     if isinstance(kind, type) and issubclass(kind, Enum):
+        return _reading_of_enum(kind)
+    return _reading_of_scalar(kind)
+
+
+def _reading_of_nullable(read: _Reading) -> _Reading:
+    return lambda data, where, readers: None if data is None else read(data, where, readers)
+
+
+def _reading_of_spellings(read: _Reading, spellings: Sequence[Spelling]) -> _Reading:
+    def spelled(data: Any, where: Where, readers: Readers) -> Any:
+        value = read(data, where, readers)
+        for spelling in spellings:
+            _check_spelling(spelling, value, where)
+        return value
+
+    return spelled
+
+
+def _reading_of_enum(kind: type[Enum]) -> _Reading:
+    members = {member.value: member for member in kind}
+
+    def member(data: Any, where: Where, readers: Readers) -> Any:
+        if kind in readers:
+            return readers[kind](data, _place(where))
+        if isinstance(data, str) and data in members:
+            return members[data]
         try:
             return kind(data)
         except ValueError:
             if Enum in readers and isinstance(data, str) and _WORD.fullmatch(data):
-                return readers[Enum]((kind, data), where)
+                return readers[Enum]((kind, data), _place(where))
             words = ", ".join(str(member.value) for member in kind)
-            raise DecodeError(f"{where}: expected one of {words}, found {_name(data)}") from None
-    return _decode_scalar(kind, data, where)
+            raise DecodeError(f"{_place(where)}: expected one of {words}, found {_name(data)}") from None
+
+    return member
 
 
 _WORD = re.compile(r"[A-Za-z0-9?][\w ./+-]{0,60}", re.ASCII)
@@ -190,89 +218,167 @@ def reader_of_new_words(
     return read
 
 
-def _decode_dataclass(cls: type, data: Any, where: str, readers: Readers) -> Any:
-    if not isinstance(data, dict):
-        raise DecodeError(f"{where or 'the document'}: expected an object, found {_name(data)}")
-    pool = readers.get(Pool)
-    if not isinstance(pool, Pool):
-        return _decode_fields(cls, data, where, readers)
-    # The data of a decoded record is the same JSON, so it is valid too.
-    key = Pool.key(cls, data)
-    record = pool(key, where)
-    if record is None:
-        record = _decode_fields(cls, data, where, readers)
-        pool.keep(key, record)
+def _reading_of_dataclass(cls: type) -> _Reading:
+    fields: list[_Field] | None = None
+
+    def record(data: Any, where: Where, readers: Readers) -> Any:
+        nonlocal fields
+        if cls in readers:
+            return readers[cls](data, _place(where))
+        if not isinstance(data, dict):
+            raise DecodeError(f"{_place(where) or 'the document'}: expected an object, found {_name(data)}")
+        if fields is None:
+            # Not before: a dataclass may hold others of its own type.
+            fields = _fields(cls)
+        pool = readers.get(Pool)
+        if not isinstance(pool, Pool):
+            return _record(cls, fields, data, where, readers)
+        # The data of a decoded record is the same JSON, so it is valid too.
+        key = Pool.key(cls, data)
+        known = pool(key, "")
+        if known is None:
+            known = _record(cls, fields, data, where, readers)
+            pool.keep(key, known)
+        return known
+
     return record
 
 
-def _decode_fields(cls: type, data: dict[str, Any], where: str, readers: Readers) -> Any:
+class _Field(typing.NamedTuple):
+    """A field that is read: derived fields are written but not read."""
+
+    name: str
+    read: _Reading
+    required: bool
+    null_by_default: bool
+
+
+def _fields(cls: type) -> list[_Field]:
     types_by_name = field_types(cls)
+    return [
+        _Field(
+            name=f.name,
+            read=_reading(types_by_name[f.name]),
+            required=f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING,
+            null_by_default=f.default is None,
+        )
+        for f in dataclasses.fields(cls)
+        if f.init
+    ]
+
+
+def _record(cls: type, fields: list[_Field], data: dict[str, Any], where: Where, readers: Readers) -> Any:
     values: dict[str, Any] = {}
     not_stated = {}
-    for f in dataclasses.fields(cls):
-        # Derived fields are written but not read.
-        if f.init and f.name in data:
-            place = f"{where}.{f.name}" if where else f.name
-            values[f.name] = _decode(types_by_name[f.name], data[f.name], place, readers)
-        elif f.init and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
-            raise DecodeError(f"{where or 'the document'}: the key {f.name!r} is missing")
-        elif f.default is None:
-            not_stated[f.name] = NOT_STATED
+    for name, read, required, null_by_default in fields:
+        if name in data:
+            values[name] = read(data[name], (where, name), readers)
+        elif required:
+            raise DecodeError(f"{_place(where) or 'the document'}: the key {name!r} is missing")
+        elif null_by_default:
+            not_stated[name] = NOT_STATED
     if not_stated and issubclass(cls, Record):
         reasons = not_stated | values.get("unread", {})
-        order = list(types_by_name)
-        values["unread"] = dict(sorted(reasons.items(), key=lambda reason: _place(order, reason[0])))
+        order = list(field_types(typing.cast(Any, cls)))
+        values["unread"] = dict(sorted(reasons.items(), key=lambda reason: _order(order, reason[0])))
     return cls(**values)
 
 
-def _place(order: list[str], name: str) -> int:
+def _order(order: list[str], name: str) -> int:
     """Return the index of a field, or of ``field.key``, among a record's fields; unknown names come last."""
     field = name.partition(".")[0]
     return order.index(field) if field in order else len(order)
 
 
-def _decode_tuple(kinds: tuple[Any, ...], data: Any, where: str, readers: Readers) -> tuple[Any, ...]:
-    if not isinstance(data, list):
-        raise DecodeError(f"{where}: expected a list, found {_name(data)}")
-    if len(data) > ITEMS_LIMIT:
-        raise DecodeError(f"{where}: expected at most {ITEMS_LIMIT} items, found {len(data)}")
-    if kinds[1:] == (Ellipsis,):
-        kinds = kinds[:1] * len(data)
-    if len(data) != len(kinds):
-        raise DecodeError(f"{where}: expected {len(kinds)} items, found {len(data)}")
-    return tuple(_decode(kind, data[i], f"{where}[{i}]", readers) for i, kind in enumerate(kinds))
+def _reading_of_tuple(kinds: tuple[Any, ...]) -> _Reading:
+    repeated = _reading(kinds[0]) if kinds[1:] == (Ellipsis,) else None
+    each = [] if repeated is not None else [_reading(kind) for kind in kinds]
+
+    def items(data: Any, where: Where, readers: Readers) -> tuple[Any, ...]:
+        if not isinstance(data, list):
+            raise DecodeError(f"{_place(where)}: expected a list, found {_name(data)}")
+        if len(data) > ITEMS_LIMIT:
+            raise DecodeError(f"{_place(where)}: expected at most {ITEMS_LIMIT} items, found {len(data)}")
+        if repeated is not None:
+            return tuple([repeated(item, (where, index), readers) for index, item in enumerate(data)])
+        if len(data) != len(each):
+            raise DecodeError(f"{_place(where)}: expected {len(each)} items, found {len(data)}")
+        return tuple([read(data[index], (where, index), readers) for index, read in enumerate(each)])
+
+    return items
 
 
-def _decode_mapping(kind: Any, data: Any, where: str, readers: Readers) -> dict[str, Any]:
-    if not isinstance(data, dict):
-        raise DecodeError(f"{where}: expected an object, found {_name(data)}")
-    return {
-        _decode_scalar(str, key, where): _decode(kind, item, f"{where}.{key}", readers) for key, item in data.items()
-    }
+def _reading_of_mapping(read: _Reading) -> _Reading:
+    def mapping(data: Any, where: Where, readers: Readers) -> dict[str, Any]:
+        if not isinstance(data, dict):
+            raise DecodeError(f"{_place(where)}: expected an object, found {_name(data)}")
+        return {_checked_scalar(str, key, where): read(item, (where, str(key)), readers) for key, item in data.items()}
+
+    return mapping
 
 
-def _check_spelling(spelling: Spelling, value: str, where: str) -> None:
+def _place(where: Where) -> str:
+    """Return a location as text: ``gpus[0].nvml.name``."""
+    holder, step = where
+    if holder is None:
+        return str(step)
+    outer = _place(holder)
+    if isinstance(step, int):
+        return f"{outer}[{step}]"
+    return f"{outer}.{step}" if outer else step
+
+
+def _check_spelling(spelling: Spelling, value: str, where: Where) -> None:
+    if not _is_spelled(spelling, value):
+        raise DecodeError(f"{_place(where)}: expected a spelling such as {spelling.example}, found {_name(value)}")
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_spelled(spelling: Spelling, value: str) -> bool:
+    # A document of a node has the same few bus ids and lists thousands of times.
     try:
         if re.fullmatch(spelling.pattern, value):
             spelling.read(value)
-            return
+            return True
     except ValueError:
         pass
-    raise DecodeError(f"{where}: expected a spelling such as {spelling.example}, found {_name(value)}")
+    return False
 
 
-def _decode_scalar(kind: Any, data: Any, where: str) -> Any:
+_OBVIOUS: dict[type, Callable[[Any], bool]] = {
+    bool: lambda _data: True,
+    str: str.isascii,
+    int: lambda data: -(2**63) <= data < 2**64,
+    float: math.isfinite,
+}
+"""By type, whether a value of exactly this type is valid at first sight, as nearly all are."""
+
+
+def _reading_of_scalar(kind: Any) -> _Reading:
+    is_obvious = _OBVIOUS.get(kind)
+
+    def scalar(data: Any, where: Where, readers: Readers) -> Any:
+        if kind in readers:
+            return readers[kind](data, _place(where))
+        if type(data) is kind and is_obvious is not None and is_obvious(data):
+            return data
+        return _checked_scalar(kind, data, where)
+
+    return scalar
+
+
+def _checked_scalar(kind: Any, data: Any, where: Where) -> Any:
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
         data = float(data) if abs(data) < 2**1000 else math.inf
     fits = isinstance(data, kind) and (kind is bool or not isinstance(data, bool))
     if not fits or (isinstance(data, float) and not math.isfinite(data)):
         words = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
-        raise DecodeError(f"{where}: expected {words.get(kind, kind)}, found {_name(data)}")
+        raise DecodeError(f"{_place(where)}: expected {words.get(kind, kind)}, found {_name(data)}")
     if isinstance(data, int) and not -(2**63) <= data < 2**64:
-        raise DecodeError(f"{where}: expected a whole number of 64 bits, found {_name(data)}")
+        raise DecodeError(f"{_place(where)}: expected a whole number of 64 bits, found {_name(data)}")
     # JSON can spell halves of surrogate pairs, but they cannot be encoded for output.
     if isinstance(data, str) and not data.isascii() and any("\ud800" <= letter <= "\udfff" for letter in data):
-        raise DecodeError(f"{where}: expected Unicode text, found {_name(data)}")
+        raise DecodeError(f"{_place(where)}: expected Unicode text, found {_name(data)}")
     return data
 
 
