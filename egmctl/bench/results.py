@@ -11,7 +11,7 @@ from typing import Any
 from egmctl.bench.buffers import window
 from egmctl.driver.signatures import cause_of
 from egmctl.errors import DriverCallError, DriverTooOld, EgmctlError
-from egmctl.facts.host import NoPages
+from egmctl.facts.buffers import NoPages
 from egmctl.gpu.context import ImpossibleTime
 from egmctl.gpu.pattern import WORD_BYTES, Difference
 from egmctl.gpu.program import NoKernels

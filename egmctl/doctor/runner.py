@@ -9,7 +9,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from egmctl.data import read_toml
 from egmctl.doctor import checks
@@ -23,11 +23,13 @@ from egmctl.errors import UsageError
 from egmctl.facts.redact import known_words
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Finding, Guard
-from egmctl.model.listing import CheckEntry, CheckList
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
 from egmctl.topology.platform import platform
 from egmctl.units import did_you_mean, printable
+
+if TYPE_CHECKING:
+    from egmctl.model.listing import CheckList
 
 _ORDER = (
     *("presence", "access", "modules", "libraries", "gpu", "siblings", "egm", "numa", "kernel", "kernel_log"),
@@ -112,6 +114,9 @@ def _no_check(option: str, text: str) -> UsageError:
 
 def check_list(checks: Iterable[Check]) -> CheckList:
     """Return the records of checks that ``--list`` and ``--explain`` show."""
+    # Imported late: a diagnosis needs no list.
+    from egmctl.model.listing import CheckEntry, CheckList
+
     entries = (
         CheckEntry(
             id=check.id, guards=check.guards, blocks=blocked_by(check), sections=check.sections, **texts()[check.id]

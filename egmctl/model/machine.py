@@ -116,7 +116,26 @@ class Machine:
 
     def pair(self, source: str, target: str) -> Pair | None:
         """Return the ordered pair with these bus ids, or ``None`` if it was not read."""
-        return next((p for p in self.pairs or () if (p.source, p.target) == (source, target)), None)
+        return _PAIRS.of(self.pairs or ()).get((source, target))
+
+
+class _PairsByEnds:
+    """The pairs of the machine that was asked last, by their ends: of 72 GPUs there are 5,112 pairs."""
+
+    def __init__(self) -> None:
+        self._indexed: tuple[tuple[Pair, ...], Mapping[tuple[str, str], Pair]] = ((), {})
+
+    def of(self, pairs: tuple[Pair, ...]) -> Mapping[tuple[str, str], Pair]:
+        """Return pairs by their ends."""
+        # Read and replaced as one: another thread may ask for another machine meanwhile.
+        indexed, by_ends = self._indexed
+        if indexed is not pairs:
+            by_ends = {(pair.source, pair.target): pair for pair in pairs}
+            self._indexed = pairs, by_ends
+        return by_ends
+
+
+_PAIRS = _PairsByEnds()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

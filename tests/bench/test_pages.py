@@ -18,7 +18,7 @@ from egmctl.bench.plan.budget import MANAGED_SHARE
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.processes.context import _registered
 from egmctl.bench.suites import select_cases
-from egmctl.facts import host as facts
+from egmctl.facts import buffers as facts
 from egmctl.gpu import cpu_threads as numa
 from egmctl.gpu.cpu_threads import Node
 from egmctl.gpu.memory import SystemMemory

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.facts import host as placement
-from egmctl.facts.host import STEP_BYTES, Before, page_nodes
+from egmctl.facts import buffers as placement
+from egmctl.facts.buffers import STEP_BYTES, Before, page_nodes
 from egmctl.units import MIB
 
 SIZE = 8 * MIB

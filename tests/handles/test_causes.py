@@ -11,7 +11,7 @@ import pytest
 from egmctl.bench.processes.collective import CollectiveStep, Item
 from egmctl.driver.signatures import cause_of, cause_of_crash, signatures
 from egmctl.errors import DriverTooOld
-from egmctl.facts.host import NoPages
+from egmctl.facts.buffers import NoPages
 from egmctl.gpu.program import NoKernels
 from egmctl.model.finding import WaiverKind
 from egmctl.model.route import Rank

@@ -44,8 +44,8 @@ def huge_page_sizes(machine: Machine) -> dict[int, int]:
 def largest_pool(pools: Sequence[HugePages] | None) -> HugePages | None:
     """Return the pool with the most free bytes; ``None`` if no pool is known.
 
-    A buffer uses the smallest pages of which enough are free (:func:`egmctl.facts.host.huge_page_bytes`), so a buffer
-    that fits into this pool can be allocated.
+    A buffer uses the smallest pages of which enough are free (:func:`egmctl.facts.buffers.huge_page_bytes`), so a
+    buffer that fits into this pool can be allocated.
     """
     return max(pools or (), key=pool_bytes, default=None)
 

@@ -15,7 +15,7 @@ from egmctl.bench.processes.protocol import Event, Request
 from egmctl.bench.results import FAILURES, failure
 from egmctl.driver.signatures import cause_of
 from egmctl.errors import DriverCallError
-from egmctl.facts.host import page_sizes
+from egmctl.facts.buffers import page_sizes
 from egmctl.gpu.context import ReleaseStack
 from egmctl.gpu.handles import ImportedMemory
 from egmctl.gpu.telemetry import Traffic

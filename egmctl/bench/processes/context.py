@@ -15,7 +15,7 @@ from egmctl.bench.processes.collective import Exchange
 from egmctl.bench.processes.protocol import Preparation
 from egmctl.driver.cuda import call
 from egmctl.errors import DriverCallError
-from egmctl.facts.host import Before, NoPages, huge_page_bytes
+from egmctl.facts.buffers import Before, NoPages, huge_page_bytes
 from egmctl.gpu.chase import Results
 from egmctl.gpu.context import Context, ReleaseStack
 from egmctl.gpu.cpu_threads import Node
