@@ -9,7 +9,7 @@ from statistics import multimode
 
 from egmctl.model.gpu import Gpu, NvLink, Pair
 from egmctl.model.host import Nic
-from egmctl.model.machine import Machine
+from egmctl.model.machine import Machine, remembered
 from egmctl.model.record import Reason
 from egmctl.model.route import Hop, LinkClass, LinkKind
 from egmctl.topology import platform
@@ -200,13 +200,20 @@ def _expected_nvlinks(machine: Machine, first: Gpu, second: Gpu, pair: Pair) -> 
     links are divided between peers, in some systems unevenly by design (DGX-1), so a pair lacks links only if one of
     its GPUs also has fewer active links than most of its peers.
     """
-    siblings = [p.nvlink_count for p in machine.pairs or () if p.nvlink_count]
+    most, usual_of_pairs = _nvlinks_of_pairs(machine.pairs or ())
     if pair.nvlink_through == "switch":
         parts = [gpu.nvml.nvlink_count for gpu in (first, second) if gpu.nvml and gpu.nvml.nvlink_count]
-        return max([*siblings, *(parts if len(parts) == 2 and parts[0] == parts[1] else [])])
+        return max([most, *(parts if len(parts) == 2 and parts[0] == parts[1] else [])])
     usual = _usual(count for gpu in machine.gpus or () if (count := active_nvlinks(gpu)))
     short = any((active_nvlinks(gpu) or usual) < usual for gpu in (first, second))
-    return _usual(siblings) if short else 0
+    return usual_of_pairs if short else 0
+
+
+@remembered
+def _nvlinks_of_pairs(pairs: tuple[Pair, ...]) -> tuple[int, int]:
+    """Return the largest and the usual number of NVLinks of the pairs that have any."""
+    counts = [pair.nvlink_count for pair in pairs if pair.nvlink_count]
+    return max(counts, default=0), _usual(counts)
 
 
 def _usual(counts: Iterable[int]) -> int:
