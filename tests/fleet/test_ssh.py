@@ -314,5 +314,5 @@ def test_every_command_of_a_real_egmctl_and_why_one_has_no_result(lab: Lab, fake
         assert any("FAKE" in line["value"] for line in group["lines"])
     ended = lab.run("fleet", "bench", "-w", "node01", "--json", "--", "--gpus", "9")
     (answer,) = answers(ended).values()
-    assert (ended.code, answer["reach"], answer["state"]) == (2, "failed", "broke")
+    assert (ended.code, answer["reach"], answer["state"]) == (4, "failed", "broke"), "a node without a result"
     assert answer["reason"] == "--gpus '9': there is no GPU 9; the GPUs here are 0-3"
