@@ -44,6 +44,7 @@ from egmctl.topology.topology import Topology, topology
 from egmctl.units import printable, shortened
 from egmctl.verdict.answers import answered
 from egmctl.verdict.explain import with_causes
+from egmctl.verdict.trust import with_doubts
 
 Result = RunReport | Diagnosis | Bringup | EvidenceReport | Topology | Machine
 Digest = Comparison | FleetReport | History | ProfileList | MatchResult | MachineList | CheckList | Explanations
@@ -340,8 +341,13 @@ def viewed(saved: Saved) -> RunReport | Diagnosis | Topology | Bringup | Evidenc
 
 
 def _explained(result: Any) -> Any:
-    """Return a result with the causes of a run that has none, as in a journal."""
-    return with_causes(result) if isinstance(result, RunReport) and not result.causes else result
+    """Return a result of a journal, or of a version without answers, with the doubts and the causes of its run."""
+    if isinstance(result, RunReport):
+        doubted = with_doubts(result)
+        return doubted if doubted.causes else with_causes(doubted)
+    if isinstance(result, Bringup | EvidenceReport) and result.run is not None:
+        return dataclasses.replace(result, run=with_doubts(result.run))
+    return result
 
 
 def stated_answer(document: dict[str, Any], source: str) -> Answer:

@@ -20,7 +20,7 @@ from egmctl.model.task import CPU_ENGINES, UCX_ENGINES, Endpoint, Quantity
 from egmctl.saved import Saved
 from egmctl.units import grouped, natural
 from egmctl.verdict.profiles import choose, load_all, match_profile
-from egmctl.verdict.trust import Use, doubts, unbelieved
+from egmctl.verdict.trust import Use, unbelieved
 from egmctl.verdict.yardsticks import JUDGED_FROM_BYTES, is_by_host, reference_for
 
 Alike = tuple[str, str, str, int]
@@ -106,9 +106,8 @@ def points(run: RunReport, names: GpuNames, number: int) -> dict[Key, MeasuredPa
     """Return the paths of a run by key; ``number`` is the index of its file."""
     by_key: dict[Key, MeasuredPath] = {}
     owner = _owners(run, names, number)
-    run_doubts = doubts(run)
-    forbidden = {use: unbelieved(run_doubts, use) for use in Use}
-    faults = {doubt.measurement: doubt.reason.value for doubt in run_doubts if doubt.effect is Effect.FAIL}
+    forbidden = {use: unbelieved(run.doubts, use) for use in Use}
+    faults = {doubt.measurement: doubt.reason.value for doubt in run.doubts if doubt.effect is Effect.FAIL}
     all_points = (
         replace(
             point,
