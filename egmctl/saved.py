@@ -22,7 +22,7 @@ from egmctl.documents import check_schema, newer_schema, parse_object, read_cont
 from egmctl.errors import ERROR_SCHEMA, UsageError
 from egmctl.facts import replay
 from egmctl.journal import read as journal
-from egmctl.model.answer import UNANSWERED, Answer, State
+from egmctl.model.answer import UNANSWERED, Answer, State, of_exit_code
 from egmctl.model.bringup import Bringup
 from egmctl.model.codec import DecodeError, Pool, Readers, from_json, reader_of_new_words
 from egmctl.model.comparison import Comparison, Outcome
@@ -394,9 +394,8 @@ def _node_of_earlier(node: Any) -> Any:
     """Return the outcome on a node of a fleet of version 0.1, which states an exit code and no state."""
     if not isinstance(node, dict) or "state" in node:
         return node
-    codes: dict[Any, State] = {0: State.GOOD, 1: State.BAD, 3: State.INCOMPLETE, 130: State.INTERRUPTED}
-    state = codes.get(node.get("exit_code"), State.BROKE)
-    return node | {"state": state.value}
+    code = node.get("exit_code")
+    return node | {"state": of_exit_code(code if isinstance(code, int) else None).value}
 
 
 def _renamed(value: Any) -> Any:

@@ -20,7 +20,7 @@ from egmctl.facts.kernel_log import EVENTS_LIMIT, KernelLogWatch, event
 from egmctl.facts.redact import part_redactor, redact_run
 from egmctl.facts.root import Root
 from egmctl.journal.events import Journal, Recorder, forget
-from egmctl.model.answer import State
+from egmctl.model.answer import Answer, State
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.kernel_log import KernelLog, KernelMessages
 from egmctl.model.measurement import RunReport
@@ -83,7 +83,7 @@ class TestWhileItRuns:
     def test_what_comes_is_in_the_result_and_in_the_journal_where_it_came(self, kmsg: Path, tmp_path: Path) -> None:
         journal = Journal([tmp_path], part_redactor(None))
         messages = supervised(kmsg, journal, {3: OFF_THE_BUS})
-        journal.end(0)
+        journal.end(Answer(state=State.GOOD, word="PASS"))
         (logged,) = messages.events
         assert (logged.number, messages.unread) == (79, None)
         assert messages.began_s < logged.time_s < messages.ended_s

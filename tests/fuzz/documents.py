@@ -64,7 +64,7 @@ def original(kind: str, folder: Path) -> bytes:
 def _journal(folder: Path) -> str:
     report = judged_run()
     journal = Journal([folder], lambda part: part)
-    journal(Begin(report=replace(report, measurements=(), verdict=None, causes=()), steps=3))
+    journal(Begin(report=replace(report, measurements=(), verdict=None, doubts=(), causes=()), steps=3))
     for number, measurement in enumerate(report.measurements[:12]):
         journal(StepBegun(tasks=(NumberedTask(number=number, task=measurement),)))
         journal(Outcome(number=number, measurement=measurement))
