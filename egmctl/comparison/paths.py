@@ -424,10 +424,12 @@ def _outcome(
         egm = [" and ".join(sorted(point.egm)) for point in (after, before)]
         notes += [f"EGM: {', not '.join(egm)}"] if after.egm != before.egm else []
         slower = after.slower(old)
-        if not (before.believed and after.believed):
+        proven = before.faulty != after.faulty and not (before.faulty and after.faulty)
+        # A proven fault counts, whatever the number beside it is worth.
+        if not all(point.believed or (proven and point.faulty) for point in (before, after)):
             doubted = [node for point, node in zip((before, after), nodes, strict=True) if not point.believed]
             return Outcome.DIFFERENT, "; ".join([f"not believed in {' and '.join(doubted)}", *notes])
-        if before.faulty != after.faulty and not (before.faulty and after.faulty):
+        if proven:
             notes.append(f"{before.faulty or after.faulty} in {nodes[0] if before.faulty else nodes[1]}")
             return Outcome.WORSE if after.faulty else Outcome.BETTER, "; ".join(notes)
         if abs(slower) > bound:
