@@ -327,10 +327,10 @@ def _states(
         if cause.status is Status.FAIL and not (cause.finding.check == UNEXPLAINED and paths):
             failed = True
             yield domains if gpus is None else gpus, FleetGpu(kind=Unready.FAULT, reason=cause.finding.summary)
-    for _, _, number, gpus, reason in paths:
+    for _, _, number, ends, reason in paths:
         if number in proven:
             failed = True
-            yield gpus, FleetGpu(kind=Unready.FAULT, reason=reason)
+            yield ends, FleetGpu(kind=Unready.FAULT, reason=reason)
     # A failure sets the state, whatever else is unknown.
     is_unknown = isinstance(result, Diagnosis) and bool(result.answer.gaps)
     unclear = answer.state not in (State.GOOD, State.WARN) and (not failed or is_unknown)
@@ -339,8 +339,8 @@ def _states(
     for cause in causes:
         if cause.status is Status.WARN and cause.finding.place.gpus:
             yield cause.finding.place.gpus, FleetGpu(reason=cause.finding.summary)
-    for *_, gpus, reason in paths:
-        yield gpus, FleetGpu(reason=reason)
+    for _, _, _, ends, reason in paths:
+        yield ends, FleetGpu(reason=reason)
 
 
 def _slow_paths(run: RunReport) -> Iterator[tuple[Grade, float, int, Collection[str], str]]:

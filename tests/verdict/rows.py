@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from egmctl.bench.results import of_both, summarize
@@ -30,6 +30,7 @@ PATH = "GPU0 -> GPU1"
 WITHOUT_H2D = replace(PROFILE, references=tuple(one for one in PROFILE.references if one.case != H2D))
 DENIED = with_gpu_denied(H200, 3)
 BUSY = patched(H200, "gpus[3].nvml", processes=(GpuProcess(pid=4711),))
+ALL_BUSY = patched(H200, "gpus[*].nvml", processes=(GpuProcess(pid=4711),))
 HIDDEN = patched(H200, "process", environment={"CUDA_VISIBLE_DEVICES": "0,1,2"})
 SILENT = patched(patched(H200, "gpus[*]", nvml=None), "", pairs=())
 HUNG = patched(SILENT, "driver", nvml_failure=LibraryFailure(how="timed-out", call="nvmlInit"), nvml_error=None)
@@ -88,6 +89,7 @@ class Row:
     """The word of the bench."""
     bringup: State
     machine: Machine = H200
+    cases: Sequence[str] = (WRITE, H2D)
     change: Change = lambda m: m
     at: str = ""
     """The path that it happens to; all, if none is named."""
@@ -102,7 +104,7 @@ class Row:
 
     @property
     def run(self) -> RunReport:
-        made = run(WRITE, H2D, value=self.value, machine=self.machine, waives=True)
+        made = run(*self.cases, value=self.value, machine=self.machine, waives=True)
         changed = tuple(self.change(m) if m.measured and self.at in (m.path, "") else m for m in made.measurements)
         whole = replace(made, measurements=changed, interrupted=self.interrupted)
         verdict = with_verdict(whole, self.profile, profile_reason="of this kind", strict=self.strict)
@@ -133,6 +135,8 @@ ROWS = {
     "no H2D in the profile": Row(bench="PASS", bringup=INCOMPLETE, profile=WITHOUT_H2D, state=GOOD),
     "hidden GPU": Row(bench="PASS", bringup=INCOMPLETE, machine=HIDDEN, state=GOOD),
     "no P2P": Row(bench="FAIL", bringup=BAD, machine=NO_P2P),
+    "all waived, no P2P": Row(bench="FAIL", bringup=BAD, machine=NO_P2P, cases=("device_to_device_memcpy_write_sm",)),
+    "all waived, busy": Row(bench="INCOMPLETE", bringup=INCOMPLETE, machine=ALL_BUSY),
     "a little slow": Row(bench="PASS WITH WARNINGS", bringup=WARN, value=a_little_slow),
     "a little slow, --strict": Row(bench="FAIL", bringup=BAD, value=a_little_slow, strict=True),
     "no profile, --strict": Row(bench="NO REFERENCE", bringup=INCOMPLETE, profile=None, strict=True),

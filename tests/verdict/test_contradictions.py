@@ -63,13 +63,11 @@ def test_a_bringup_says_the_worst_of_its_parts_in_all_formats(name: str) -> None
 # --- fleets and racks ------------------------------------------------------------------------------------------------
 
 
-def fleet(command: Command, results: Mapping[str, RunReport | Diagnosis | Bringup | None]) -> FleetReport:
-    """Return the report of a fleet whose nodes sent these results; ``None``: a node could not be reached."""
-    loaded = {name: saved(name, result, command) for name, result in results.items() if result is not None}
+def fleet(command: Command, results: Mapping[str, Diagnosis | Bringup]) -> FleetReport:
+    """Return the report of a fleet whose nodes sent these results."""
+    loaded = {name: saved(name, result, command) for name, result in results.items()}
     nodes = [
-        NodeResult(node=name, reach=Reach.UNREACHABLE, reason="ssh: timed out")
-        if result is None
-        else NodeResult(
+        NodeResult(
             node=name,
             reach=Reach.ANSWERED,
             state=result.answer.state,
