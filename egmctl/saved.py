@@ -22,7 +22,7 @@ from egmctl.documents import check_schema, newer_schema, parse_object, read_cont
 from egmctl.errors import ERROR_SCHEMA, UsageError
 from egmctl.facts import replay
 from egmctl.journal import read as journal
-from egmctl.model.answer import UNANSWERED, Answer, State
+from egmctl.model.answer import UNANSWERED, Answer, State, of_exit_code
 from egmctl.model.bringup import Bringup
 from egmctl.model.codec import DecodeError, Pool, Readers, from_json, reader_of_new_words
 from egmctl.model.comparison import Comparison, Outcome
@@ -44,6 +44,7 @@ from egmctl.topology.topology import Topology, topology
 from egmctl.units import printable, shortened
 from egmctl.verdict.answers import answered
 from egmctl.verdict.explain import with_causes
+from egmctl.verdict.trust import with_doubts
 
 Result = RunReport | Diagnosis | Bringup | EvidenceReport | Topology | Machine
 Digest = Comparison | FleetReport | History | ProfileList | MatchResult | MachineList | CheckList | Explanations
@@ -340,8 +341,13 @@ def viewed(saved: Saved) -> RunReport | Diagnosis | Topology | Bringup | Evidenc
 
 
 def _explained(result: Any) -> Any:
-    """Return a result with the causes of a run that has none, as in a journal."""
-    return with_causes(result) if isinstance(result, RunReport) and not result.causes else result
+    """Return a result of a journal, or of a version without answers, with the doubts and the causes of its run."""
+    if isinstance(result, RunReport):
+        doubted = with_doubts(result)
+        return doubted if doubted.causes else with_causes(doubted)
+    if isinstance(result, Bringup | EvidenceReport) and result.run is not None:
+        return dataclasses.replace(result, run=with_doubts(result.run))
+    return result
 
 
 def stated_answer(document: dict[str, Any], source: str) -> Answer:
@@ -388,9 +394,8 @@ def _node_of_earlier(node: Any) -> Any:
     """Return the outcome on a node of a fleet of version 0.1, which states an exit code and no state."""
     if not isinstance(node, dict) or "state" in node:
         return node
-    codes: dict[Any, State] = {0: State.GOOD, 1: State.BAD, 3: State.INCOMPLETE, 130: State.INTERRUPTED}
-    state = codes.get(node.get("exit_code"), State.BROKE)
-    return node | {"state": state.value}
+    code = node.get("exit_code")
+    return node | {"state": of_exit_code(code if isinstance(code, int) else None).value}
 
 
 def _renamed(value: Any) -> Any:

@@ -33,9 +33,9 @@ from egmctl.units import MIB, parse_size, several
 from egmctl.verdict.answers import answered
 from egmctl.verdict.changes import changes
 from egmctl.verdict.explain import CAUSE_SECTIONS, sections, with_causes, with_ucx_notes
-from egmctl.verdict.judge import judge, with_doubts
+from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.profiles import choose, load, load_all, match_profile
-from egmctl.verdict.trust import doubts
+from egmctl.verdict.trust import with_doubts
 
 DEFAULT_SIZE_BYTES = 512 * MIB
 
@@ -204,7 +204,7 @@ class Bench(BenchOptions):
         if machine.origin.kind is not OriginKind.LIVE:
             raise UsageError(f"machine {machine.origin.name} is not this node: it can be planned for, not measured")
         run = supervise(plan, machine, on_progress=on_progress, worker=worker, recorder=recorder)
-        return answered(with_ucx_notes(run))
+        return answered(with_doubts(with_ucx_notes(run)))
 
     def explain(self, report: RunReport, machine: Machine | None = None) -> RunReport:
         """Return a run with the causes of its slow, broken and skipped paths (``RunReport.causes``), and its answer.
@@ -219,6 +219,9 @@ class Bench(BenchOptions):
         named = () if self.gpus is None else tuple(gpu.bus_id for gpu in report.gpus)
         # Runs between ranks select no NUMA nodes.
         numa = report.numa_nodes if self.numa != "all" and report.numa_nodes else None
+        if report.verdict is None:
+            # Ranks on several nodes measure without a judge.
+            report = with_doubts(report)
         return answered(with_causes(report, machine, asked=named, numa=numa))
 
 
@@ -270,9 +273,7 @@ def judge_run(
         reason = "asked for" if fits.fits else f"asked for, but of another kind: {fits.reason}"
     if profiles.broken:
         reason += f"; {several(len(profiles.broken), 'invalid profile')} not used"
-    verdict = judge(report, chosen, profile_reason=reason, strict=strict)
-    found = doubts(replace(report, verdict=verdict))
-    return answered(replace(report, verdict=with_doubts(verdict, found), doubts=found))
+    return answered(with_verdict(report, chosen, profile_reason=reason, strict=strict))
 
 
 def with_changes(report: RunReport, before: Machine, after: Machine) -> RunReport:

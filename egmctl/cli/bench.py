@@ -141,5 +141,5 @@ def _finish(bench: Bench, report: RunReport, outputs: Outputs, kept: Journal, ma
 
     report = bench.explain(report, machine)
     outputs.show(report, lambda: bench.explain(redact_run(report, machine)))
-    end_journal(kept, report.exit_code, quiet=outputs.options.quiet)
+    end_journal(kept, report.answer, quiet=outputs.options.quiet)
     return report.exit_code

@@ -178,5 +178,5 @@ def _measured(
         after = reread(machine)
         run = with_changes(run, machine, after)
         report = bench.explain(judge_run(run, machine, profiles), after)
-    end_journal(kept, report.exit_code, quiet=outputs.options.quiet)
+    end_journal(kept, report.answer, quiet=outputs.options.quiet)
     return report, after

@@ -128,7 +128,7 @@ def fleet(
     from egmctl.model.answer import State
     from egmctl.model.fleet import Launcher
     from egmctl.model.record import Command
-    from egmctl.units import fold, require_clustershell
+    from egmctl.units import require_clustershell
 
     require_clustershell("'egmctl fleet'")
     from egmctl.fleet.folder import REPORT
@@ -148,7 +148,7 @@ def fleet(
 
         report, failure = ask(session, launch, on_tick, say)
     if state:
-        emit(fold(answer.node for answer in report.answers if answer.state is state))
+        emit(report.in_state(state))
     else:
         output.chosen(FLEET.formats).show(report)
     if not output.quiet and len(report.answers) > report.counts.get("answered", 0):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from egmctl.journal.events import Journal
+    from egmctl.model.answer import Answer
     from egmctl.model.machine import Machine
 
 
@@ -63,9 +64,9 @@ def open_journal(options: JournalOptions, outputs: Outputs, machine: Machine | N
     return Journal(folders, part_redactor(machine))
 
 
-def end_journal(journal: Journal, exit_code: int, *, quiet: bool) -> None:
+def end_journal(journal: Journal, answer: Answer, *, quiet: bool) -> None:
     """Record in a run's journal that its result is written; if the journal ended early, report the reason."""
-    journal.end(exit_code)
+    journal.end(answer)
     if journal.failure and not quiet:
         what = "the run has no journal" if journal.path is None else "the run's journal ends early"
         say(f"{what}: {journal.failure}")
@@ -102,6 +103,7 @@ def history(
             measurements=len(report.measurements),
             ok=sum(measurement.status is Status.OK for measurement in report.measurements),
             exit_code=kept.exit_code,
+            state=kept.state,
             ending="; ".join(filter(None, (kept.ending, kept.missing))),
         )
         rows.append(row)

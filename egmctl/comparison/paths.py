@@ -20,7 +20,7 @@ from egmctl.model.task import CPU_ENGINES, UCX_ENGINES, Endpoint, Quantity
 from egmctl.saved import Saved
 from egmctl.units import grouped, natural
 from egmctl.verdict.profiles import choose, load_all, match_profile
-from egmctl.verdict.trust import Use, doubts, unbelieved
+from egmctl.verdict.trust import Use, unbelieved
 from egmctl.verdict.yardsticks import JUDGED_FROM_BYTES, is_by_host, reference_for
 
 Alike = tuple[str, str, str, int]
@@ -106,9 +106,8 @@ def points(run: RunReport, names: GpuNames, number: int) -> dict[Key, MeasuredPa
     """Return the paths of a run by key; ``number`` is the index of its file."""
     by_key: dict[Key, MeasuredPath] = {}
     owner = _owners(run, names, number)
-    run_doubts = doubts(run)
-    forbidden = {use: unbelieved(run_doubts, use) for use in Use}
-    faults = {doubt.measurement: doubt.reason.value for doubt in run_doubts if doubt.effect is Effect.FAIL}
+    forbidden = {use: unbelieved(run.doubts, use) for use in Use}
+    faults = {doubt.measurement: doubt.reason.value for doubt in run.doubts if doubt.effect is Effect.FAIL}
     all_points = (
         replace(
             point,
@@ -425,10 +424,12 @@ def _outcome(
         egm = [" and ".join(sorted(point.egm)) for point in (after, before)]
         notes += [f"EGM: {', not '.join(egm)}"] if after.egm != before.egm else []
         slower = after.slower(old)
-        if not (before.believed and after.believed):
+        proven = before.faulty != after.faulty and not (before.faulty and after.faulty)
+        # A proven fault counts, whatever the number beside it is worth.
+        if not all(point.believed or (proven and point.faulty) for point in (before, after)):
             doubted = [node for point, node in zip((before, after), nodes, strict=True) if not point.believed]
             return Outcome.DIFFERENT, "; ".join([f"not believed in {' and '.join(doubted)}", *notes])
-        if before.faulty != after.faulty and not (before.faulty and after.faulty):
+        if proven:
             notes.append(f"{before.faulty or after.faulty} in {nodes[0] if before.faulty else nodes[1]}")
             return Outcome.WORSE if after.faulty else Outcome.BETTER, "; ".join(notes)
         if abs(slower) > bound:

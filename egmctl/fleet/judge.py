@@ -316,7 +316,9 @@ def _states(
         if homes is not None and own not in (UNKNOWN, *homes):
             yield members, FleetGpu(kind=Unready.OUTSIDE, clique_id=own[1])
     run = result.run if isinstance(result, Bringup) else result if isinstance(result, RunReport) else None
-    causes = result.answer.causes if isinstance(result, Diagnosis | Bringup) else getattr(result, "causes", ())
+    causes = result.answer.causes if isinstance(result, Diagnosis | Bringup | RunReport) else ()
+    # What crashed, or was slow beside others, proves nothing: the node's answer says so too.
+    proven = {number for cause in causes if cause.state is State.BAD for number in cause.measurements}
     paths = [] if run is None else sorted(_slow_paths(run), key=lambda path: path[:2])
     failed = False
     for cause in causes:
@@ -325,10 +327,10 @@ def _states(
         if cause.status is Status.FAIL and not (cause.finding.check == UNEXPLAINED and paths):
             failed = True
             yield domains if gpus is None else gpus, FleetGpu(kind=Unready.FAULT, reason=cause.finding.summary)
-    for grade, _, gpus, reason in paths:
-        if grade is Grade.FAIL:
+    for _, _, number, ends, reason in paths:
+        if number in proven:
             failed = True
-            yield gpus, FleetGpu(kind=Unready.FAULT, reason=reason)
+            yield ends, FleetGpu(kind=Unready.FAULT, reason=reason)
     # A failure sets the state, whatever else is unknown.
     is_unknown = isinstance(result, Diagnosis) and bool(result.answer.gaps)
     unclear = answer.state not in (State.GOOD, State.WARN) and (not failed or is_unknown)
@@ -337,13 +339,13 @@ def _states(
     for cause in causes:
         if cause.status is Status.WARN and cause.finding.place.gpus:
             yield cause.finding.place.gpus, FleetGpu(reason=cause.finding.summary)
-    for _, _, gpus, reason in paths:
-        yield gpus, FleetGpu(reason=reason)
+    for _, _, _, ends, reason in paths:
+        yield ends, FleetGpu(reason=reason)
 
 
-def _slow_paths(run: RunReport) -> Iterator[tuple[Grade, float, Collection[str], str]]:
-    """Yield the grade, the speed as a share of what is expected, the GPUs and the reason of each path that fails or
-    warns.
+def _slow_paths(run: RunReport) -> Iterator[tuple[Grade, float, int, Collection[str], str]]:
+    """Yield the grade, the speed as a share of what is expected, the measurement, the GPUs and the reason of each path
+    that fails or warns.
 
     The GPUs are those of its cause, else those that are outliers among their peers, else all on the path.
     """
@@ -363,7 +365,7 @@ def _slow_paths(run: RunReport) -> Iterator[tuple[Grade, float, Collection[str],
         flows = run.measurements[number].flows
         ends = {end for flow in flows for end in (flow.source.bus_id, flow.destination.bus_id, flow.initiator) if end}
         known = {gpu for explains, gpus in causes if number in explains for gpu in gpus}
-        yield grade, share, ends & known or ends & outliers or ends, reason
+        yield grade, share, number, ends & known or ends & outliers or ends, reason
 
 
 def _identity(machine: Machine, gpu: Gpu) -> Identity:

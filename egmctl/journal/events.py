@@ -24,6 +24,8 @@ from typing import Any
 
 from egmctl import __version__
 from egmctl.files import NEW_FILE, open_folder, open_regular, path_of, state_folder, write_all
+from egmctl.model.answer import Answer
+from egmctl.model.answer import State as AnswerState
 from egmctl.model.codec import DecodeError, from_json, to_json
 from egmctl.model.kernel_log import KernelEvent
 from egmctl.model.measurement import Measurement, RunReport
@@ -52,6 +54,8 @@ class State:
     """The id of the run, a random number in each of its lines; empty in journals of egmctl before 0.1.0's release."""
     exit_code: int | None = None
     """The run's exit code; ``None`` if it has not ended."""
+    answer: AnswerState | None = None
+    """What the run answered; ``None`` if it has not ended, and in journals of version 0.1."""
     lines: int | None = None
     """The number of lines of the journal, including this one; ``None`` while lines may be added."""
     cut: str | None = None
@@ -236,9 +240,10 @@ class Journal:
             self.path = None
             self.close()
 
-    def end(self, exit_code: int) -> None:
-        """Record the end of the run, after its result was written, and close the file."""
-        self._put(replace(self._state, exit_code=exit_code, lines=self._lines))
+    def end(self, answer: Answer) -> None:
+        """Record the end of the run with its answer, after its result was written, and close the file."""
+        code = int(answer.exit_code)
+        self._put(replace(self._state, exit_code=code, answer=answer.state, lines=self._lines))
         self._flush()
         self.close()
 

@@ -12,6 +12,7 @@ from typing import Any
 from egmctl.errors import UsageError
 from egmctl.files import open_regular
 from egmctl.journal import events
+from egmctl.model.answer import State, of_exit_code
 from egmctl.model.codec import ITEMS_LIMIT, DecodeError, from_json
 from egmctl.model.kernel_log import KernelEvent
 from egmctl.model.measurement import Measurement, RunReport, Status, finish, measurement_fault
@@ -38,6 +39,8 @@ class Kept:
     """The report of the run up to the journal's end. Tasks in progress are ``crashed``."""
     exit_code: int | None
     """The run's exit code; ``None`` if it did not end, or if that is unknown."""
+    state: State
+    """What the run answered: it broke if it did not end."""
     under_way: tuple[Task, ...]
     """The tasks in progress at the journal's end; empty if the run ended, or was between two steps."""
     ending: str
@@ -257,7 +260,8 @@ def _put_together(skeleton: RunReport, run: _Run) -> Kept:
         kernel_messages=messages,
     )
     missing = "; ".join(filter(None, (cut, damage))) or None
-    return Kept(report, state.exit_code, tuple(under_way.values()), ending, missing, damage)
+    answered = of_exit_code(state.exit_code) if state.answer is None else state.answer
+    return Kept(report, state.exit_code, answered, tuple(under_way.values()), ending, missing, damage)
 
 
 def earlier(folder: Path | None = None) -> list[Path]:

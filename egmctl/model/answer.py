@@ -59,6 +59,13 @@ TABLE: Mapping[State, Row] = {
 """What each format says for each state, by :class:`State`, the worst first."""
 
 
+def of_exit_code(code: int | None) -> State:
+    """Return what a result answered of which only the exit code is known, as of version 0.1; ``None``: it ended without
+    one. Of the states with one code it is the last of :data:`TABLE`."""
+    states: dict[int | None, State] = {int(row.exit_code): state for state, row in TABLE.items()}
+    return states.get(code, State.BROKE)
+
+
 class Asked(StrEnum):
     """The questions of the commands, which have words of their own for the same states."""
 

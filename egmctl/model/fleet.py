@@ -12,7 +12,7 @@ from egmctl.model.answer import UNANSWERED, Answer, State
 from egmctl.model.comparison import Comparison
 from egmctl.model.measurement import RunReport
 from egmctl.model.record import Command, Plain, Shown
-from egmctl.units import format_kernel_list, grouped, several
+from egmctl.units import fold, format_kernel_list, grouped, several
 
 
 class Reach(StrEnum):
@@ -240,6 +240,10 @@ class FleetReport(Shown):
     """What an MPI job measured between the nodes; null for other launchers."""
     answer: Answer = UNANSWERED
     """Whether all nodes and the fabric between them can be handed over (:mod:`egmctl.verdict.answers`)."""
+
+    def in_state(self, state: State) -> str:
+        """Return the names of the nodes in a state in short form (``--list``)."""
+        return fold(node.node for node in self.answers if node.state is state)
 
 
 def counts(answers: Iterable[NodeResult]) -> dict[str, int]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from egmctl.model.answer import State
 from egmctl.model.finding import Guard, Waiver
 from egmctl.model.machine import Origin, OriginKind
 from egmctl.model.measurement import BenchGpu, Settings
@@ -29,6 +30,8 @@ class KeptRun:
     ok: int
     exit_code: int | None
     """The exit code of the run; ``None`` if the run did not end."""
+    state: State = State.BROKE
+    """What the run answered: it broke if it did not end."""
     ending: Plain
     """A short description of how the run ended."""
 

@@ -187,7 +187,6 @@ class EgmReads:
 class RunVerdict:
     """The verdict on a whole run."""
 
-    grade: Grade
     profile: Plain | None
     """The name of the profile; ``None`` if none matches."""
     profile_reason: Plain
@@ -204,14 +203,3 @@ class RunVerdict:
     """``None`` if no GPU was measured with EGM memory of its own CPU. It does not influence grades."""
     strict: bool = False
     """Whether warnings also make the exit code 1."""
-
-    @property
-    def failed(self) -> bool:
-        """Whether the verdict makes the exit code 1."""
-        return self.grade is Grade.FAIL or (self.strict and self.grade is Grade.WARN)
-
-    @property
-    def too_slow(self) -> bool:
-        """Whether a path is slower than its references allow, or, in a strict run, there is a warning."""
-        slow = any(verdict.by_speed is Grade.FAIL for verdict in self.classes)
-        return slow or (self.strict and self.grade is Grade.WARN)

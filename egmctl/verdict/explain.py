@@ -48,7 +48,7 @@ from egmctl.model.verdict import BAD_GRADES, Grade, Judgement
 from egmctl.topology.access import nvml_failure
 from egmctl.topology.links import device_link
 from egmctl.units import format_kernel_list, format_size, grouped, shortened
-from egmctl.verdict.trust import doubts, host_busy, slowdowns
+from egmctl.verdict.trust import host_busy, slowdowns
 from egmctl.verdict.yardsticks import value_of
 
 CAUSE_SECTIONS = ("switches", "confinement", "system")
@@ -87,7 +87,7 @@ _SYMPTOMS = (
 
 
 def shortfalls(run: RunReport) -> Shortfalls:
-    """Return the measurements of a run that need an explanation. In an interrupted run, waived ones do not."""
+    """Return the measurements of a run with its doubts that need an explanation; of an interrupted one none waived."""
     numbered = list(enumerate(run.measurements))
     lost = frozenset(number for number, m in numbered if is_lost(m))
     failing = {number for number, m in numbered if m.status in BROKEN} - lost
@@ -96,7 +96,7 @@ def shortfalls(run: RunReport) -> Shortfalls:
         grades = {judgement.grade for judgement in judged.judgements}
         failing |= {judged.measurement} if Grade.FAIL in grades else set()
         warned |= {judged.measurement} if Grade.WARN in grades else set()
-    for doubt in doubts(run):
+    for doubt in run.doubts:
         if doubt.effect is Effect.FAIL:
             failing.add(doubt.measurement)
         elif doubt.reason in _SYMPTOMS:
@@ -385,7 +385,7 @@ def during(report: RunReport) -> Iterator[tuple[Finding, set[int]]]:
         yield finding, {number for number, m in enumerate(report.measurements) if all(map(numa_nodes, m.flows))}
     else:
         yield from _weak_memory(report)
-    by_reason = grouped((doubt.reason, doubt) for doubt in doubts(report))
+    by_reason = grouped((doubt.reason, doubt) for doubt in report.doubts)
     displaced = by_reason.get(DoubtReason.PLACEMENT, [])
     for detail, numbers in grouped((doubt.detail, doubt.measurement) for doubt in displaced).items():
         text = "See what places memory elsewhere: cpusets, memory policies, and the free memory of the node."

@@ -33,11 +33,15 @@ from egmctl.model.verdict import (
 )
 from egmctl.units import several
 from egmctl.verdict import yardsticks
-from egmctl.verdict.trust import of_other_paths
+from egmctl.verdict.trust import of_other_paths, with_doubts
 
 
-def judge(report: RunReport, profile: Profile | None, *, profile_reason: str = "", strict: bool = False) -> RunVerdict:
-    """Return the verdict on a run.
+def with_verdict(
+    report: RunReport, profile: Profile | None, *, profile_reason: str = "", strict: bool = False
+) -> RunReport:
+    """Return a run with its verdict, and the doubts about its measurements.
+
+    A class counts the samples that are beyond a bound, though their medians are not.
 
     Parameters
     ----------
@@ -48,6 +52,14 @@ def judge(report: RunReport, profile: Profile | None, *, profile_reason: str = "
     strict
         Whether warnings make the command exit with status 1.
     """
+    verdict = judge(report, profile, profile_reason=profile_reason, strict=strict)
+    doubted = with_doubts(replace(report, verdict=verdict))
+    classes = tuple(_with_doubts(path_class, doubted.doubts) for path_class in verdict.classes)
+    return replace(doubted, verdict=replace(verdict, classes=classes))
+
+
+def judge(report: RunReport, profile: Profile | None, *, profile_reason: str = "", strict: bool = False) -> RunVerdict:
+    """Return the verdict on a run by the medians of its measurements, with the parameters of :func:`with_verdict`."""
     measurements = report.measurements
     values = [yardsticks.value_of(measurement) for measurement in measurements]
     kinds = gpu_kinds(report)
@@ -58,7 +70,7 @@ def judge(report: RunReport, profile: Profile | None, *, profile_reason: str = "
             members.setdefault(class_of(measurement, kinds), []).append(number)
     other_paths = of_other_paths(measurements)
     culprits: list[Culprit] = []
-    judged: dict[int, Judged] = {}
+    by_number: dict[int, Judged] = {}
     for path_class, numbers in members.items():
         of_class = {number: value for number in numbers if (value := values[number]) is not None}
         believed = {number: value for number, value in of_class.items() if number not in other_paths}
@@ -66,35 +78,24 @@ def judge(report: RunReport, profile: Profile | None, *, profile_reason: str = "
         culprits += class_culprits
         for number, value in of_class.items():
             if number in other_paths:
-                judged[number] = _not_believed(number, value, other_paths[number])
+                by_number[number] = _not_believed(number, value, other_paths[number])
             else:
-                judged[number] = _judged(number, measurements[number], value, profile, peers[number])
+                by_number[number] = _judged(number, measurements[number], value, profile, peers[number])
     classes = tuple(
-        _class_verdict(path_class, numbers, measurements, judged, profile) for path_class, numbers in members.items()
+        _class_verdict(path_class, numbers, measurements, by_number, profile) for path_class, numbers in members.items()
     )
     warnings = (*_warnings(measurements), *_kernel_warnings(report), *_profile_warnings(measurements, profile))
-    grade = worst_grade(verdict.grade for verdict in classes)
-    if warnings and grade is not Grade.FAIL:
-        grade = Grade.WARN
     return RunVerdict(
-        grade=grade,
         profile=profile.name if profile else None,
         profile_reason=profile_reason,
         classes=classes,
         culprits=tuple(culprits),
-        judged=tuple(judged[number] for number in sorted(judged)),
+        judged=tuple(by_number[number] for number in sorted(by_number)),
         warnings=warnings,
         owners=owners(measurements),
         egm=egm_reads(measurements),
         strict=strict,
     )
-
-
-def with_doubts(verdict: RunVerdict, doubts: Sequence[Doubt]) -> RunVerdict:
-    """Return a verdict whose classes count the samples that are beyond a bound, though their medians are not."""
-    classes = tuple(_with_doubts(path_class, doubts) for path_class in verdict.classes)
-    grade = worst_grade((verdict.grade, *(each.grade for each in classes)))
-    return replace(verdict, classes=classes, grade=grade)
 
 
 def _with_doubts(path_class: ClassVerdict, doubts: Sequence[Doubt]) -> ClassVerdict:

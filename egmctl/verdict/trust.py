@@ -7,6 +7,7 @@ in one place and fail in another.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 
 from egmctl.bench.path_class import ceiling, is_degraded
@@ -30,8 +31,8 @@ from egmctl.units import shortened
 from egmctl.verdict.yardsticks import MORE_THAN_IT_CARRIES, is_by_host, not_judged, value_of
 
 
-def doubts(report: RunReport) -> tuple[Doubt, ...]:
-    """Return the doubts about a judged run, by measurement.
+def with_doubts(report: RunReport) -> RunReport:
+    """Return a run with the doubts about it, by measurement (``RunReport.doubts``); all else reads them there.
 
     A run that was not judged has no bounds: samples are then compared with each other alone.
     """
@@ -46,7 +47,7 @@ def doubts(report: RunReport) -> tuple[Doubt, ...]:
         result += _worst_sample(number, measurement, bounds.get(number, ()))
         if busy and all(map(numa_nodes, measurement.flows)):
             result.append(Doubt(reason=DoubtReason.HOST_BUSY, effect=Effect.LOW, measurement=number))
-    return tuple(result)
+    return replace(report, doubts=tuple(result))
 
 
 def of_other_paths(measurements: Sequence[Measurement]) -> Mapping[int, DoubtReason]:

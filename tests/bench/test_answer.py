@@ -21,7 +21,7 @@ from egmctl.report.views.bench import bench_document
 from egmctl.report.views.bench_matrix import Frame
 from egmctl.verdict.answers import answered
 from egmctl.verdict.explain import with_causes
-from egmctl.verdict.judge import judge
+from egmctl.verdict.judge import judge, with_verdict
 from egmctl.verdict.profiles import load
 from tests.answers import code_of, render
 from tests.answers import shown as answer
@@ -41,7 +41,7 @@ def busy(task: Task, flow: Flow) -> float:
 
 def judged(*cases: str, value: Callable[[Task, Flow], float] = usual, known: bool = True, gpus: int = 4) -> RunReport:
     made = run(*cases, value=value, gpus=gpus)
-    return replace(made, verdict=judge(made, H200 if known else None, profile_reason="GPU name NVIDIA H200"))
+    return with_verdict(made, H200 if known else None, profile_reason="GPU name NVIDIA H200")
 
 
 def ended(report: RunReport, *statuses: tuple[Status, str]) -> RunReport:
@@ -186,8 +186,7 @@ def test_what_was_not_made_is_told_without_a_reference_too() -> None:
 
 def test_a_profile_without_these_cases_is_named_as_the_reason() -> None:
     found = run(WRITE)
-    verdict = judge(found, replace(H200, references=()), profile_reason="GPU name NVIDIA H200")
-    told = answer(replace(found, verdict=replace(verdict, grade=Grade.NO_REFERENCE)))
+    told = answer(with_verdict(found, replace(H200, references=()), profile_reason="GPU name NVIDIA H200"))
     assert told.word == "NO REFERENCE"
     assert str(told.sentence).endswith("judge them by: profile hgx-h200 has no reference for these cases")
 
@@ -231,7 +230,7 @@ def many() -> RunReport:
     made = replace(made, measurements=tuple(slower(m) for m in made.measurements if m.point.sms is None))
     verdict = judge(made, None, profile_reason="none")
     well = tuple(replace(one, grade=Grade.PASS) for one in verdict.classes)
-    return replace(made, verdict=replace(verdict, classes=well, culprits=(), judged=(), grade=Grade.PASS))
+    return replace(made, verdict=replace(verdict, classes=well, culprits=(), judged=()))
 
 
 def test_many_path_classes_fit_a_screen_all_are_there_with_v_and_what_is_slow_always() -> None:

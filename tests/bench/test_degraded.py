@@ -20,8 +20,7 @@ from egmctl.model.measurement import LinkProof, Settings, Status
 from egmctl.model.route import Egm, LinkKind
 from egmctl.report.views.machine import route_words
 from egmctl.verdict.explain import with_causes
-from egmctl.verdict.judge import judge
-from egmctl.verdict.trust import doubts
+from egmctl.verdict.judge import with_verdict
 from tests.answers import shown as answer
 from tests.bench.conftest import FEW
 from tests.bench.reports import report
@@ -123,8 +122,8 @@ def test_it_is_a_warning_that_its_cause_explains_and_no_reference_judges() -> No
     plan = planned(without_owners(), NUMA)
     made = report(plan, [measured(one, lambda _task, _flow: 50.0) for one in plan.tasks])
     made = replace(made, machines=(without_owners(),))
-    made = replace(made, verdict=judge(made, None))
-    judged = with_causes(replace(made, doubts=doubts(made)))
+    made = with_verdict(made, None)
+    judged = with_causes(made)
     assert judged.verdict is not None
     assert "without EGM, whose route is blocked (degraded): NUMA1 -> GPU0, NUMA1 -> GPU1" in judged.verdict.warnings[0]
     degraded = [n for n, one in enumerate(judged.measurements) if one.flows[0].route.degraded]

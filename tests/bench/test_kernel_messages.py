@@ -20,7 +20,7 @@ from egmctl.facts.kernel_log import EVENTS_LIMIT, KernelLogWatch, event
 from egmctl.facts.redact import part_redactor, redact_run
 from egmctl.facts.root import Root
 from egmctl.journal.events import Journal, Recorder, forget
-from egmctl.model.answer import State
+from egmctl.model.answer import Answer, State
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.kernel_log import KernelLog, KernelMessages
 from egmctl.model.measurement import RunReport
@@ -29,8 +29,9 @@ from egmctl.model.task import Task
 from egmctl.model.verdict import Grade
 from egmctl.report.kinds import Format
 from egmctl.saved import load_journal
+from egmctl.verdict.answers.run import of_run
 from egmctl.verdict.bringup import bringup
-from egmctl.verdict.judge import judge
+from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.profiles import load
 from tests.answers import diagnose, render
 from tests.bench.test_supervisor import MACHINE, TARGET, fast_children, plan
@@ -82,7 +83,7 @@ class TestWhileItRuns:
     def test_what_comes_is_in_the_result_and_in_the_journal_where_it_came(self, kmsg: Path, tmp_path: Path) -> None:
         journal = Journal([tmp_path], part_redactor(None))
         messages = supervised(kmsg, journal, {3: OFF_THE_BUS})
-        journal.end(0)
+        journal.end(Answer(state=State.GOOD, word="PASS"))
         (logged,) = messages.events
         assert (logged.number, messages.unread) == (79, None)
         assert messages.began_s < logged.time_s < messages.ended_s
@@ -137,7 +138,7 @@ def with_logged(*lines: str, unread: Unread | None = None) -> RunReport:
     events = tuple(found for line in lines if (found := event(1001.5, line)) is not None)
     messages = KernelMessages(source="/dev/kmsg", unread=unread, began_s=1000.0, ended_s=1010.0, events=events)
     report = replace(run(WRITE, H2D), kernel_messages=messages)
-    return replace(report, verdict=judge(report, load("hgx-h200")))
+    return with_verdict(report, load("hgx-h200"))
 
 
 def words(report: RunReport, format: Format = Format.TEXT, *, verbose: int = 0) -> str:
@@ -147,7 +148,8 @@ def words(report: RunReport, format: Format = Format.TEXT, *, verbose: int = 0) 
 def test_a_fault_stands_below_the_verdict_with_whose_it_is_and_what_to_do() -> None:
     report = with_logged(OFF_THE_BUS, OFF_THE_BUS)
     assert report.verdict is not None
-    assert report.verdict.grade is Grade.WARN, "the paths may be as fast as ever beside it"
+    assert {each.grade for each in report.verdict.classes} == {Grade.PASS}, "the paths may be as fast as ever beside it"
+    assert of_run(report).state is State.WARN
     lines = str(render(report, Format.TEXT, width=200)).splitlines()
     assert lines[0].startswith("PASS WITH WARNINGS: ")
     assert "the kernel logged meanwhile: GPU2: Xid 79, GPU fell off the bus, 2 times" in lines[0]
@@ -164,7 +166,7 @@ def test_a_fault_stands_below_the_verdict_with_whose_it_is_and_what_to_do() -> N
 def test_an_applications_fault_is_told_with_v_and_is_no_warning() -> None:
     report = with_logged(PAGE_FAULT)
     assert report.verdict is not None
-    assert report.verdict.grade is Grade.PASS
+    assert of_run(report).state is State.GOOD
     assert "Xid" not in words(report)
     assert "Kernel log while it ran: GPU2: Xid 31, GPU memory page fault (application)." in words(report, verbose=1)
 

@@ -13,6 +13,7 @@ from egmctl.bench.plan import Plan
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.results import summarize
 from egmctl.bench.suites import SUITES, SWEPT, select_cases
+from egmctl.model.answer import State
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, RunReport, Settings, Status
 from egmctl.model.task import Axis
@@ -21,7 +22,8 @@ from egmctl.report.render.figures import HEIGHT, plot
 from egmctl.report.views.bench import bench_document
 from egmctl.report.views.bench_details import ENOUGH, enough, overlay
 from egmctl.units import MIB
-from egmctl.verdict.judge import judge
+from egmctl.verdict.answers.run import of_run
+from egmctl.verdict.judge import judge, with_verdict
 from egmctl.verdict.yardsticks import not_judged
 from tests.bench.conftest import FEW, Bench
 from tests.doctor.machines import shipped
@@ -172,4 +174,4 @@ class TestView:
         assert all(not_judged(m) for m in report.measurements)
         assert judge(report, None).classes == ()
         broken = replace(report.measurements[0], status=Status.CORRUPT, reason="wrong")
-        assert judge(replace(report, measurements=(broken,)), None).failed
+        assert of_run(with_verdict(replace(report, measurements=(broken,)), None)).state is State.BAD

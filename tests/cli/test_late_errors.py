@@ -25,6 +25,7 @@ from egmctl.fleet.folder import new_folder
 from egmctl.fleet.run import Launch, Progress, _Fleet
 from egmctl.journal import events
 from egmctl.journal.events import Note
+from egmctl.model.answer import Answer, State
 from egmctl.model.fleet import Asked, Launcher, Reach
 from egmctl.model.record import Command
 
@@ -107,7 +108,7 @@ def test_a_journal_says_that_it_ends_early_and_the_run_goes_on(
             raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "close", close)
-    journal.end(0)
+    journal.end(Answer(state=State.GOOD, word="PASS"))
     assert journal.failure == f"{journal.path}: {os.strerror(number)}"
     journal(Note(text="nothing goes on after that"))
     assert journal.path is not None

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -20,7 +19,7 @@ from egmctl.report.kinds import Format
 from egmctl.saved import load
 from egmctl.verdict import profiles
 from egmctl.verdict.bringup import bringup
-from egmctl.verdict.judge import judge
+from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.profiles import choose
 from tests.answers import diagnose, render
 from tests.comparison.test_real_runs import unpacked
@@ -69,7 +68,7 @@ def judged(tmp_path: Path) -> RunReport:
     report = load(unpacked("idle", tmp_path)).result
     assert isinstance(report, RunReport)
     profile, reason = choose(report.machines[0], [profiles.load("hgx-h200")])
-    return replace(report, verdict=judge(report, profile, profile_reason=reason))
+    return with_verdict(report, profile, profile_reason=reason)
 
 
 def test_the_answers_of_bringup_and_bench_are_those_of_the_recorded_checks_and_the_real_run(judged: RunReport) -> None:

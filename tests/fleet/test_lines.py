@@ -23,7 +23,7 @@ from egmctl.units import fold
 from egmctl.verdict.answers import answered
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.explain import with_causes
-from egmctl.verdict.judge import judge
+from egmctl.verdict.judge import with_verdict
 from tests.answers import render
 from tests.comparison.runs import saved as saved_run
 from tests.doctor.machines import shipped
@@ -125,7 +125,7 @@ H200 = shipped("hgx-h200x4")
 
 def lines(machine: Machine, *slow: str) -> tuple[GroupLine, ...]:
     made = replace(run(WRITE, H2D, value=slow_at(*slow), machine=H200), machines=(machine,))
-    return lines_of(saved_run("node1", answered(with_causes(replace(made, verdict=judge(made, PROFILE))))))
+    return lines_of(saved_run("node1", answered(with_causes(with_verdict(made, PROFILE)))))
 
 
 def causes(machine: Machine, *slow: str) -> list[tuple[str, str]]:

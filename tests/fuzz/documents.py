@@ -31,7 +31,7 @@ from egmctl.model.task import NumberedTask
 from egmctl.report.exports.json import result_json
 from egmctl.topology.topology import topology
 from egmctl.verdict.bringup import bringup
-from egmctl.verdict.judge import judge
+from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.profiles import load
 from tests.answers import diagnose
 from tests.fleet.test_views import REPORT
@@ -50,7 +50,7 @@ def judged_run(value: float = 100.0) -> RunReport:
     logged = () if line is None else (line,)
     messages = KernelMessages(source="/dev/kmsg", began_s=1.0, ended_s=9.0, events=logged)
     report = replace(report, kernel_messages=messages)
-    report = replace(report, verdict=judge(report, load("hgx-h200"), profile_reason="it fits"))
+    report = with_verdict(report, load("hgx-h200"), profile_reason="it fits")
     lost = Finding(check="gpu.lost", status=Status.FAIL, summary="one GPU is lost")
     return replace(report, causes=(Cause(status=Status.FAIL, finding=lost, measurements=(0, 3)),))
 
@@ -64,7 +64,7 @@ def original(kind: str, folder: Path) -> bytes:
 def _journal(folder: Path) -> str:
     report = judged_run()
     journal = Journal([folder], lambda part: part)
-    journal(Begin(report=replace(report, measurements=(), verdict=None, causes=()), steps=3))
+    journal(Begin(report=replace(report, measurements=(), verdict=None, doubts=(), causes=()), steps=3))
     for number, measurement in enumerate(report.measurements[:12]):
         journal(StepBegun(tasks=(NumberedTask(number=number, task=measurement),)))
         journal(Outcome(number=number, measurement=measurement))

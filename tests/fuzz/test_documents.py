@@ -14,14 +14,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from egmctl.errors import UsageError
 from egmctl.report.kinds import Format
-from egmctl.verdict.judge import judge
+from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.profiles import load
 from tests.answers import render
 from tests.fuzz.documents import KINDS, judged_run, original, readers, spoiled
@@ -113,7 +113,7 @@ def judging(path: Path) -> str:
     try:
         report = judged_run()
         for format in (Format.TEXT, Format.JSON, Format.HTML):
-            render(replace(report, verdict=judge(report, profile)), format, verbose=1)
+            render(with_verdict(report, profile), format, verbose=1)
     except Exception as error:
         return f"judged: {type(error).__name__}: {error}"
     return ""

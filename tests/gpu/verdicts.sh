@@ -14,8 +14,8 @@ while [ "$run" -le "$runs" ]; do
     file="$folder/$suite-$run.json"
     code=0
     "$python" -m egmctl bench --suite "$suite" --strict --quiet --force -o "$file" || code=$?
-    grade=$("$python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["result"]["verdict"]["grade"])' "$file")
-    echo "run $run: exit $code, $grade"
+    state=$("$python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["answer"]["state"])' "$file")
+    echo "run $run: exit $code, $state"
     [ "$code" -eq 0 ] || alarms=$((alarms + 1))
     run=$((run + 1))
 done

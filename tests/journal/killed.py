@@ -11,6 +11,7 @@ import sys
 from egmctl.cli import app
 from egmctl.journal import events
 from egmctl.journal.events import Event, Outcome, StepBegun
+from egmctl.model.answer import Answer
 
 PIPE = int(sys.argv.pop(1))
 
@@ -25,8 +26,8 @@ class Told(events.Journal):
         if isinstance(event, Outcome):
             os.write(PIPE, f"measurement {event.number}\n".encode())
 
-    def end(self, exit_code: int) -> None:
-        super().end(exit_code)
+    def end(self, answer: Answer) -> None:
+        super().end(answer)
         os.write(PIPE, b"end\n")
 
 

@@ -40,7 +40,7 @@ from egmctl.verdict.answers import answered
 from egmctl.verdict.answers.run import of_run
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.explain import with_causes
-from egmctl.verdict.judge import judge
+from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.profiles import load_all
 from tests.doctor.machines import shipped
 from tests.doctor.sick import SICK
@@ -120,7 +120,7 @@ def random_run(dice: random.Random, *, whole_node: bool = False) -> RunReport:
     )
     strict = dice.random() < 0.2
     if (profile := dice.choice((PROFILE, PROFILE, PROFILE, None, "none"))) != "none":
-        made = replace(made, verdict=judge(made, profile, profile_reason="of this kind", strict=strict))  # type: ignore[arg-type]
+        made = with_verdict(made, profile, profile_reason="of this kind", strict=strict)  # type: ignore[arg-type]
     named = [gpu.bus_id for gpu in node.gpus or ()] if dice.random() < 0.2 else ()
     made = with_causes(made, asked=named)
     return replace(made, answer=of_run(made, whole_node=whole_node))

@@ -116,7 +116,6 @@ def judged(made: RunReport) -> RunReport:
         reason="all of its row is weak",
     )
     verdict = RunVerdict(
-        grade=Grade.FAIL,
         profile="hgx-h200",
         profile_reason="4 NVIDIA H200 with 18 links each",
         classes=(one,),

@@ -87,7 +87,7 @@ def test_a_result_and_its_comparison_with_another(tmp_path: Path, kind: Kind) ->
     document = json.loads(path.read_text())
     if kind is BENCH:
         fewer = document["result"]["measurements"][1:]
-        document["result"] |= {"measurements": fewer, "verdict": None, "causes": []}
+        document["result"] |= {"measurements": fewer, "verdict": None, "doubts": [], "causes": []}
     other.write_text(json.dumps(document))
     examine_all(compare([saved.load(path), saved.load(other)]), COMPARISON.formats)
 

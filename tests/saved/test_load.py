@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import gzip
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from egmctl.model.record import Command
 from egmctl.report.exports.json import dump, envelope, result_json
 from egmctl.report.kinds import Format
 from egmctl.topology.topology import topology
-from egmctl.verdict.judge import judge
+from egmctl.verdict.judge import with_verdict
 from tests.answers import diagnose, render, with_answer
 from tests.doctor.machines import shipped
 from tests.fleet.test_views import REPORT
@@ -205,7 +204,7 @@ def test_a_cause_explains_measurements_that_are_there(tmp_path: Path, number: in
 )
 def test_an_owner_of_memory_fits_what_was_measured(tmp_path: Path, changed: dict[str, Any], fault: str) -> None:
     run = run_of("hgx-h200x4", cases=("host_numa_by_owner_to_device_memcpy_ce",))
-    document = bench_document(replace(run, verdict=judge(run, None)))
+    document = bench_document(with_verdict(run, None))
     assert saved.load(write(tmp_path, document))
     document["result"]["verdict"]["owners"][0] |= changed
     assert fault in refusal(write(tmp_path, document))

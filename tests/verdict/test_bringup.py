@@ -26,7 +26,7 @@ from egmctl.model.task import Flow, Task
 from egmctl.report.kinds import BRINGUP, Format
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.explain import with_causes
-from egmctl.verdict.judge import judge
+from egmctl.verdict.judge import judge, with_verdict
 from egmctl.verdict.profiles import load
 from tests.answers import diagnose, render
 from tests.docs.test_schemas import check as validate
@@ -76,7 +76,7 @@ def paths(found: Bringup, cause: Cause) -> set[str]:
 
 
 def judged(made: RunReport, *, known: bool = True) -> RunReport:
-    return replace(made, verdict=judge(made, PROFILE if known else None, profile_reason="GPU name NVIDIA H200"))
+    return with_verdict(made, PROFILE if known else None, profile_reason="GPU name NVIDIA H200")
 
 
 def shown(found: Bringup, width: int = 80) -> str:
@@ -191,7 +191,7 @@ def slower_than_peers(task: Task, flow: Flow) -> float:
 
 def test_a_slow_path_is_no_go_where_another_has_no_reference() -> None:
     made = run(WRITE, H2D, value=slow_at("GPU2"))
-    assert bringup(healthy(), replace(made, verdict=judge(made, SITE))).answer.state is State.BAD
+    assert bringup(healthy(), with_verdict(made, SITE)).answer.state is State.BAD
 
 
 @pytest.mark.parametrize("status", [Status.CRASHED, Status.TIMED_OUT, Status.FAILED])

@@ -11,7 +11,7 @@ from egmctl.model.route import LinkKind, MemoryKind
 from egmctl.model.task import Flow, Task
 from egmctl.model.verdict import EgmReads
 from egmctl.report.kinds import Format
-from egmctl.verdict.judge import judge
+from egmctl.verdict.judge import judge, with_verdict
 from tests.answers import render
 from tests.doctor.machines import shipped
 from tests.verdict.runs import D2H, H2D, run
@@ -60,7 +60,7 @@ def test_a_platform_without_egm_has_no_such_ratio() -> None:
 
 def test_the_sentence_says_which_side_was_not_measured() -> None:
     made = run(H2D, PINNED, value=speed, machine=shipped("gb200-nvl72"), nodes=(0, 1))
-    text = " ".join(str(render(replace(made, verdict=judge(made, None)), Format.TEXT)).split())
+    text = " ".join(str(render(with_verdict(made, None), Format.TEXT)).split())
     beside = "ratio to pinned 0.98, to plain memory not measured; remote to local 0.30."
     assert f"EGM by copy engines: local 372.0 GB/s; {beside}" in text
 

@@ -27,7 +27,7 @@ from egmctl.model.probes import Outcome as ProbeOutcome
 from egmctl.model.probes import ProbeKind
 from egmctl.report.kinds import Format
 from egmctl.verdict.evidence import cases, evidence, questions
-from egmctl.verdict.judge import judge
+from egmctl.verdict.judge import with_verdict
 from tests.answers import diagnose, render
 from tests.cli.test_bringup import small
 from tests.conftest import ROOT, RunEgmctl
@@ -86,7 +86,7 @@ def measured(owner: Owner = EACH_ITSELF, name: str = GB200, **changes: Any) -> R
         return replace(each, evidence=seen.evidence, **changes)
 
     made = replace(made, measurements=tuple(map(shown, made.measurements)))
-    return replace(made, verdict=judge(made, None))
+    return with_verdict(made, None)
 
 
 def settled(report: RunReport | None, machine: Machine | None = None) -> EvidenceReport:
@@ -143,7 +143,7 @@ def lacking(case: str, reason: str, kind: WaiverKind, paths: int) -> RunReport:
     waived = partial(replace, status=Outcome.WAIVED, reason=reason, waivers=(Waiver(kind=kind, reason=reason),))
     changed = [waived(each) if n in numbers else each for n, each in enumerate(made.measurements)]
     made = replace(made, measurements=tuple(changed))
-    return replace(made, verdict=judge(made, None))
+    return with_verdict(made, None)
 
 
 def test_one_measured_path_among_several_settles_nothing_and_says_how_many_were_measured() -> None:

@@ -30,7 +30,7 @@ from egmctl.report.kinds import Format
 from egmctl.report.views.bench_answer import seen
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.explain import with_causes
-from egmctl.verdict.judge import judge
+from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.profiles import load
 from tests.answers import code_of, diagnose, render
 from tests.doctor.faults import weak_switch
@@ -50,7 +50,7 @@ def as_measured(report: RunReport) -> RunReport:
 def explained(machine: Machine, *slow: str, change: Change = as_measured) -> RunReport:
     """A run on which paths that touch some GPUs are slow, with its causes; the plan is that of a healthy node."""
     made = change(replace(run(WRITE, H2D, value=slow_at(*slow), machine=H200), machines=(machine,)))
-    return with_causes(replace(made, verdict=judge(made, PROFILE)))
+    return with_causes(with_verdict(made, PROFILE))
 
 
 def told(report: RunReport) -> dict[str, set[str]]:
@@ -168,7 +168,7 @@ def test_where_only_host_memory_is_slow_a_busy_host_is_the_cause_and_links_are_n
         return usual(task, flow) * (0.5 if task.case == H2D else 1)
 
     made = replace(run(WRITE, H2D, value=value), host_load=BUSY)
-    report = with_causes(replace(made, verdict=judge(made, PROFILE)))
+    report = with_causes(with_verdict(made, PROFILE))
     node = bringup(diagnose(H200, EVERYTHING, CHECKS), report)
     assert (node.answer.state, node.answer.causes) == (State.INCOMPLETE, report.causes)
     for result in (report, node):
@@ -211,7 +211,7 @@ def test_users_that_change_while_a_gpu_is_measured_are_told_once() -> None:
 def test_no_machine_is_too_strange_to_be_explained() -> None:
     choice = random.Random(7)  # noqa: S311
     made = run(WRITE, H2D, value=slow_at("GPU2"))
-    judged = replace(made, verdict=judge(made, PROFILE))
+    judged = with_verdict(made, PROFILE)
     waived = with_status(judged, Status.WAIVED, range(0, len(made.measurements), 3))
     for _ in range(200):
         machine = mutated(choice.choice((H200, shipped("gh200"))), choice)
@@ -228,7 +228,7 @@ class TestMemoryOfGrace:
             return triad_gb_s if task.case == self.TRIAD else copy_gb_s
 
         made = run(self.TRIAD, self.COPY, value=value, machine=shipped("gh200"))
-        return with_causes(replace(made, verdict=judge(made, load("gh200-480gb")), host_load=load_now))
+        return with_causes(with_verdict(replace(made, host_load=load_now), load("gh200-480gb")))
 
     def test_memory_that_its_own_cpus_find_slow_is_the_cause_of_slow_copies(self) -> None:
         report = self.explained(250, 240)
@@ -252,16 +252,14 @@ class TestMemoryOfGrace:
         profile = load("gh200-480gb")
         references = [replace(each, warn=None, fail=300.0) for each in profile.references if each.case == self.TRIAD]
         made = run(self.TRIAD, value=lambda _task, _flow: 250, machine=shipped("gh200"))
-        (cause,) = with_causes(
-            replace(made, verdict=judge(made, replace(profile, references=tuple(references))))
-        ).causes
+        (cause,) = with_causes(with_verdict(made, replace(profile, references=tuple(references)))).causes
         assert cause.finding.summary == "memory is slow: its own CPUs reach 250 GB/s, not 300"
 
     def test_a_node_that_is_slow_at_several_sizes_is_one_cause(self) -> None:
         made = run(self.TRIAD, value=lambda _task, _flow: 250, machine=shipped("gh200"))
         (triad,) = made.measurements
         made = replace(made, measurements=(triad, replace(triad, size_bytes=4 * triad.size_bytes)))
-        (cause,) = with_causes(replace(made, verdict=judge(made, load("gh200-480gb")))).causes
+        (cause,) = with_causes(with_verdict(made, load("gh200-480gb"))).causes
         assert len(cause.measurements) == 2
 
     def test_a_path_far_slower_than_its_memory_has_another_cause(self) -> None:
@@ -276,7 +274,7 @@ class TestMemoryOfGrace:
         made = run(self.TRIAD, self.COPY, latency, value=value, machine=shipped("gh200"))
         profile = load("gh200-480gb")
         bound = replace(profile.references[0], case=latency, link="C2C", unit=Unit.NS, typical=700, warn=900, fail=1100)
-        report = replace(made, verdict=judge(made, replace(profile, references=(*profile.references, bound))))
+        report = with_verdict(made, replace(profile, references=(*profile.references, bound)))
         (weak,) = (c for c in with_causes(report).causes if c.finding.check == "bench.weak-memory")
         assert {report.measurements[number].case for number in weak.measurements} == {self.TRIAD, self.COPY}
 

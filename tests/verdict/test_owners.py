@@ -14,9 +14,11 @@ from egmctl.model.measurement import Evidence, GpuEvidence, Measurement, RunRepo
 from egmctl.model.verdict import OwnerUnknown
 from egmctl.report.kinds import Format
 from egmctl.topology.routes import owners as possible_owners
-from egmctl.verdict.judge import judge, owners
+from egmctl.verdict.answers import answered
+from egmctl.verdict.judge import owners, with_verdict
 from tests.answers import render
 from tests.doctor.machines import shipped
+from tests.known import known
 from tests.report.runs import run
 
 CASE = "host_numa_by_owner_to_device_memcpy_ce"
@@ -56,7 +58,7 @@ def read(owner: Owner = EACH_ITSELF, at: tuple[str, ...] = tuple(EACH_ITSELF), g
     made = run(GB200, cases=(CASE,), gpus=gpus)
     seen = tuple(counted(measurement, owner, at) for measurement in made.measurements)
     made = replace(made, measurements=seen)
-    return replace(made, verdict=judge(made, None))
+    return with_verdict(made, None)
 
 
 def told(report: RunReport) -> dict[str, str | OwnerUnknown | None]:
@@ -137,15 +139,17 @@ def test_the_owners_are_told_with_v_and_first_only_where_they_are_unexpected() -
 
 def test_an_unknown_owner_says_why() -> None:
     made = run("hgx-h200x4", cases=(CASE,))
-    shown = text(replace(made, verdict=judge(made, None)), verbose=1)
+    shown = text(with_verdict(made, None), verbose=1)
     gpus = "GPU0, GPU1, GPU2 and GPU3"
     assert f"NUMA0: memory allocated under {gpus} has an unknown owner: not EGM (no NVLink-C2C)" in shown
     assert "no counters show which link carried the bytes" in text(read(at=()), verbose=1)
 
 
 def test_an_owner_changes_no_grade_and_no_exit_code() -> None:
-    verdicts = [read(owner).verdict for owner in (EACH_ITSELF, FIRST_OF_CPU)]
-    assert len({(verdict.grade, verdict.warnings) for verdict in verdicts if verdict is not None}) == 1
+    runs = [answered(read(owner)) for owner in (EACH_ITSELF, FIRST_OF_CPU)]
+    assert len({(each.answer.state, each.exit_code) for each in runs}) == 1
+    verdicts = [known(each.verdict) for each in runs]
+    assert len({tuple(each.grade for each in verdict.classes) for verdict in verdicts}) == 1
 
 
 def test_owners_are_in_the_document() -> None:

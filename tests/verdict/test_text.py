@@ -11,7 +11,7 @@ from egmctl.model.measurement import RunReport
 from egmctl.model.profile import Profile
 from egmctl.model.task import Flow, Task
 from egmctl.report.render.text import WIDTH
-from egmctl.verdict.judge import judge
+from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.profiles import load
 from tests.golden import compare
 from tests.report.texts import text_of
@@ -42,7 +42,7 @@ CASES = {
 def shown(report: RunReport, profile: Profile | None) -> str:
     """Return the verdict's text."""
     why = "GPU name NVIDIA H200" if profile else "no profile matches"
-    return text_of(replace(report, verdict=judge(report, profile, profile_reason=why)), verbose=1)
+    return text_of(with_verdict(report, profile, profile_reason=why), verbose=1)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from egmctl.bench.plan.task import shortened as shortened_task
@@ -19,8 +19,6 @@ from egmctl.report.views.machine import banners
 from egmctl.topology.platform import platform
 from egmctl.units import format_size, grouped, several, shortened
 
-_TONES: Mapping[int | None, Tone] = {int(row.exit_code): Tone(row.tone) for row in TABLE.values()}
-"""The tone of a run by its exit code; that of 0 is the best of the states with it."""
 _NAMED = 2
 """The number of cases named per reason why they would not run."""
 
@@ -42,7 +40,7 @@ def history_document(history: listing.History) -> doc.Document:
                 run.started_at.replace("T", " ").removesuffix("Z").removesuffix("+00:00"),
                 str(len(run.gpus)),
                 f"{run.ok} of {run.measurements}",
-                doc.Span(run.ending, _TONES.get(run.exit_code, Tone.WARN)),
+                doc.Span(run.ending, Tone(TABLE[run.state].tone)),
             )
             for run in runs
         )

@@ -6,29 +6,23 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from egmctl.bench.path_class import is_lost
 from egmctl.doctor.job import of_others
 from egmctl.doctor.kernel_faults import Blame, kernel_faults
-from egmctl.model.answer import WORDS, Answer, Asked, Cause, Gap, GapKind, State, worst
+from egmctl.model.answer import Answer, Cause, Gap, GapKind, State, worst
 from egmctl.model.doubt import DoubtReason, Effect
 from egmctl.model.finding import TOLD, UNEXPLAINED, Finding, Status, Waiver, WaiverKind
 from egmctl.model.kernel_log import LoggedFault
-from egmctl.model.measurement import BROKEN, Measurement, RunReport
+from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.measurement import Status as Ended
 from egmctl.model.remedy import Remedy
 from egmctl.model.route import Egm, LinkKind
-from egmctl.model.verdict import BAD_GRADES, Culprit, Grade, RunVerdict, Yardstick
+from egmctl.model.verdict import Grade, Yardstick
 from egmctl.topology.platform import in_rack
-from egmctl.units import listed, several, shortened
-from egmctl.verdict.answers.words import advice, cause_words, crosses_unknown_links, doubt_words, first_causes
+from egmctl.units import several, shortened
+from egmctl.verdict.answers.run_words import Decided, left_out, next_step, sentence, word
+from egmctl.verdict.answers.words import cause_words, crosses_unknown_links, doubt_words, first_causes
 from egmctl.verdict.explain import CHANGED, EXCUSES, IN_USE, Shortfalls, shortfalls
 from egmctl.verdict.trust import with_effect
-
-NOTHING_EXPLAINS = "nothing that was read explains it"
-_LOOK = "look for the cause with 'egmctl doctor --active', then measure again"
-_AGAIN = "run it again"
-_PATHS = 3
-"""The number of outliers and of links without a reference that a sentence names."""
 
 
 def of_run(report: RunReport, *, whole_node: bool = False) -> Answer:
@@ -50,15 +44,15 @@ def of_run(report: RunReport, *, whole_node: bool = False) -> Answer:
     if doubted or (verdict is not None and (verdict.warnings or short.warned)):
         strict = verdict is not None and verdict.strict
         states.append(State.BAD if strict else State.WARN)
-    state = worst(states)
+    decided = Decided(report=report, state=worst(states), causes=causes, gaps=gaps, short=short, whole_node=whole_node)
     return Answer(
-        state=state,
-        word=_word(state, verdict, gaps),
-        sentence=_sentence(report, state, causes, gaps, whole_node=whole_node),
+        state=decided.state,
+        word=word(decided),
+        sentence=sentence(decided),
         causes=causes,
         gaps=gaps,
-        notes=(*_doubted(report), *_left_out(report, causes, gaps)),
-        next_step=_next_step(report, state, causes, gaps, whole_node=whole_node),
+        notes=(*_doubted(report), *left_out(decided)),
+        next_step=next_step(decided),
         counts=counts(report),
     )
 
@@ -301,11 +295,13 @@ def _without_reference(report: RunReport) -> Iterator[Gap]:
     unknown = {link: None for number in valued for link in _links(report.measurements[number]) if link not in known}
     numbers = tuple(n for n in valued if not known.issuperset(_links(report.measurements[n])))
     if unknown:
-        names = shortened([" ".join(link[1:]) for link in unknown], _PATHS)
+        names = shortened([" ".join(link[1:]) for link in unknown], _NAMED)
         reason = f"profile {verdict.profile} has no reference for {several(len(unknown), 'link')} of GPUs: {names}"
         yield Gap(kind=GapKind.NO_REFERENCE, reason=reason, measurements=numbers)
 
 
+_NAMED = 3
+"""The number of links without a reference that a sentence names."""
 _LINKS = {LinkKind.NVLINK: "NVLink", LinkKind.C2C: "C2C", LinkKind.PCIE: "PCIe", LinkKind.UNKNOWN: "unknown link"}
 
 
@@ -319,208 +315,3 @@ def _links(m: Measurement) -> Iterator[tuple[str, str, str]]:
         for end in (flow.source, flow.destination):
             if end.bus_id is not None:
                 yield f"{end.rank}:{end.bus_id}", end.label, kind
-
-
-# --- words -----------------------------------------------------------------------------------------------------------
-
-
-def _word(state: State, verdict: RunVerdict | None, gaps: Sequence[Gap]) -> str:
-    if state is State.GOOD and verdict is None:
-        return "MEASURED"
-    judged = verdict is not None and any(path_class.grade is not Grade.NO_REFERENCE for path_class in verdict.classes)
-    if state is State.INCOMPLETE and {gap.kind for gap in gaps} == {GapKind.NO_REFERENCE}:
-        return "NO REFERENCE"
-    if state in (State.GOOD, State.WARN) and not judged:
-        return "NO REFERENCE" if state is State.GOOD else "NO REFERENCE, WITH WARNINGS"
-    return WORDS[Asked.BENCH][state]
-
-
-def _sentence(
-    report: RunReport, state: State, causes: Sequence[Cause], gaps: Sequence[Gap], *, whole_node: bool
-) -> str:
-    if state is State.BAD:
-        if stopped := next((gap for gap in gaps if gap.kind is GapKind.NOT_MEASURED and gap.causes), None):
-            # Its first cause is the most severe one, which is what is wrong.
-            return stopped.reason
-        fault = _fault(report, causes, whole_node=whole_node)
-        lacking = next((gap for gap in gaps if gap.reason not in fault), None)
-        return fault if lacking is None else f"{fault}; {WORDS[Asked.BENCH][lacking.kind.state]}: {lacking.reason}"
-    if gap := next((gap for gap in gaps if gap.kind.state is state), None):
-        nothing = gap.kind is GapKind.NOT_MEASURED
-        return gap.reason if nothing else f"{gap.reason}; {_rest(report)}"
-    verdict, made = report.verdict, sum(m.measured for m in report.measurements)
-    left_out = "".join(f"; {words}" for words in _left_out(report, causes, gaps))
-    if verdict is None:
-        return f"{several(made, 'measurement')}, not judged (--no-verdict){left_out}"
-    grades = Counter(path_class.grade for path_class in verdict.classes)
-    if not grades[Grade.PASS] and not grades[Grade.WARN]:
-        why = f"{several(made, 'measurement')} and nothing to judge them by: {_why_no_reference(verdict)}"
-        return f"{why}{left_out}{_warned(report, verdict, causes)}"
-    if grades[Grade.WARN]:
-        return f"{_slow(report, verdict, causes, whole_node=whole_node)}{left_out}"
-    unknown = f", {grades[Grade.NO_REFERENCE]} without a reference" if grades[Grade.NO_REFERENCE] else ""
-    warned = _warned(report, verdict, causes) if state is State.WARN else ""
-    return f"{_as_fast(verdict)}{unknown}{left_out}{warned}"
-
-
-def _as_fast(verdict: RunVerdict) -> str:
-    passed = sum(path_class.grade is Grade.PASS for path_class in verdict.classes)
-    some = "all" if passed == len(verdict.classes) else f"{passed} of"
-    return f"{some} {len(verdict.classes)} path classes are as fast as profile {verdict.profile} expects"
-
-
-def _fault(report: RunReport, causes: Sequence[Cause], *, whole_node: bool) -> str:
-    """Return what is proven to be wrong: what failed, slow paths, or what kept paths from being measured."""
-    broken = _broken(report)
-    if broken:
-        return f"{len(broken)} of {len(report.measurements)} measurements failed: {broken[0].reason}"
-    verdict = report.verdict
-    slow = shortfalls(report)
-    # What the user named comes first.
-    proven = sorted((cause for cause in causes if cause.state is State.BAD), key=lambda cause: not cause.asked)
-    if verdict is not None and (not proven or any(slow.slow & {*cause.measurements} for cause in proven)):
-        return _slow(report, verdict, causes, whole_node=whole_node)
-    return first_causes(report, proven)
-
-
-def _broken(report: RunReport) -> list[Measurement]:
-    """Return the measurements that failed for a known reason, those with corrupt data first."""
-    broken = (m for m in report.measurements if m.status in BROKEN and not is_lost(m))
-    return sorted(broken, key=lambda m: m.status is not Ended.CORRUPT)
-
-
-def _rest(report: RunReport) -> str:
-    """Return the words on the completed measurements of an incomplete run, none of which failed."""
-    verdict, made = report.verdict, sum(m.measured for m in report.measurements)
-    measured = f"the {several(made, 'measurement')} made"
-    if verdict is None:
-        return f"{measured} {'were' if made != 1 else 'was'} not judged"
-    grades = Counter(path_class.by_speed for path_class in verdict.classes)
-    if any(each.grade is Grade.PASS for each in verdict.classes) and not grades[Grade.FAIL]:
-        warned = " with warnings" if grades[Grade.WARN] or verdict.warnings else ""
-        return f"PASS{warned} for {measured}: {_as_fast(verdict)}"
-    if grades[Grade.FAIL] or grades[Grade.WARN]:
-        return f"{grades[Grade.FAIL] + grades[Grade.WARN]} of {len(verdict.classes)} path classes are slow"
-    return f"{measured} {'have' if made != 1 else 'has'} no reference: {_why_no_reference(verdict)}"
-
-
-def _why_no_reference(verdict: RunVerdict) -> str:
-    """Return why no path class has a reference: the profile lacks these cases, or there is no profile."""
-    if verdict.profile is not None:
-        return f"profile {verdict.profile} has no reference for these cases"
-    return verdict.profile_reason or "it was not judged by a profile"
-
-
-_NOT_HERE = {
-    *(WaiverKind.UNSUPPORTED_MEMORY, WaiverKind.UNSUPPORTED_HANDLE, WaiverKind.UNSUPPORTED_ENGINE),
-    *(WaiverKind.NO_PAGES, WaiverKind.REFUSED, WaiverKind.GPU_HIDDEN),
-}
-"""The kinds of waivers that no one needs to be told of: GPU or driver lack the feature, or the user has hidden the
-GPU."""
-
-
-def _left_out(report: RunReport, causes: Sequence[Cause], gaps: Sequence[Gap]) -> Iterator[str]:
-    """Yield words on waived measurements that are neither a gap nor :data:`_NOT_HERE`, with the first reason."""
-    missing = {number for gap in gaps for number in gap.measurements}
-    left_out = [
-        number
-        for number, m in enumerate(report.measurements)
-        if m.status is Ended.WAIVED and number not in missing and not (m.waivers and m.waivers[0].kind in _NOT_HERE)
-    ]
-    if left_out and not report.interrupted:
-        known = (cause_words(report, cause) for cause in causes if left_out[0] in cause.measurements)
-        what = f"{several(len(left_out), 'measurement')} not made: {report.measurements[left_out[0]].reason}"
-        yield next(known, what)
-
-
-def _slow(report: RunReport, verdict: RunVerdict, causes: Sequence[Cause], *, whole_node: bool) -> str:
-    """Return a sentence with the number of slow path classes, the GPUs that they have in common, and the cause."""
-    bad = [path_class for path_class in verdict.classes if path_class.by_speed in BAD_GRADES]
-    if not bad:
-        words = verdict.warnings or tuple(cause_words(report, cause) for cause in causes)
-        return f"{next(iter(words), 'a warning')}{' (--strict)' if verdict.strict else ''}"
-    little = all(path_class.by_speed is Grade.WARN for path_class in bad)
-    how = "a little slower than usual" if little else "slower than expected"
-    known = [cause for cause in _explaining_slow(report, causes) if cause.finding.check != UNEXPLAINED]
-    explained = first_causes(report, known, 1)
-    if not known and report.machines and not _kernel_tells(report) and not whole_node:
-        # Of a bring-up, the diagnosis may explain it.
-        explained = NOTHING_EXPLAINS
-    sentence = f"{len(bad)} of {len(verdict.classes)} path classes are {how}"
-    return "; ".join(filter(None, (sentence, _where(verdict.culprits), explained)))
-
-
-def _where(culprits: Sequence[Culprit]) -> str:
-    """Return the words on the GPUs that are outliers in the most classes, or on pairs if no single GPU is."""
-    gpus = Counter(culprit.label for culprit in culprits if len(culprit.gpus) == 1)
-    labels = [label for label, _ in (gpus or Counter(culprit.label for culprit in culprits)).most_common(_PATHS)]
-    return f"{'the outliers touch' if gpus else 'outliers:'} {listed(labels)}" if labels else ""
-
-
-def _warned(report: RunReport, verdict: RunVerdict, causes: Sequence[Cause]) -> str:
-    """Return the first warning that is not about speed, and the first cause of slow paths, if there is one."""
-    telling = _explaining_slow(report, causes) or [cause for cause in causes if cause.state is State.WARN]
-    words = (cause_words(report, cause) for cause in telling[:1])
-    return "".join(f"; {each}" for each in (*verdict.warnings[:1], *words))
-
-
-def _explaining_slow(report: RunReport, causes: Sequence[Cause]) -> list[Cause]:
-    """Return the causes of measurements that are slow or broke, without causes that explain only missing paths."""
-    slow = shortfalls(report).slow
-    return [cause for cause in causes if slow & {*cause.measurements}]
-
-
-def _kernel_tells(report: RunReport) -> bool:
-    """Return whether the kernel logged a fault during the run that requires action by an operator."""
-    return any(fault.status is not Status.PASS for fault in logged_faults(report))
-
-
-# --- the next step ---------------------------------------------------------------------------------------------------
-
-
-def _next_step(
-    report: RunReport, state: State, causes: Sequence[Cause], gaps: Sequence[Gap], *, whole_node: bool
-) -> Remedy | None:
-    if state is State.GOOD:
-        if report.verdict is None or any(each.grade is not Grade.NO_REFERENCE for each in report.verdict.classes):
-            return None
-        return Remedy(text=_TO_JUDGE)
-    gap = next((gap for gap in gaps if gap.kind.state is state), None)
-    if state is State.BAD or gap is None:
-        return _to_repair(report, causes, whole_node=whole_node)
-    if gap.kind is GapKind.INTERRUPTED:
-        return Remedy(text=_AGAIN)
-    if gap.causes:
-        return _of_finding(causes[gap.causes[0]].finding)
-    if gap.kind is GapKind.NO_REFERENCE:
-        return Remedy(text=_TO_JUDGE)
-    kinds = {waiver.kind for m in report.measurements for waiver in m.waivers}
-    if gap.kind is GapKind.NOT_MEASURED and kinds == {WaiverKind.UNSUPPORTED_ENGINE}:
-        # No check covers the software or the GPU features that a case requires.
-        return Remedy(text="choose other cases: 'egmctl bench --list' shows them")
-    if gap.kind is GapKind.BROKE:
-        return Remedy(text="run 'egmctl doctor', then measure again")
-    return Remedy(text="see what stops it with 'egmctl doctor'")
-
-
-_TO_JUDGE = "compare with another run (egmctl compare), or make a profile of healthy nodes (egmctl profile learn)"
-
-
-def _to_repair(report: RunReport, causes: Sequence[Cause], *, whole_node: bool) -> Remedy:
-    """Return what to do about slow or broken paths."""
-    broken = _broken(report)
-    if any(m.status is Ended.CORRUPT for m in broken):
-        return Remedy(text="drain the node: data arrived corrupt; 'egmctl doctor --active' shows where")
-    known = [cause for cause in _explaining_slow(report, causes) or causes if cause.finding.check != UNEXPLAINED]
-    if known:
-        return _of_finding(known[0].finding)
-    if _kernel_tells(report):
-        return Remedy(text="act on the kernel's message below, then measure again")
-    if whole_node and causes:
-        # A bring-up has run doctor already.
-        return _of_finding(causes[0].finding)
-    return Remedy(text="see what stops them with 'egmctl doctor'" if broken else _LOOK)
-
-
-def _of_finding(finding: Finding) -> Remedy:
-    return finding.remedy or Remedy(text=advice(finding))

@@ -51,16 +51,15 @@ def doubt_words(report: RunReport, doubt: Doubt) -> str:
 
 
 def _doubt(doubt: Doubt, unit: str) -> str:
-    values = ""
-    if doubt.lowest is not None and doubt.highest is not None:
-        values = f"{doubt.lowest:.0f} to {doubt.highest:.0f} {unit}"
+    values = f"{doubt.lowest or 0:.0f} to {doubt.highest or 0:.0f} {unit}"
+    attempts = several(doubt.attempts or 1, "attempt")
     match doubt.reason:
         case DoubtReason.UNSTABLE:
-            return f"{values}, unstable after {several(doubt.attempts or 1, 'attempt')}"
+            return f"{values}, unstable after {attempts}"
         case DoubtReason.WORST_SAMPLE:
-            return f"{values} in {several(doubt.attempts or 1, 'attempt')}"
+            return f"{values} in {attempts}"
         case DoubtReason.ATTEMPTS_DIFFER:
-            return f"medians of {values} in {several(doubt.attempts or 1, 'attempt')}"
+            return f"medians of {values} in {attempts}"
         case DoubtReason.PLACEMENT:
             return f"memory on another NUMA node ({doubt.detail})"
         case DoubtReason.ROUTE:
