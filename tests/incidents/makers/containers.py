@@ -165,7 +165,10 @@ def open_files_1024() -> Machine:
 
 @machine
 def slurm_numbers_of_the_host() -> Machine:
-    """The container got the job's two GPUs as 0 and 1; Slurm, without ConstrainDevices, says 2 and 3."""
+    """The container got the job's two GPUs as 0 and 1; Slurm, without ConstrainDevices, says 2 and 3.
+
+    CUDA is read without that variable, so it lists both.
+    """
     node = few_gpus(hgx_container(["overlay root"]), 2)
     node["process"]["cgroups"][0]["path"] = "/system.slice/slurmstepd.scope/job_12/step_0/user/task_0"
     node["process"]["environment"] = {
@@ -174,7 +177,6 @@ def slurm_numbers_of_the_host() -> Machine:
         "CUDA_VISIBLE_DEVICES": "2,3",
         "NVIDIA_VISIBLE_DEVICES": "2,3",
     }
-    cuda_fails(node, 100, "CUDA_ERROR_NO_DEVICE")
     return node
 
 
