@@ -224,6 +224,9 @@ ON_FINDINGS: tuple[Rule, ...] = (
     # A GPU that shares the CPU's page tables needs a translating SMMU.
     Rule(("numa.cmdline",), ("uvm.addressing-mode",), when.cause_quotes(kernel.PASSTHROUGH)),
     Rule(("gpu.cc-mode",), ("drv.libraries",), when.not_accepting_work),
+    # In MIG mode without an instance CUDA lists nothing (https://github.com/wilicc/gpu-burn/issues/36).
+    Rule(("gpu.mig",), ("drv.libraries",), when.no_device_found, across=True),
+    Rule(("gpu.mig",), ("dev.count-consistency",), when.without_instance, across=True),
     # With MIG, CUDA lists MIG instances instead of the GPU. It does not list a GPU in prohibited compute mode.
     Rule(("gpu.mig",), ("dev.count-consistency",), when.are_lost(Block.NOT_SEEN_BY_CUDA)),
     Rule(("gpu.compute-mode",), ("dev.count-consistency",), when.are_lost(Block.NOT_SEEN_BY_CUDA, status=Status.FAIL)),

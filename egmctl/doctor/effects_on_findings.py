@@ -86,6 +86,13 @@ def no_device_found(node: Node, cause: Finding, effect: Finding) -> bool:
     return no_device and same_gpus(node, cause, effect)
 
 
+def without_instance(node: Node, cause: Finding, effect: Finding) -> bool:
+    """Return whether no GPU can be used because CUDA finds no MIG instance."""
+    failure = cuda_failure(node.machine)
+    no_device = failure is not None and failure.number == _NO_DEVICE
+    return no_device and cause.status is Status.FAIL and no_gpu_left(node, cause, effect)
+
+
 def not_ready(node: Node, _cause: Finding, effect: Finding) -> bool:
     """Return whether the effect is that CUDA returned CUDA_ERROR_SYSTEM_NOT_READY, because the fabric is not ready."""
     return _cuda_returned(node, effect, _SYSTEM_NOT_READY)

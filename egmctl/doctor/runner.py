@@ -30,7 +30,19 @@ from egmctl.topology.platform import platform
 from egmctl.units import did_you_mean, printable
 
 _ORDER = (
-    *("presence", "access", "modules", "libraries", "gpu", "siblings", "egm", "numa", "kernel", "kernel_log"),
+    *(
+        "presence",
+        "access",
+        "modules",
+        "starting",
+        "libraries",
+        "gpu",
+        "siblings",
+        "egm",
+        "numa",
+        "kernel",
+        "kernel_log",
+    ),
     *("nvlink", "pcie", "fabric", "imex", "ipc", "rdma", "active", "peers"),
 )
 """The areas of the checks in the order in which they run; other areas follow."""

@@ -160,6 +160,9 @@ UPDATED = patched(blind(healthy(), MISMATCH), "driver", nvml_error=MISMATCH.name
 FEW_FILES = patched(healthy(), "confinement", limits={"nofile": 48})
 REFUSED = {"read": "NS", "write": "NS", "nvlink": "NS"}
 RETRAINED = gpu0(".nvml.nvlinks[3].counters", recoveries=2, successful_recoveries=2)
+NO_INSTANCE = all_gpus("", cuda=None, unread={"cuda": Unread(reason=Reason.FAILED, detail="cuInit: 100")})
+IN_MIG_MODE = patched(without_cuda(NO_INSTANCE, 100), "gpus[1].nvml", mig_mode=True)
+"""One GPU in MIG mode without an instance: CUDA finds no device at all."""
 
 
 def with_fault(check: str) -> Machine:
@@ -170,6 +173,7 @@ PAIRS: dict[tuple[str, str], Machine] = {
     ("drv.nouveau", "dev.driver-binding"): by_nouveau(),
     ("drv.nouveau", "dev.count-consistency"): by_nouveau(),
     ("drv.nouveau", "drv.libraries"): patched(blind(by_nouveau()), "gpus[0].pci", driver=""),
+    ("gpu.mig", "drv.libraries"): IN_MIG_MODE,
     ("dev.driver-binding", "drv.libraries"): NO_DRIVER,
     ("dev.driver-binding", "dev.count-consistency"): NO_DRIVER,
     ("dev.cgroup-restricted", "drv.libraries"): no_gpu_left(all_denied()),
@@ -410,7 +414,7 @@ AGAINST = {
     ("fabric", "nvlink"): "on NVLink 5 the fabric manager's modules bring the links up",
     ("imex", "fabric"): "a trial of fabric handles needs an IMEX channel",
     ("fabric", "drv"): "CUDA does not start before the fabric is ready (802)",
-    ("gpu", "drv"): "CUDA does not start before confidential computing's ready state (802)",
+    ("gpu", "drv"): "CUDA does not start before confidential computing's ready state (802), nor without MIG instances",
     ("imex", "gpu"): "the recovery that NVML reports of a GPU is that of its IMEX domain",
     ("egm", "p2p"): "GPUs on NVSwitches have no P2P where EGM has no fabric address",
 }

@@ -23,11 +23,9 @@ STATES: dict[str, dict[str, Any]] = {
 LEAST = 64
 """How many of the states must be right."""
 WRONG: Mapping[str, str] = {
-    "driver-capabilities-utility": "libcuda.so.1 is not named",
     "pascal-on-595": "nothing says that driver 595 has no Pascal",
     "vgpu-partition-not-activated": "asks for the guest's fabric manager",
     "nvlink-bridge-half-seated": "half a bridge passes",
-    "mig-without-instances": "guesses a device cgroup",
     "one-mmu-fault": "the Xid is not shown",
     "one-gpu-with-a-locked-clock": "clocks under load are not compared",
     "pool-of-huge-pages": "the pool is not judged",
@@ -35,7 +33,6 @@ WRONG: Mapping[str, str] = {
     "open-files-1024": "1024 open files pass",
     "passthrough-on-grace-before-6-11": "the kernel's version is not asked",
     "port-in-polling": "a port without a partner passes",
-    "slurm-numbers-of-the-host": "guesses a device cgroup",
 }
 """The states of which doctor is known to be wrong, and why."""
 
