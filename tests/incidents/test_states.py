@@ -23,7 +23,6 @@ STATES: dict[str, dict[str, Any]] = {
 LEAST = 64
 """How many of the states must be right."""
 WRONG: Mapping[str, str] = {
-    "pascal-on-595": "nothing says that driver 595 has no Pascal",
     "vgpu-partition-not-activated": "asks for the guest's fabric manager",
     "nvlink-bridge-half-seated": "half a bridge passes",
     "one-mmu-fault": "the Xid is not shown",
