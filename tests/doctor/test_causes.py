@@ -160,8 +160,8 @@ UPDATED = patched(blind(healthy(), MISMATCH), "driver", nvml_error=MISMATCH.name
 FEW_FILES = patched(healthy(), "confinement", limits={"nofile": 48})
 REFUSED = {"read": "NS", "write": "NS", "nvlink": "NS"}
 RETRAINED = gpu0(".nvml.nvlinks[3].counters", recoveries=2, successful_recoveries=2)
-NO_INSTANCE = all_gpus("", cuda=None, unread={"cuda": Unread(reason=Reason.FAILED, detail="cuInit: 100")})
-IN_MIG_MODE = patched(without_cuda(NO_INSTANCE, 100), "gpus[1].nvml", mig_mode=True)
+CUDA_LISTS_NONE = all_gpus("", cuda=None, unread={"cuda": Unread(reason=Reason.FAILED, detail="cuInit: 100")})
+IN_MIG_MODE = patched(without_cuda(CUDA_LISTS_NONE, 100), "gpus[1].nvml", mig_mode=True)
 """One GPU in MIG mode without an instance: CUDA finds no device at all."""
 
 
@@ -174,6 +174,9 @@ PAIRS: dict[tuple[str, str], Machine] = {
     ("drv.nouveau", "dev.count-consistency"): by_nouveau(),
     ("drv.nouveau", "drv.libraries"): patched(blind(by_nouveau()), "gpus[0].pci", driver=""),
     ("gpu.mig", "drv.libraries"): IN_MIG_MODE,
+    ("uvm.addressing-mode", "drv.libraries"): patched(
+        without_cuda(CUDA_LISTS_NONE, 3), "gpus[*].nvml", addressing_mode="none"
+    ),
     ("dev.driver-binding", "drv.libraries"): NO_DRIVER,
     ("dev.driver-binding", "dev.count-consistency"): NO_DRIVER,
     ("dev.cgroup-restricted", "drv.libraries"): no_gpu_left(all_denied()),
@@ -409,6 +412,7 @@ AGAINST = {
     ("fabric", "kernel"): "the driver logs what the fabric does",
     ("p2p", "kernel"): "the driver logs what it refuses",
     ("imex", "kernel"): "the driver logs what IMEX does",
+    ("uvm", "drv"): "CUDA does not start on a GPU with NVLink-C2C and without ATS (3)",
     ("uvm", "kernel"): "the driver logs what it cannot turn on",
     ("numa", "kernel"): "the driver logs the memory that the kernel refused",
     ("fabric", "nvlink"): "on NVLink 5 the fabric manager's modules bring the links up",

@@ -23,14 +23,12 @@ STATES: dict[str, dict[str, Any]] = {
 LEAST = 64
 """How many of the states must be right."""
 WRONG: Mapping[str, str] = {
-    "vgpu-partition-not-activated": "asks for the guest's fabric manager",
     "nvlink-bridge-half-seated": "half a bridge passes",
     "one-mmu-fault": "the Xid is not shown",
     "one-gpu-with-a-locked-clock": "clocks under load are not compared",
     "pool-of-huge-pages": "the pool is not judged",
     "yama-forbids-pidfd": "ptrace_scope 1 passes",
     "open-files-1024": "1024 open files pass",
-    "passthrough-on-grace-before-6-11": "the kernel's version is not asked",
     "port-in-polling": "a port without a partner passes",
 }
 """The states of which doctor is known to be wrong, and why."""

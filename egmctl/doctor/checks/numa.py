@@ -162,18 +162,20 @@ def _addressing(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
         gpu.nvml.addressing_mode if gpu.nvml else None, "NVML does not report how the GPUs address host memory"
     )
     yield fact("nvmlDeviceGetAddressingMode", mode)
+    shared_addressing = ((machine.system or System()).kernel_configuration or {}).get("ARM_SMMU_V3_SVA")
     if has_c2c:
         yield fact("uvm_ats_mode", ((machine.driver or Driver()).uvm_parameters or {}).get("uvm_ats_mode"))
-        options = (machine.system or System()).kernel_configuration or {}
-        yield fact("CONFIG_ARM_SMMU_V3_SVA", options.get("ARM_SMMU_V3_SVA"))
+        yield fact("CONFIG_ARM_SMMU_V3_SVA", shared_addressing)
     if mode == "ats":
         yield passed("the GPUs use the CPU's page tables (ATS)")
     elif has_c2c:
-        yield failed(
-            f"the GPUs do not use the CPU's page tables (addressing mode {mode})",
-            as_root("Boot with CONFIG_ARM_SMMU_V3_SVA, without iommu.passthrough, uvm_ats_mode at 1.", Need.REBOOT),
-            cause="GPUs with NVLink-C2C need ATS to reach malloc'ed memory",
-        )
+        cause = "GPUs with NVLink-C2C need ATS to reach malloc'ed memory"
+        text = "Boot a kernel with CONFIG_ARM_SMMU_V3_SVA, without iommu.passthrough, uvm_ats_mode at 1."
+        if shared_addressing == "n":
+            cause = "the kernel is built without CONFIG_ARM_SMMU_V3_SVA, which ATS needs"
+            text = "Boot a kernel with CONFIG_ARM_SMMU_V3_SVA=y: no setting of this one helps."
+        no_ats = f"the GPUs do not use the CPU's page tables (addressing mode {mode})"
+        yield failed(no_ats, as_root(text, Need.REBOOT), cause=cause)
     else:
         notes = {"none": "memory must be allocated with CUDA", "hmm": "pageable memory is migrated as it is touched"}
         yield passed(f"addressing mode {mode}", note=notes.get(mode, ""))
