@@ -9,9 +9,12 @@ import pytest
 from egmctl.model.finding import Status
 from egmctl.model.host import LibraryFailure
 from egmctl.model.machine import Machine
-from tests.doctor.faults import healthy
+from tests.doctor.faults import Fault, changed, healthy
 from tests.doctor.machines import patched, run, run_one
 
+FAULTS: dict[str, Fault] = {
+    "drv.libraries": changed("driver", nvml_failure=LibraryFailure(how="crashed", call="nvmlDeviceGetUUID"))
+}
 MISSING = LibraryFailure(how="missing", detail="cannot open shared object file")
 
 
