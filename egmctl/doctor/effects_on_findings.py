@@ -225,7 +225,8 @@ def fell_off_at_probe(node: Node, cause: Finding, effect: Finding) -> bool:
 
 def xid_before_start(node: Node, cause: Finding, effect: Finding) -> bool:
     """Return whether the effect is that a GPU could not be initialized, and the cause is an Xid of that GPU."""
-    return message_of(node.machine, effect) is DriverMessage.INIT_FAILED and same_gpus(node, cause, effect)
+    is_grave = cause.status is not Status.NOTE
+    return is_grave and message_of(node.machine, effect) is DriverMessage.INIT_FAILED and same_gpus(node, cause, effect)
 
 
 _AT_ONCE_S = 10.0

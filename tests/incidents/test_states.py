@@ -23,7 +23,6 @@ STATES: dict[str, dict[str, Any]] = {
 LEAST = 64
 """How many of the states must be right."""
 WRONG: Mapping[str, str] = {
-    "one-mmu-fault": "the Xid is not shown",
     "one-gpu-with-a-locked-clock": "clocks under load are not compared",
     "pool-of-huge-pages": "the pool is not judged",
     "yama-forbids-pidfd": "ptrace_scope 1 passes",
