@@ -231,11 +231,6 @@ def _on(value: bool | None) -> str:
     return "not read" if value is None else "on" if value else "off"
 
 
-_MULTI_GPU = (
-    "Set its multi-GPU mode (Protected PCIe on Hopper's GPUs and NVSwitches), or turn confidential computing off."
-)
-
-
 @check("gpu.cc-mode", Guard.P2P, Guard.RDMA, sections=("driver",))
 def _confidential(machine: Machine, _scope: Scope) -> Verdicts:
     driver = machine.driver or Driver()
@@ -259,7 +254,7 @@ def _confidential(machine: Machine, _scope: Scope) -> Verdicts:
     elif mode == "on":
         yield warned(
             "confidential computing is on for single GPUs: no P2P, no GPUDirect RDMA",
-            as_root(_MULTI_GPU, Need.REBOOT),
+            as_root("Set its multi-GPU mode, or turn confidential computing off.", Need.REBOOT),
             blocks=(Guard.P2P, Guard.RDMA),
         )
     else:

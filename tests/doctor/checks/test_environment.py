@@ -206,3 +206,39 @@ class TestContainer:
         ):
             finding = run_one(CONTAINER, dataclasses.replace(machine, confinement=given))
             assert (finding.status, finding.summary) == (Status.PASS, f"this process is in {words}")
+
+
+JOB = {"SLURM_JOB_ID": "12"}
+
+
+class TestRanks:
+    """What a process may do is judged for ranks, of which a job or a container has several."""
+
+    @pytest.mark.parametrize(
+        ("environment", "nofile", "statuses"),
+        [
+            (JOB, 1024, {Status.NOTE, Status.PASS}),
+            (JOB, 65536, {Status.PASS}),
+            ({}, 1024, {Status.PASS}),
+        ],
+    )
+    def test_few_descriptors(self, environment: dict[str, str], nofile: int, statuses: set[Status]) -> None:
+        machine = patched(limited(nofile=nofile), "process", environment=environment, container_signs=())
+        assert {finding.status for finding in run("ipc.limits", machine)} == statuses
+
+    @pytest.mark.parametrize(
+        ("signs", "ptrace_scope", "capabilities", "status"),
+        [
+            (("/.dockerenv",), 1, 0, Status.NOTE),
+            (("/.dockerenv",), 0, 0, Status.PASS),
+            (("/.dockerenv",), 1, 1 << 19, Status.PASS),
+            ((), 1, 0, Status.PASS),
+            (("/.dockerenv",), None, 0, Status.UNKNOWN),
+        ],
+    )
+    def test_descriptors_of_a_sibling(
+        self, signs: tuple[str, ...], ptrace_scope: int | None, capabilities: int, status: Status
+    ) -> None:
+        machine = patched(healthy(), "process", environment={}, container_signs=signs)
+        machine = patched(machine, "confinement", ptrace_scope=ptrace_scope, capabilities=capabilities)
+        assert run_one("ipc.ptrace", machine).status is status
