@@ -23,7 +23,7 @@ FEW_FILES = 1024
 UNLIMITED = -1
 _RAISE_NOFILE = todo(
     "Raise it in the job, up to the hard limit, or in limits.conf and LimitNOFILE= of slurmd.",
-    run='ulimit -n "$(ulimit -Hn)"',
+    run=f"ulimit -n {NOFILE}",
 )
 _RAISE_MEMLOCK = todo(
     "Raise memlock: beyond the hard limit by docker run --ulimit, LimitMEMLOCK= of the systemd unit that starts jobs, "

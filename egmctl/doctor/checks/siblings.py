@@ -137,8 +137,8 @@ def _finding(compared: _Property, text: str, gpus: list[Gpu], **more: Any) -> Fi
 
 
 _LOW_CLOCK = 0.8
-"""The share of its busy siblings' SM clock below which a busy GPU's is noted. Our choice: by power and heat, siblings
-under one load differ by a few per cent."""
+"""The share of the SM clock of busy GPUs of one kind below which a busy one's is noted. Our choice: by power and heat
+they differ by a few per cent under one load."""
 _UNLOCK = as_root(
     "Where nobody locked it on purpose, take the lock back (-rgc), and the application clocks (-rac).",
     look=f"nvidia-smi -i {GPUS} -q -d CLOCK",
@@ -147,7 +147,7 @@ _UNLOCK = as_root(
 
 
 def _slow_clocks(gpus: Sequence[Gpu]) -> Iterator[Finding]:
-    """Yield the notes on busy GPUs whose clock is far below that of busy siblings, for no reason that NVML states.
+    """Yield the notes on busy GPUs whose clock is far below that of others, for no reason that NVML states.
 
     A locked clock is none of NVML's reasons (https://github.com/NebuTech/NBMiner/issues/661).
     """
