@@ -146,7 +146,8 @@ _RELATED: Mapping[str, tuple[str, ...]] = {
     "drv.flavour": ("dev.driver-binding", "dev.count-consistency", "drv.libraries", *_NOT_STARTED),
     "drv.libraries": ("egm.platform", "drv.versions", "gpu.cc-mode", *_BY_NVML, *_EGM),
     "gpu.mig": (*_EGM, "nvlink.links", "p2p.status", *_ACTIVE),
-    "gpu.cc-mode": ("p2p.status",),
+    # On HGX Hopper the confidential mode of single GPUs turns NVLink off (NVIDIA confidential computing guide).
+    "gpu.cc-mode": ("p2p.status", "nvlink.links", "fabric.state"),
     "gpu.vgpu": ("p2p.status",),
     "gpu.health": _ACTIVE,
     "nvlink.disabled": ("nvlink.links", "p2p.status", "egm.peer-route", "fabric.state", *_OVER_NVLINK),
@@ -223,7 +224,12 @@ ON_FINDINGS: tuple[Rule, ...] = (
     Rule(("egm.preconditions",), ("egm.capability",), when.cause_quotes(egm.ACPI_NUMA)),
     # A GPU that shares the CPU's page tables needs a translating SMMU.
     Rule(("numa.cmdline",), ("uvm.addressing-mode",), when.cause_quotes(kernel.PASSTHROUGH)),
+    # A GPU with NVLink-C2C cannot start without ATS (tests/incidents, gb10-kernel-without-sva).
+    Rule(("uvm.addressing-mode",), ("drv.libraries",), when.not_initialized),
     Rule(("gpu.cc-mode",), ("drv.libraries",), when.not_accepting_work),
+    # In MIG mode without an instance CUDA lists nothing (https://github.com/wilicc/gpu-burn/issues/36).
+    Rule(("gpu.mig",), ("drv.libraries",), when.no_device_found, across=True),
+    Rule(("gpu.mig",), ("dev.count-consistency",), when.without_instance, across=True),
     # With MIG, CUDA lists MIG instances instead of the GPU. It does not list a GPU in prohibited compute mode.
     Rule(("gpu.mig",), ("dev.count-consistency",), when.are_lost(Block.NOT_SEEN_BY_CUDA)),
     Rule(("gpu.compute-mode",), ("dev.count-consistency",), when.are_lost(Block.NOT_SEEN_BY_CUDA, status=Status.FAIL)),

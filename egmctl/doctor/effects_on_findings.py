@@ -24,8 +24,8 @@ Holds = Callable[[Node, Finding, Finding], bool]
 
 _LINK_EVENT, _PEER_EVENT = 149, 145
 """The Xids NETIR_LINK_EVT of the GPU whose link went down, and RLW_RXPIPE of the GPUs that sent over it."""
-_NO_DEVICE, _SYSTEM_NOT_READY = 100, 802
-"""CUDA_ERROR_NO_DEVICE and CUDA_ERROR_SYSTEM_NOT_READY (cuda.h)."""
+_NOT_INITIALIZED, _NO_DEVICE, _SYSTEM_NOT_READY = 3, 100, 802
+"""CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_NO_DEVICE and CUDA_ERROR_SYSTEM_NOT_READY (cuda.h)."""
 _STARTS = ("cuInit", "cuDriverGetVersion")
 _SHORT = (None, 2, 100, 304, 999)
 """The CUresults that CUDA returns when the kernel is out of resources: OUT_OF_MEMORY, NO_DEVICE, OPERATING_SYSTEM and
@@ -86,9 +86,21 @@ def no_device_found(node: Node, cause: Finding, effect: Finding) -> bool:
     return no_device and same_gpus(node, cause, effect)
 
 
+def without_instance(node: Node, cause: Finding, effect: Finding) -> bool:
+    """Return whether no GPU can be used because CUDA finds no MIG instance."""
+    failure = cuda_failure(node.machine)
+    no_device = failure is not None and failure.number == _NO_DEVICE
+    return no_device and cause.status is Status.FAIL and no_gpu_left(node, cause, effect)
+
+
 def not_ready(node: Node, _cause: Finding, effect: Finding) -> bool:
     """Return whether the effect is that CUDA returned CUDA_ERROR_SYSTEM_NOT_READY, because the fabric is not ready."""
     return _cuda_returned(node, effect, _SYSTEM_NOT_READY)
+
+
+def not_initialized(node: Node, _cause: Finding, effect: Finding) -> bool:
+    """Return whether the effect is that cuInit returned CUDA_ERROR_NOT_INITIALIZED."""
+    return _cuda_returned(node, effect, _NOT_INITIALIZED)
 
 
 def not_accepting_work(node: Node, cause: Finding, effect: Finding) -> bool:
@@ -213,7 +225,8 @@ def fell_off_at_probe(node: Node, cause: Finding, effect: Finding) -> bool:
 
 def xid_before_start(node: Node, cause: Finding, effect: Finding) -> bool:
     """Return whether the effect is that a GPU could not be initialized, and the cause is an Xid of that GPU."""
-    return message_of(node.machine, effect) is DriverMessage.INIT_FAILED and same_gpus(node, cause, effect)
+    is_grave = cause.status is not Status.NOTE
+    return is_grave and message_of(node.machine, effect) is DriverMessage.INIT_FAILED and same_gpus(node, cause, effect)
 
 
 _AT_ONCE_S = 10.0

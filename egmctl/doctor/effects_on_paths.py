@@ -10,7 +10,7 @@ from egmctl.compat import StrEnum
 from egmctl.doctor.checks.kernel_log import xids_of
 from egmctl.doctor.checks.nvlink import has_errors
 from egmctl.doctor.kernel_faults import Blame, is_one_of
-from egmctl.model.finding import NODE, OF_GPUS, Finding, Place, PlaceKind, Waiver, WaiverKind
+from egmctl.model.finding import NODE, OF_GPUS, Finding, Place, PlaceKind, Status, Waiver, WaiverKind
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement
@@ -281,8 +281,8 @@ def _joined(node: Node, flow: Flow) -> list[tuple[Gpu, Gpu]] | None:
 
 
 def hits_gpu(_node: Node, cause: Finding) -> bool:
-    """Return whether a fault is at a GPU. For other devices, the affected paths are unknown."""
-    return cause.place.kind is PlaceKind.GPU
+    """Return whether a fault is at a GPU. For other devices, the affected paths are unknown; a program's is of it."""
+    return cause.place.kind is PlaceKind.GPU and cause.status is not Status.NOTE
 
 
 def has_xid(*numbers_or_parts: int | Blame) -> Callable[[Node, Finding], bool]:

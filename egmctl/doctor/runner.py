@@ -32,7 +32,19 @@ if TYPE_CHECKING:
     from egmctl.model.listing import CheckList
 
 _ORDER = (
-    *("presence", "access", "modules", "libraries", "gpu", "siblings", "egm", "numa", "kernel", "kernel_log"),
+    *(
+        "presence",
+        "access",
+        "modules",
+        "starting",
+        "libraries",
+        "gpu",
+        "siblings",
+        "egm",
+        "numa",
+        "kernel",
+        "kernel_log",
+    ),
     *("nvlink", "pcie", "fabric", "imex", "ipc", "rdma", "active", "peers"),
 )
 """The areas of the checks in the order in which they run; other areas follow."""

@@ -1,8 +1,11 @@
-"""Which flavour of the driver's kernel modules a GPU's generation works with."""
+"""Which flavour of the driver's kernel modules, and which branch of the driver, a GPU's generation works with."""
 
 from __future__ import annotations
 
+import re
+
 from egmctl.model.gpu import Gpu
+from egmctl.model.host import Driver
 from egmctl.model.machine import Machine
 from egmctl.topology.platform import C2c, c2c
 
@@ -31,3 +34,32 @@ def only_flavour(machine: Machine, gpu: Gpu) -> str | None:
     if device_id is not None:
         return OPEN if device_id >= _BLACKWELL_ID else PROPRIETARY if device_id < _TURING_ID else ""
     return None
+
+
+_MAXWELL, _MAXWELL_ID = (5, 0), 0x1340
+"""The first compute capability and PCI device id of Maxwell (GM108 at 1340; https://pci-ids.ucw.cz)."""
+_LAST_OF_KEPLER, _LAST_OF_VOLTA = 470, 580
+"""The last driver branches with Kepler, and with Maxwell, Pascal and Volta (NVIDIA, "Unix drivers": legacy GPUs). Newer
+drivers ignore such a GPU and name its branch in the kernel log (https://github.com/NixOS/nixos-hardware/issues/1880)."""
+
+
+def last_branch(gpu: Gpu) -> int | None:
+    """Return the last driver branch that has a GPU's generation; ``None`` if it has no last one, or is unknown."""
+    capability = gpu.nvml.compute_capability if gpu.nvml else None
+    device_id = gpu.pci.device_id if gpu.pci else None
+    if capability is not None:
+        return _LAST_OF_KEPLER if capability < _MAXWELL else _LAST_OF_VOLTA if capability < _TURING else None
+    if device_id is not None:
+        return _LAST_OF_KEPLER if device_id < _MAXWELL_ID else _LAST_OF_VOLTA if device_id < _TURING_ID else None
+    return None
+
+
+def installed_branch(machine: Machine) -> int | None:
+    """Return the branch of the driver that is loaded or, if none is, installed: ``580`` of 580.95.05."""
+    driver = machine.driver or Driver()
+    # NVML's own version is that of CUDA's major version and the driver's: 13.580.95.05.
+    library = (driver.nvml_version or "").partition(".")[2]
+    libcuda = None if driver.libcuda_compat else driver.libcuda_version
+    versions = (driver.module_version, driver.driver_version, libcuda, library)
+    branches = (re.match(r"([0-9]{3})\.", version, re.ASCII) for version in versions if version)
+    return next((int(branch[1]) for branch in branches if branch), None)

@@ -362,3 +362,18 @@ def pcie(gpu: Gpu, pci: LinkClass | None = None) -> Hop:
         return Hop(link=LinkKind.PCIE, pci=pci, reason="neither NVML nor sysfs reports the PCIe link's speed and width")
     efficiency = 8 / 10 if speed <= 5 else 128 / 130 if speed <= 32 else 242 / 256
     return Hop(link=LinkKind.PCIE, pci=pci, nominal_gb_s=speed * width * efficiency / 8)
+
+
+_ONE_BRIDGE = 4
+"""The most NVLinks of a card that one bridge joins: two on Turing's cards, four on Ampere's workstation cards. A100 and
+newer have twelve and more, and up to three bridges; Volta's cards have two bridges."""
+_TURING = (7, 5)
+
+
+def has_one_bridge(gpu: Gpu) -> bool:
+    """Return whether one bridge joins all NVLinks of a card to another one, as far as its active links tell."""
+    nvml, links = gpu.nvml, nvlinks_of(gpu)
+    if nvml is None or nvml.compute_capability is None or nvml.compute_capability < _TURING:
+        return False
+    few = 0 < (nvml.nvlink_count or 0) <= _ONE_BRIDGE
+    return few and all(link.remote_type == "gpu" for link in links if link.active)

@@ -160,6 +160,9 @@ UPDATED = patched(blind(healthy(), MISMATCH), "driver", nvml_error=MISMATCH.name
 FEW_FILES = patched(healthy(), "confinement", limits={"nofile": 48})
 REFUSED = {"read": "NS", "write": "NS", "nvlink": "NS"}
 RETRAINED = gpu0(".nvml.nvlinks[3].counters", recoveries=2, successful_recoveries=2)
+CUDA_LISTS_NONE = all_gpus("", cuda=None, unread={"cuda": Unread(reason=Reason.FAILED, detail="cuInit: 100")})
+IN_MIG_MODE = patched(without_cuda(CUDA_LISTS_NONE, 100), "gpus[1].nvml", mig_mode=True)
+"""One GPU in MIG mode without an instance: CUDA finds no device at all."""
 
 
 def with_fault(check: str) -> Machine:
@@ -170,6 +173,10 @@ PAIRS: dict[tuple[str, str], Machine] = {
     ("drv.nouveau", "dev.driver-binding"): by_nouveau(),
     ("drv.nouveau", "dev.count-consistency"): by_nouveau(),
     ("drv.nouveau", "drv.libraries"): patched(blind(by_nouveau()), "gpus[0].pci", driver=""),
+    ("gpu.mig", "drv.libraries"): IN_MIG_MODE,
+    ("uvm.addressing-mode", "drv.libraries"): patched(
+        without_cuda(CUDA_LISTS_NONE, 3), "gpus[*].nvml", addressing_mode="none"
+    ),
     ("dev.driver-binding", "drv.libraries"): NO_DRIVER,
     ("dev.driver-binding", "dev.count-consistency"): NO_DRIVER,
     ("dev.cgroup-restricted", "drv.libraries"): no_gpu_left(all_denied()),
@@ -405,12 +412,13 @@ AGAINST = {
     ("fabric", "kernel"): "the driver logs what the fabric does",
     ("p2p", "kernel"): "the driver logs what it refuses",
     ("imex", "kernel"): "the driver logs what IMEX does",
+    ("uvm", "drv"): "CUDA does not start on a GPU with NVLink-C2C and without ATS (3)",
     ("uvm", "kernel"): "the driver logs what it cannot turn on",
     ("numa", "kernel"): "the driver logs the memory that the kernel refused",
     ("fabric", "nvlink"): "on NVLink 5 the fabric manager's modules bring the links up",
     ("imex", "fabric"): "a trial of fabric handles needs an IMEX channel",
     ("fabric", "drv"): "CUDA does not start before the fabric is ready (802)",
-    ("gpu", "drv"): "CUDA does not start before confidential computing's ready state (802)",
+    ("gpu", "drv"): "CUDA does not start before confidential computing's ready state (802), nor without MIG instances",
     ("imex", "gpu"): "the recovery that NVML reports of a GPU is that of its IMEX domain",
     ("egm", "p2p"): "GPUs on NVSwitches have no P2P where EGM has no fabric address",
 }
@@ -475,7 +483,7 @@ def test_a_gpu_that_wants_a_reset_after_an_xid_has_one_cause(number: int, down: 
         ("0:109 0:119 0:154", "0:109 0:119"),
         ("0:109 0:154 0:119 0:154", "0:109 0:119"),
         ("0:154 0:119", "0:119 0:154"),
-        ("0:31 0:154", "0:154"),
+        ("0:31 0:154", "0:31 0:154"),
         ("1:119 0:154", "0:154 1:119"),
     ],
 )

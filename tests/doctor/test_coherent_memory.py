@@ -29,6 +29,13 @@ POLICY_REFUSED = patched(
     HGX, "confinement", system_calls={"get_mempolicy": "EPERM", "mbind": "ok", "set_mempolicy": "ok"}
 )
 GRACE_TUNING = patched(HGX, "host", numa_balancing=1, kernel_command_line={"init_on_alloc": "1"})
+
+
+def started(kernel: str | None) -> Machine:
+    """A tray whose kernel of that release was started with passthrough, and whose GPUs use ATS."""
+    return patched(PASSTHROUGH, "host", kernel=kernel)
+
+
 PASSTHROUGH = patched(TRAY, "host", kernel_command_line={"iommu.passthrough": "1"})
 
 
@@ -122,7 +129,9 @@ UVM = ("nvidia", "nvidia_uvm")
             "note",
         ),
         case("init_on_alloc harms Grace only", "numa.cmdline", GRACE_TUNING, "pass"),
-        case("passthrough is no fault where GPUs use ATS", "numa.cmdline", PASSTHROUGH, "pass"),
+        case("passthrough is no fault on a kernel that has ATS with it", "numa.cmdline", started("6.11.0"), "pass"),
+        case("before Linux 6.11 it is", "numa.cmdline", started("6.8.0-1010-nvidia-64k"), "warn", "6.11", "medium"),
+        case("a kernel whose version was not read may be either", "numa.cmdline", started(None), "unknown"),
         case(
             "and one where they do not",
             "numa.cmdline",

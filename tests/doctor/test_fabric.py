@@ -76,6 +76,25 @@ def test_in_progress_for_ever_names_who_has_to_end_it() -> None:
 HGX = shipped("hgx-h200x4")
 
 
+@pytest.mark.parametrize(
+    ("changes", "daemons", "remedy"),
+    [
+        ({"virtualization": "vgpu"}, None, "On the host activate this virtual machine's partition"),
+        ({"virtualization": "passthrough"}, (), "On the host activate this virtual machine's partition"),
+        ({"virtualization": "passthrough"}, ("nv-fabricmanager",), "Read the fabric manager's log"),
+        ({"virtualization": "passthrough"}, None, "Start the driver's fabric manager"),
+        ({"virtualization": "none"}, (), "Start the driver's fabric manager"),
+    ],
+)
+def test_whose_fabric_manager_it_is(changes: dict[str, Any], daemons: tuple[str, ...] | None, remedy: str) -> None:
+    """A guest without switches and fabric manager can do nothing itself; what was not read leaves that open."""
+    machine = patched(patched(shipped("hgx-h200x4"), "gpus[*].nvml", **changes), "system", daemons=daemons)
+    finding = run_one("fabric.state", patched(machine, "gpus[*].nvml.fabric", state="completed", status=4))
+    assert finding.summary == "the fabric's registration ended with NVML error 4 (insufficient permissions)"
+    assert finding.remedy is not None
+    assert remedy in finding.remedy.text
+
+
 class TestFabric:
     def test_a_fabric_that_comes_up_gets_its_time(self) -> None:
         machine = patched(HGX, "gpus[*].nvml.fabric", state="in-progress", status=None)

@@ -8,6 +8,7 @@ import pytest
 
 from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.kernel_faults import Action, catalogue
+from egmctl.doctor.runner import CHECKS
 from egmctl.facts.kernel_log import event
 from egmctl.model.finding import Finding, Status
 from egmctl.model.host import Bridge
@@ -15,6 +16,7 @@ from egmctl.model.kernel_log import DriverMessage, KernelLog
 from egmctl.model.machine import Machine, OriginKind, SectionStatus
 from egmctl.model.record import Reason, Unread
 from egmctl.model.remedy import Need
+from tests.answers import diagnose
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import patched, run, run_one, shipped
 
@@ -37,12 +39,21 @@ def findings(*lines: str, check: str = "kernel.xid", scope: Scope = EVERYTHING) 
     return [(f.status, f.place.label, f.summary) for f in run(check, node(*lines), scope)]
 
 
-def test_an_application_fault_is_no_fault_of_the_gpu() -> None:
-    one = run_one(
+def test_an_application_fault_is_noted_and_is_no_fault_of_the_gpu() -> None:
+    noted, passed = run(
         "kernel.xid", node(xid(31, "pid=2228, name=python3, MMU Fault"), xid(43, "pid=2228, name=python3, Ch 1"))
     )
-    assert (one.status, one.summary) == (Status.PASS, "no Xid that needs an operator")
-    assert "1 x Xid 31, GPU memory page fault on GPU2 (application)" in one.note
+    assert (noted.status, noted.summary) == (Status.NOTE, "Xid 31, GPU memory page fault, 11 min ago")
+    assert noted.cause.startswith("blamed on: application")
+    assert (passed.status, passed.summary) == (Status.PASS, "no Xid that needs an operator")
+    assert passed.note == "1 x Xid 43, channel reset after an application's fault on GPU2 (application)"
+
+
+def test_an_application_fault_explains_no_gpu_that_could_not_start() -> None:
+    init_failed = "NVRM: GPU 0000:00:08.0: RmInitAdapter failed! (0x62:0x55:1860)"
+    found = diagnose(node(xid(31, "pid=2228, name=python3, MMU Fault"), init_failed), EVERYTHING, CHECKS).findings
+    (message,) = [finding for finding in found if finding.check == "kernel.driver-messages"]
+    assert (message.status, message.explained_by) == (Status.FAIL, ())
 
 
 def test_a_gpu_off_the_bus_is_named_with_its_age_and_what_to_do() -> None:

@@ -5,6 +5,7 @@ A GPU without links is judged by its siblings, and where they have none either b
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -14,7 +15,7 @@ from egmctl.doctor.checks.nvlink import MAX_EFFECTIVE_BER
 from egmctl.facts.kernel_log import event
 from egmctl.facts.nvml import ber
 from egmctl.model.finding import Guard
-from egmctl.model.gpu import Gpu
+from egmctl.model.gpu import Gpu, GpuNvml
 from egmctl.model.host import PcieLink
 from egmctl.model.kernel_log import KernelLog
 from egmctl.model.machine import Machine
@@ -57,7 +58,29 @@ C2C_DOWN = patched(tray("gpus[0].nvml.c2c_links[0]", active=False), "gpus[1].nvm
 UNSUPPORTED = {"nvlinks": Unread(reason=Reason.NOT_SUPPORTED)}
 COUNTED = "link 7 of GPU2"
 
+
+def bridged(count: int, up: int, capability: tuple[int, int] = (8, 6)) -> Machine:
+    """Cards with ``count`` NVLinks to another card, of which ``up`` are active."""
+    links = tuple(
+        dataclasses.replace(link, active=link.link < up, remote_type="gpu" if link.link < up else None)
+        for link in ((HGX.gpus or ())[0].nvml or GpuNvml(index=0)).nvlinks or ()
+    )[:count]
+    changes = {"nvlinks": links, "nvlink_count": count, "compute_capability": capability, "name": "NVIDIA RTX A6000"}
+    return patched(hgx("gpus[*].nvml", **changes), "gpus[*].pci", device_id=0x2230)
+
+
 LINKS = [
+    case(
+        "a bridge that is not fully plugged in",
+        "nvlink.links",
+        bridged(4, 2),
+        "fail GPU0-3",
+        "2 of the bridge's 4 NVLinks are active",
+        "push the bridge fully into both cards",
+    ),
+    case("a bridge that is", "nvlink.links", bridged(4, 4), "pass GPU0-3"),
+    case("one of an A100's three bridges", "nvlink.links", bridged(12, 4, (8, 0)), "pass GPU0-3"),
+    case("one of a GV100's two bridges", "nvlink.links", bridged(4, 2, (7, 0)), "pass GPU0-3"),
     case(
         "an NVSwitch that is down takes the same links from every GPU",
         "nvlink.links",

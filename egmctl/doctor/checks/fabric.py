@@ -41,6 +41,14 @@ REJOIN = as_root(
 BOOT_GRACE_S = 300
 """The time after boot during which a fabric may still be starting, in seconds (NVSentinel, fabric-manager-monitor)."""
 
+_STATUS = {
+    4: "NVML error 4 (insufficient permissions)",
+    15: "NVML error 15 (the GPU is lost)",
+    23: "NVML error 23 (insufficient resources)",
+    999: "NVML error 999 (unknown error)",
+}
+"""The status of a registration that failed (nvml.h, nvmlReturn_t)."""
+
 MASK = {
     "route_unhealthy": ("true", True, "a route through the fabric is unhealthy"),
     "degraded_bandwidth": ("true", False, "the fabric has less than its bandwidth"),
@@ -51,8 +59,29 @@ MASK = {
 """The fields of the health mask: the value that is a fault, whether it stops work, and its meaning (nvml.h)."""
 
 
+_HOST_PARTITION = todo(
+    "On the host activate this virtual machine's partition in the fabric manager (FABRIC_MODE=1, for vGPUs 2): nothing "
+    "in this virtual machine can.",
+    look=_SHOW_FABRIC,
+)
+
+
+def _of_the_host(machine: Machine) -> bool:
+    """Return whether the fabric is the host's alone: of a vGPU, or of a guest without switches and fabric manager.
+
+    See https://github.com/NVIDIA/gpu-operator/issues/2923.
+    """
+    if any(gpu.nvml is not None and gpu.nvml.virtualization == "vgpu" for gpu in machine.gpus or ()):
+        return True
+    daemons = (machine.system or System()).daemons
+    is_managed_here = daemons is None or "nv-fabricmanager" in daemons or situation.manages_nvlink5(machine)
+    return situation.virtual(machine) and machine.switches == () and not is_managed_here
+
+
 def _manager_of(machine: Machine) -> Remedy:
     """Return the remedy for the kind of fabric manager that this node's fabric has."""
+    if _of_the_host(machine):
+        return _HOST_PARTITION
     if situation.coherent(machine):
         partition = "Look at the rack's fabric manager (NMX-C): the tray's GPUs must be in a partition."
         return todo(partition, look=_SHOW_FABRIC)
@@ -60,7 +89,9 @@ def _manager_of(machine: Machine) -> Remedy:
     if situation.manages_nvlink5(machine):
         text = "See fabric.management and fabric.manager; with FABRIC_MODE=1 activate a partition, then reset the GPUs."
         return as_root(text, Need.GPU_RESET, look=look)
-    return as_root("Start the driver's fabric manager and read its log.", look=look)
+    runs = "nv-fabricmanager" in ((machine.system or System()).daemons or ())
+    text = "Read the fabric manager's log." if runs else "Start the driver's fabric manager and read its log."
+    return as_root(text, look=look)
 
 
 @situation.check_gpus("fabric.state", Guard.FABRIC, Guard.P2P, Guard.EGM)
@@ -76,7 +107,8 @@ def _state(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
     elif info.state in ("not-started", "in-progress"):
         yield from _not_ready(machine, info.state)
     elif info.status:
-        yield failed(f"the fabric's registration ended with NVML error {info.status}", _manager_of(machine))
+        words = _STATUS.get(info.status, f"NVML error {info.status}")
+        yield failed(f"the fabric's registration ended with {words}", _manager_of(machine))
     else:
         yield from _health(info)
 

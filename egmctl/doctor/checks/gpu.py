@@ -13,6 +13,7 @@ from egmctl.model.host import Driver
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
 from egmctl.model.remedy import GPUS, Need
+from egmctl.topology.access import cuda_failure
 
 RECOVERY_ACTION = "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"
 _RESET_COMMAND = f"nvidia-smi --gpu-reset -i {GPUS}"
@@ -185,10 +186,21 @@ def _power_limit(nvml: GpuNvml, _scope: Scope) -> Verdicts:
 
 
 SHARING = (Guard.P2P, Guard.IPC, Guard.EGM)
+_NO_DEVICE = 100
+"""CUDA_ERROR_NO_DEVICE (cuda.h)."""
+_INSTANCES = as_root(
+    "Create an instance on each of these GPUs (nvidia-smi mig -cgi PROFILE -C), or turn MIG off.",
+    Need.IDLE_GPUS,
+    look="nvidia-smi -L",
+    run=f"nvidia-smi -i {GPUS} -mig 0",
+)
 
 
-@_check_of_gpus("gpu.mig", *SHARING)
-def _mig(nvml: GpuNvml, _scope: Scope) -> Verdicts:
+@check_gpus("gpu.mig", *SHARING)
+def _mig(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
+    nvml = gpu.nvml
+    if nvml is None:
+        return
     mode, pending = nvml.mig_mode, nvml.mig_mode_pending
     yield fact("nvmlDeviceGetMigMode", f"current {_on(mode)}, pending {_on(pending)}")
     # MIG guide: instances and whatever uses them must be gone; Ampere also resets the GPU.
@@ -200,6 +212,9 @@ def _mig(nvml: GpuNvml, _scope: Scope) -> Verdicts:
     )
     if mode is None:
         yield unreported(nvml, "mig_mode", "MIG", "these GPUs do not support MIG")
+    elif mode and (failure := cuda_failure(machine)) is not None and failure.number == _NO_DEVICE:
+        cause = "CUDA finds no device (100): in MIG mode it lists instances instead of the GPU"
+        yield failed("MIG is on, and there is no instance that this process may use", _INSTANCES, cause=cause)
     elif mode:
         no_peers = "MIG is on: no P2P, no CUDA IPC and no remote EGM between GPUs"
         note = "instances are a choice; --for p2p, ipc or egm makes that a fault"

@@ -5,18 +5,26 @@
 from __future__ import annotations
 
 from egmctl.doctor.check import Scope, Verdicts, check, known
-from egmctl.doctor.findings import fact, failed, passed, todo, unknown, warned
+from egmctl.doctor.findings import fact, failed, noted, passed, todo, unknown, warned
+from egmctl.doctor.remedies import site
 from egmctl.model.finding import Guard
 from egmctl.model.host import INITIAL_NAMESPACES, Confinement, System
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
+from egmctl.model.remedy import Site
 from egmctl.units import GIB, MIB, format_size
 
 SHM_FAIL, SHM_WARN = 64 * MIB, GIB
 """The default of containers, and the size that the NCCL user guide recommends (--shm-size=1g), in bytes."""
 NOFILE = 65536
 """The number of descriptors that large jobs need (NCCL user guide, troubleshooting)."""
+FEW_FILES = 1024
+"""The soft limit that most systems begin with, with which NCCL fails from about four nodes on."""
 UNLIMITED = -1
+_RAISE_NOFILE = todo(
+    "Raise it in the job, up to the hard limit, or in limits.conf and LimitNOFILE= of slurmd.",
+    run=f"ulimit -n {NOFILE}",
+)
 _RAISE_MEMLOCK = todo(
     "Raise memlock: beyond the hard limit by docker run --ulimit, LimitMEMLOCK= of the systemd unit that starts jobs, "
     "or limits.conf.",
@@ -44,6 +52,12 @@ def _namespace(machine: Machine, name: str, note: str) -> Verdicts:
         yield passed(f"in {'an' if name == 'ipc' else 'a'} {name.upper()} namespace of its own", note=note)
 
 
+_ALLOW_PTRACE = todo(
+    "Where ranks share memory by pidfd_getfd: PR_SET_PTRACER in the exporter, CAP_SYS_PTRACE for the container, or "
+    "kernel.yama.ptrace_scope=0 on the host."
+)
+
+
 @check("ipc.ptrace", Guard.IPC, sections=("confinement",))
 def _ptrace(machine: Machine, _scope: Scope) -> Verdicts:
     confinement = machine.confinement or Confinement()
@@ -63,9 +77,13 @@ def _ptrace(machine: Machine, _scope: Scope) -> Verdicts:
         yield unknown("whether pidfd_open is refused was not read")
     elif absent or confinement.capable("SYS_PTRACE") or value == 0:
         yield passed("pidfd_getfd works between processes of the same user")
-    else:
+    elif site(machine) is Site.HOST:
         note = "pidfd_getfd(2) needs PR_SET_PTRACER or CAP_SYS_PTRACE under this ptrace_scope"
         yield passed(over_sockets, note=note)
+    else:
+        refused = f"pidfd_getfd is refused between ranks (ptrace_scope {value}); {over_sockets}"
+        cause = "Yama then allows it from a parent to its children only"
+        yield noted(refused, remedy=_ALLOW_PTRACE, cause=cause)
 
 
 @check("ipc.shm", Guard.IPC, Guard.PERF, sections=("confinement", "system"))
@@ -108,6 +126,9 @@ def _limits(machine: Machine, _scope: Scope) -> Verdicts:
     few_files = ""
     if nofile not in (None, UNLIMITED) and nofile < NOFILE:
         few_files = f"open files are limited to {nofile}, too few for large jobs"
+        if nofile <= FEW_FILES and site(machine) is Site.JOB:
+            cause = "each rank has connections to those of all other nodes (https://github.com/NVIDIA/nccl/issues/550)"
+            yield noted(f"{few_files} on several nodes", remedy=_RAISE_NOFILE, cause=cause)
     if stack == UNLIMITED:
         cause = "glibc then gives each thread 2 MiB, and NCCL's threads overflow it (NCCL user guide, troubleshooting)"
         remedy = todo("Set a limit of 8 MiB.", run="ulimit -s 8192")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, noted, passed, unknown, warned
-from egmctl.doctor.situation import coherent, coherent_gpus, need_c2c, usable, virtual
-from egmctl.model.finding import Evidence, Finding, Guard
+from egmctl.doctor.situation import coherent, coherent_gpus, kernel, need_c2c, usable, virtual
+from egmctl.model.finding import Confidence, Evidence, Finding, Guard
 from egmctl.model.host import CpuFrequencies, Host
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
@@ -14,6 +14,9 @@ from egmctl.topology.platform import MemoryMode, memory_mode, own_node
 
 GRACE_ONLY = "matters on Grace only"
 PASSTHROUGH = "iommu.passthrough"
+_IDENTITY_WITH_PASID = (6, 11)
+"""The first kernel whose SMMU driver attaches a PASID to a device in passthrough (STRTAB_STE_1_S1DSS_BYPASS); some of
+NVIDIA's 6.8 kernels have it too (https://github.com/NVIDIA/nodewright-packages/pull/122)."""
 _CHOOSE_THEMSELVES = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 """The values of ``scaling_driver`` in the active mode, where the processor chooses the frequency; in the passive mode
 they are ``intel_cpufreq`` and ``amd-pstate``."""
@@ -135,12 +138,21 @@ def _command_line(machine: Machine, _scope: Scope) -> Verdicts:
         remedy = as_root("Boot without numa=off.", Need.REBOOT)
         one_node = "the kernel was started with numa=off: there is one node, so memory cannot be placed"
         faults.append((failed if grace else warned)(one_node, remedy))
-    if PASSTHROUGH in enabled and modes != {"ats"}:
+    release = kernel(machine)
+    if PASSTHROUGH in enabled and release is not None and release < _IDENTITY_WITH_PASID:
+        remedy = as_root("Boot with iommu.passthrough=0, or a newer kernel.", Need.REBOOT)
+        cause = "the SMMU driver then attaches no PASID, which ATS needs (https://github.com/NVIDIA/NV-Kernels/pull/22)"
+        no_context = "the kernel was started with iommu.passthrough: before Linux 6.11 CUDA makes no context on Grace"
+        read = (fact(PASSTHROUGH, params[PASSTHROUGH]), fact("kernel", host.kernel))
+        faults.append(warned(no_context, remedy, cause=cause, evidence=read, confidence=Confidence.MEDIUM))
+    elif PASSTHROUGH in enabled and modes != {"ats"}:
         remedy = as_root("Boot without iommu.passthrough.", Need.REBOOT)
         cause = "a coherent GPU shares page tables through the SMMU (https://github.com/NVIDIA/NV-Kernels/issues/22)"
         no_ats = "the kernel was started with iommu.passthrough, and the GPUs do not use ATS"
         evidence = (fact(PASSTHROUGH, params[PASSTHROUGH]),)
         faults.append(warned(no_ats, remedy, cause=cause, evidence=evidence))
+    elif PASSTHROUGH in enabled and release is None:
+        faults.append(unknown("the kernel was started with iommu.passthrough, and its version was not read"))
     if "init_on_alloc" in enabled:
         remedy = as_root("Boot with init_on_alloc=0, as NVIDIA's Grace Performance Tuning Guide asks.", Need.REBOOT)
         clears = "the kernel clears every page that it allocates (init_on_alloc), GPU memory too"

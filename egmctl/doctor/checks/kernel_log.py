@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from egmctl.doctor.check import Scope, Verdicts, check, end, skip
 from egmctl.doctor.findings import as_root, fact, failed, passed, unknown, warned
-from egmctl.doctor.kernel_faults import Blame, KernelFault, kernel_faults, meaning
+from egmctl.doctor.kernel_faults import Action, Blame, KernelFault, kernel_faults, meaning
 from egmctl.model.finding import Evidence, Finding, Guard, Status
 from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent, KernelLog
 from egmctl.model.machine import Machine, OriginKind
@@ -19,18 +19,25 @@ _SHOWN = 3
 _MAY_READ = as_root("Run as root or with CAP_SYSLOG, on the host.", look="egmctl doctor --check 'kernel.*'")
 
 
+_BY_A_PROGRAM = "blamed on: application; the GPU is at fault only if several programs have it there"
+
+
 @check("kernel.xid", *Guard, wants=("kernel_log",))
 def _xid(machine: Machine, scope: Scope) -> Verdicts:
     log = _log(machine)
     events = [event for event in _recent(log, scope, EventKind.XID) if _concerns(machine, scope, event)]
     faults = list(kernel_faults(machine, events))
     harmless = [fault for fault in faults if fault.status is Status.PASS]
+    by_programs = [fault for fault in harmless if meaning(fault.events[0]).action is Action.APPLICATION]
     for fault in faults:
-        if fault not in harmless:
+        if fault in by_programs:
+            yield replace(_finding(log, fault, cause=_BY_A_PROGRAM), status=Status.NOTE)
+        elif fault not in harmless:
             blamed = "" if fault.blame in (Blame.NOBODY, Blame.UNKNOWN) else f"blamed on: {fault.blame.value}"
             yield _finding(log, fault, cause=blamed)
     if len(harmless) == len(faults):
-        notes = [f"{len(fault.events)} x {fault.name} on {fault.where} ({fault.blame.value})" for fault in harmless]
+        others = [fault for fault in harmless if fault not in by_programs]
+        notes = [f"{len(fault.events)} x {fault.name} on {fault.where} ({fault.blame.value})" for fault in others]
         quoted = [event for event in events if meaning(event).status is Status.PASS]
         evidence = (_covered(log, scope), *_evidence(log, quoted))
         text = "no Xid that needs an operator" if harmless else "no Xid"

@@ -3,136 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
+from egmctl.doctor.checks.starting import HOST_LIBRARIES, RELOAD
 from egmctl.doctor.findings import as_root, daemon_fact, fact, failed, passed, remove_option, todo, unknown, warned
-from egmctl.doctor.situation import NO_NVIDIA_GPU, driver_parameters, in_container, loss, services_hidden
-from egmctl.driver.signatures import cause_of
+from egmctl.doctor.situation import driver_parameters, in_container, loss, services_hidden
 from egmctl.model.finding import Finding, Guard
 from egmctl.model.gpu import Gpu
-from egmctl.model.host import Confinement, Driver, LibraryFailure, Process, System
+from egmctl.model.host import Confinement, Driver, Process, System
 from egmctl.model.machine import Machine
-from egmctl.model.record import Reason
-from egmctl.model.remedy import Need, Remedy
-from egmctl.topology.access import Block, cuda_failure, nvml_failure
+from egmctl.model.remedy import Need
+from egmctl.topology.access import Block
 from egmctl.units import format_size, several
-
-_LOG = "dmesg | grep -iE 'NVRM|Xid'"
-_SICK = as_root("Look in the kernel log for what the driver says; each Xid there has a remedy of its own.", look=_LOG)
-_FREE = todo("Free memory, processes or descriptors, or raise their limits (ulimit -a, pids.max, memory.max).")
-_RELOAD = as_root("Reload the kernel module of the installed driver, or reboot.", Need.DRIVER_RELOAD)
-_HOST_LIBRARIES = todo(
-    "Use the host's driver libraries, as the NVIDIA Container Toolkit mounts them: the image's own libcuda and "
-    "libnvidia-ml, or a compat folder in LD_LIBRARY_PATH or ld.so.conf, must not come first.",
-    look="ldconfig -p | grep -E 'libcuda|libnvidia-ml'",
-)
-_BY_NAME: Mapping[str, Remedy] = {
-    "NVML_ERROR_DRIVER_NOT_LOADED": as_root("Load the driver's kernel module, or install it.", run="modprobe nvidia"),
-    "NVML_ERROR_NO_PERMISSION": as_root("Run as root, or see dev.permissions and dev.control-nodes."),
-    "NVML_ERROR_LIB_RM_VERSION_MISMATCH": _RELOAD,
-    "NVML_ERROR_GPU_IS_LOST": as_root("Drain the node and power-cycle it.", Need.REBOOT, look=_LOG),
-    "NVML_ERROR_MEMORY": _FREE,
-    "NVML_ERROR_INSUFFICIENT_RESOURCES": _FREE,
-}
-"""The remedies for NVML errors that name their cause (nvml.h, nvmlReturn_t)."""
-
-
-@check("drv.libraries", *Guard, sections=("gpus", "driver"))
-def _answer(machine: Machine, _scope: Scope) -> Verdicts:
-    driver_gpus = [gpu for gpu in machine.gpus or () if gpu.pci is None or gpu.pci.driver in (None, "", "nvidia")]
-    if not driver_gpus:
-        skip("the NVIDIA driver has no GPU here" if machine.gpus else NO_NVIDIA_GPU)
-    failures = {"NVML": nvml_failure(machine), "CUDA": cuda_failure(machine)}
-    yield from (_failed(machine, library, failure, driver_gpus) for library, failure in failures.items() if failure)
-    listed = {"NVML": any(gpu.nvml for gpu in driver_gpus), "CUDA": any(gpu.cuda for gpu in driver_gpus)}
-    answering = [library for library, failure in failures.items() if listed[library] and failure is None]
-    if answering:
-        yield fact("nvmlSystemGetDriverVersion", (machine.driver or Driver()).driver_version)
-        yield passed(f"{' and '.join(answering)} work{'s' if len(answering) == 1 else ''}")
-    if "NVML" not in answering and not failures["NVML"]:
-        if not _lists_no_gpu(driver_gpus):
-            yield unknown("whether NVML works is unknown: it was not queried")
-        elif not answering and failures["CUDA"] is None:
-            yield passed("NVML works but lists no GPU", note="dev.count-consistency judges that")
-
-
-def _lists_no_gpu(gpus: list[Gpu]) -> bool:
-    """Return whether NVML was queried but lists none of these GPUs."""
-    reasons = {gpu.reason_of("nvml") for gpu in gpus} - {None}
-    return bool(reasons) and reasons.isdisjoint((Reason.NOT_ASKED, Reason.NOT_STATED))
-
-
-def _failed(machine: Machine, library: str, failure: LibraryFailure, gpus: list[Gpu]) -> Finding:
-    failed_gpus = [gpu for gpu in machine.gpus or () if gpu.bus_id == failure.gpu]
-    call = failure.call or f"the child process that queries {library}"
-    signature = cause_of(failure.call, failure.number) if library == "CUDA" else None
-    cause = signature.cause if signature else ""
-    remedy = todo(signature.remedy) if signature else _BY_NAME.get(failure.name or "", _SICK)
-    if library == "CUDA" and (known := _cuda_remedy(machine, failure, is_known=signature is not None)) is not None:
-        cause, remedy = known
-    match failure.how:
-        case "missing" if in_container(machine):
-            remedy = todo("Start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility.")
-        case "missing":
-            version = (machine.driver or Driver()).module_version
-            remedy = todo(f"Install the libraries of driver {version}." if version else "Install the driver.")
-        case "too-old":
-            remedy = todo("Install the extra of egmctl that fits the driver (cu12 or cu13), or a newer driver.")
-        case "not-started":
-            remedy = _FREE
-        case "crashed" | "timed-out":
-            cause = cause or "a GPU or the driver hangs or is in a bad state: nvidia-smi will not work either"
-    return failed(
-        f"{library} {failure.words}: what only it reports is unknown",
-        remedy,
-        failed_gpus or gpus,
-        evidence=(fact(call, failure.detail or failure.name or failure.how),),
-        cause=cause,
-    )
-
-
-_MISMATCH = "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"
-_BY_LIBCUDA = (803, 804)
-"""CUDA_ERROR_SYSTEM_DRIVER_MISMATCH and CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE: the libcuda that is loaded does not
-fit the kernel module, or these GPUs (cuda.h)."""
-_LOAD_UVM = as_root(
-    "Load nvidia_uvm, which makes /dev/nvidia-uvm with nvidia-modprobe. A container has to be started again then.",
-    run="modprobe nvidia_uvm && nvidia-modprobe -u -c 0",
-)
-
-
-_NOT_READY = 802
-"""CUDA_ERROR_SYSTEM_NOT_READY."""
-
-
-def _cuda_remedy(machine: Machine, failure: LibraryFailure, *, is_known: bool) -> tuple[str, Remedy] | None:
-    """Return cause and remedy of a failure of CUDA that this node's facts explain, or that has no known cause."""
-    driver = machine.driver or Driver()
-    module, loaded = driver.module_version, driver.libcuda_version
-    agree = module is not None and module == driver.driver_version
-    if failure.number in _BY_LIBCUDA and loaded is not None and (driver.libcuda_compat or loaded != module):
-        folder = "CUDA's compat folder" if driver.libcuda_compat else "another folder than the driver's"
-        cause = f"libcuda {loaded} of {folder} is loaded; the kernel module is {module or 'of an unknown version'}"
-        return cause, _HOST_LIBRARIES
-    if failure.name == _MISMATCH and (agree or in_container(machine)):
-        return (
-            "another libcuda than the driver's is loaded first: the image's own, or CUDA's compat folder",
-            _HOST_LIBRARIES,
-        )
-    if failure.number == _NOT_READY and driver.confidential_compute == "on" and not machine.switches:
-        cause = "under confidential computing the GPUs accept no work until they are set ready"
-        return cause, as_root("Set the ready state once the GPUs are attested: nvidia-smi conf-compute -srs 1.")
-    if is_known or failure.how != "error":
-        return None
-    uvm = next((node for node in driver.nodes or () if node.path == "/dev/nvidia-uvm"), None)
-    if uvm is not None and not uvm.exists and "nvidia_uvm" not in (driver.modules or ("nvidia_uvm",)):
-        return "the kernel module nvidia_uvm is not loaded, so that there is no /dev/nvidia-uvm", _LOAD_UVM
-    if re.fullmatch("[A-Za-z0-9_]+", failure.call or "") and failure.number is not None:
-        explain = f"egmctl explain {failure.call} {failure.number}"
-        return "", todo("Look at its known causes, and at what the driver says in the kernel log.", look=explain)
-    return None
-
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _NO_GPU = ("", "-1", "NoDevFiles")
@@ -169,12 +51,16 @@ def _visible_devices(machine: Machine, _scope: Scope) -> Verdicts:
     usable = [gpu for gpu in gpus if loss(machine, gpu) in (None, Block.UNKNOWN)]
     wrong = _first_wrong(text, usable) if usable else None
     if wrong is not None:
+        clause, none_left = wrong
         others = "; numbers count those only, not the node's" if len(usable) < len(gpus) else ""
-        yield warned(
-            f"{VISIBLE}: {wrong}; CUDA ignores it and everything after it",
-            todo("Name GPUs by UUIDs, or by numbers from 0 among those that can be opened.", run=f"unset {VISIBLE}"),
-            cause=f"{several(len(usable), 'GPU')} can be used from here{others}",
+        cause = f"{several(len(usable), 'GPU')} can be used from here{others}"
+        remedy = todo(
+            "Name GPUs by UUIDs, or by numbers from 0 among those that can be opened.", run=f"unset {VISIBLE}"
         )
+        if none_left:
+            yield failed(f"{VISIBLE}: {clause}, so CUDA shows no GPU", remedy, cause=cause)
+        else:
+            yield warned(f"{VISIBLE}: {clause}; CUDA ignores it and everything after it", remedy, cause=cause)
     elif text.strip() in _NO_GPU:
         hides = f"{VISIBLE} hides every GPU from CUDA"
         blocks = (Guard.EGM, Guard.P2P, Guard.IPC)
@@ -185,23 +71,24 @@ def _visible_devices(machine: Machine, _scope: Scope) -> Verdicts:
         yield passed(f"{VISIBLE} chooses {len(entries)} of {len(usable)} usable GPUs", note=note)
 
 
-def _first_wrong(text: str, usable: list[Gpu]) -> str | None:
-    """Return a clause with the position (from 1) and fault of the first invalid entry; ``None`` if all are valid."""
+def _first_wrong(text: str, usable: list[Gpu]) -> tuple[str, bool] | None:
+    """Return the first invalid entry: a clause with its position (from 1) and fault, and whether CUDA shows no GPU."""
     earlier: set[str] = set()
     for position, part in enumerate((part.strip() for part in text.split(",")), start=1):
+        is_first = position == 1
         if re.fullmatch("[0-9]{1,9}", part, re.ASCII):
             if int(part) >= len(usable):
-                return f"entry {position} is {int(part)}, the last GPU is {len(usable) - 1}"
+                return f"entry {position} is {int(part)}, the last GPU is {len(usable) - 1}", is_first
         elif part.startswith("GPU-"):
             uuids = [gpu.uuid for gpu in usable]
             if None not in uuids and sum(uuid.startswith(part) for uuid in uuids if uuid) != 1:
-                return f"entry {position} is the UUID of none, or the start of several"
+                return f"entry {position} is the UUID of none, or the start of several", is_first
         elif part.startswith("MIG-"):
             continue
         elif text.strip() not in _NO_GPU:
-            return f"entry {position} is neither a number nor a UUID"
+            return f"entry {position} is neither a number nor a UUID", is_first
         if part in earlier:
-            return f"entry {position} is listed twice, so CUDA shows no GPU"
+            return f"entry {position} is listed twice", True
         earlier.add(part)
     return None
 
@@ -293,7 +180,7 @@ def _versions(machine: Machine, _scope: Scope) -> Verdicts:
     if driver.nvml_error == "NVML_ERROR_LIB_RM_VERSION_MISMATCH" or (module and library and module != library):
         yield failed(
             f"the kernel module is {module or 'of another version'}, the libraries are {library or 'of another one'}",
-            _HOST_LIBRARIES if in_container(machine) else _RELOAD,
+            HOST_LIBRARIES if in_container(machine) else RELOAD,
             cause="the driver was updated while its old module stayed loaded, or a container brings its own libraries",
         )
     elif module and library:

@@ -162,18 +162,20 @@ def _addressing(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
         gpu.nvml.addressing_mode if gpu.nvml else None, "NVML does not report how the GPUs address host memory"
     )
     yield fact("nvmlDeviceGetAddressingMode", mode)
+    shared_addressing = ((machine.system or System()).kernel_configuration or {}).get("ARM_SMMU_V3_SVA")
     if has_c2c:
         yield fact("uvm_ats_mode", ((machine.driver or Driver()).uvm_parameters or {}).get("uvm_ats_mode"))
-        options = (machine.system or System()).kernel_configuration or {}
-        yield fact("CONFIG_ARM_SMMU_V3_SVA", options.get("ARM_SMMU_V3_SVA"))
+        yield fact("CONFIG_ARM_SMMU_V3_SVA", shared_addressing)
     if mode == "ats":
         yield passed("the GPUs use the CPU's page tables (ATS)")
     elif has_c2c:
-        yield failed(
-            f"the GPUs do not use the CPU's page tables (addressing mode {mode})",
-            as_root("Boot with CONFIG_ARM_SMMU_V3_SVA, without iommu.passthrough, uvm_ats_mode at 1.", Need.REBOOT),
-            cause="GPUs with NVLink-C2C need ATS to reach malloc'ed memory",
-        )
+        cause = "GPUs with NVLink-C2C need ATS to reach malloc'ed memory"
+        text = "Boot a kernel with CONFIG_ARM_SMMU_V3_SVA, without iommu.passthrough, uvm_ats_mode at 1."
+        if shared_addressing == "n":
+            cause = "the kernel is built without CONFIG_ARM_SMMU_V3_SVA, which ATS needs"
+            text = "Boot a kernel with CONFIG_ARM_SMMU_V3_SVA=y: no setting of this one helps."
+        no_ats = f"the GPUs do not use the CPU's page tables (addressing mode {mode})"
+        yield failed(no_ats, as_root(text, Need.REBOOT), cause=cause)
     else:
         notes = {"none": "memory must be allocated with CUDA", "hmm": "pageable memory is migrated as it is touched"}
         yield passed(f"addressing mode {mode}", note=notes.get(mode, ""))
@@ -215,6 +217,7 @@ def _memory(machine: Machine, scope: Scope) -> Verdicts:
             yield warned(text, FIND_MEMORY, _on(node), evidence=evidence, cause=crash)
         else:
             yield _available(node, node.memory_total_bytes, siblings)
+            yield from _idle_pools(node, node.memory_total_bytes)
     if not candidates and not bare:
         yield unknown("no NUMA node with CPUs and memory was read")
 
@@ -277,6 +280,33 @@ def _available(node: NumaNode, total: int, siblings: list[NumaNode]) -> Finding:
         summary = "much less memory is available than on another NUMA node"
         return noted(summary, place, remedy=remedy, evidence=_sizes(siblings))
     return passed("memory is available", place, evidence=_sizes([node]))
+
+
+_IDLE_POOL = 0.25
+"""The share of a node's memory from which unused huge pages are noted. Our choice: programs take pages of a pool by
+request only, so that what a pool has is missing everywhere else."""
+_SHRINK = as_root(
+    "Where no program is to take them, make the pool smaller (vm.nr_hugepages, hugepages= of the kernel).",
+    look="grep -i huge /proc/meminfo",
+)
+
+
+def _idle_pools(node: NumaNode, total: int) -> Iterator[Finding]:
+    """Yield a note if unused huge pages hold much of a node's memory (https://github.com/sgl-project/sglang/pull/38208)."""
+    pools = [pool for pool in node.huge_pages or () if pool.total and pool.free]
+    unused = sum((pool.free or 0) * pool.page_size_bytes for pool in pools)
+    if unused < _IDLE_POOL * total:
+        return
+    held = sum((pool.total or 0) * pool.page_size_bytes for pool in pools)
+    counts = {format_size(pool.page_size_bytes): f"{pool.total}, {pool.free} free" for pool in pools}
+    evidence = tuple(fact(f"huge pages of {size}", count) for size, count in counts.items())
+    yield noted(
+        f"a pool of huge pages holds {format_size(held)} of {format_size(total)}, {format_size(unused)} of it unused",
+        _on(node),
+        remedy=_SHRINK,
+        cause="only programs that ask for huge pages get memory of the pool",
+        evidence=evidence,
+    )
 
 
 def _sizes(nodes: list[NumaNode]) -> tuple[Evidence, ...]:

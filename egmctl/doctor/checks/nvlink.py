@@ -21,7 +21,7 @@ from egmctl.model.host import Driver
 from egmctl.model.machine import Machine
 from egmctl.model.remedy import GPUS, Need, Remedy
 from egmctl.model.route import LinkKind
-from egmctl.topology.links import has_no_nvlink, nvlinks_of, without_speed
+from egmctl.topology.links import has_no_nvlink, has_one_bridge, nvlinks_of, without_speed
 from egmctl.topology.platform import C2c, c2c
 from egmctl.units import format_kernel_list, several
 
@@ -37,6 +37,10 @@ RESET = as_root(
 SWITCHES = as_root(
     "Read the fabric manager's log, then reset all GPUs and switches together.", Need.NO_JOBS, look=_SHOW_LINKS
 )
+_PLUG_IN = as_root(
+    "Power the drained node off, and push the bridge fully into both cards.", Need.REBOOT, look=_SHOW_LINKS
+)
+_IN_PART = "one bridge joins all links, and makes contact only in part (https://github.com/NVIDIA/nccl/issues/340)"
 MAX_EFFECTIVE_BER = 1e-12
 """The maximum effective bit error rate of a healthy link (DCGM 4.6, DcgmHealthWatch.cpp, Blackwell)."""
 
@@ -73,6 +77,9 @@ def _links(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
         value = f"active-traffic-disabled: {format_kernel_list(silent)}"
         yield fact(f"NVML_FI_DEV_NVLINK_GET_STATE(GPU{gpu.index})", value)
         yield warned("NVLinks are up, but their traffic is disabled", SWITCHES)
+    elif up < count and has_one_bridge(gpu):
+        yield _inactive(gpu)
+        yield failed(f"{up} of the bridge's {count} NVLinks are active", _PLUG_IN, cause=_IN_PART)
     elif count > up and wired is None and _is_switched(gpu):
         yield _inactive(gpu)
         yield unknown(f"{up} of {count} NVLinks are active on every GPU: whether the board leaves some out is unknown")

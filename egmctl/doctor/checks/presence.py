@@ -14,6 +14,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
 from egmctl.model.remedy import GPUS, Need, Remedy
 from egmctl.topology.access import Block, Obstacle, Step, classify, elsewhere, nvml_failure
+from egmctl.topology.generation import installed_branch, last_branch
 from egmctl.units import several
 
 _WORDS = {
@@ -240,6 +241,10 @@ def _not_bound(machine: Machine, scope: Scope, gpu: Gpu) -> Verdicts:
     elif driver:
         remedy = as_root(f"Keep {driver} from loading (modprobe.blacklist={driver}), and reboot.", Need.REBOOT)
         cause = "another driver took it first"
+    elif (last := _dropped(machine, gpu)) is not None:
+        branch = f"Install driver {last}, with its proprietary kernel modules, and load it."
+        remedy = as_root(branch, look="dmesg | grep -i NVRM")
+        cause = f"driver {installed_branch(machine)} does not support this GPU: {last} is the last branch that does"
     elif "nvidia" in ((machine.driver or Driver()).modules or ()):
         flavour = (machine.driver or Driver()).module_flavour
         remedy = as_root(f"{_REFUSED.get(flavour or '', '')}{_WHY_REFUSED}", look="dmesg | grep -i NVRM")
@@ -248,6 +253,12 @@ def _not_bound(machine: Machine, scope: Scope, gpu: Gpu) -> Verdicts:
         remedy = as_root("Load the driver's kernel module, or install it.", run="modprobe nvidia")
         cause = "the NVIDIA kernel module is not loaded"
     yield failed(text, remedy, cause=cause)
+
+
+def _dropped(machine: Machine, gpu: Gpu) -> int | None:
+    """Return the last driver branch with this GPU if a newer one is installed; else ``None``."""
+    last, installed = last_branch(gpu), installed_branch(machine)
+    return last if last is not None and installed is not None and installed > last else None
 
 
 @check("dev.excluded", Guard.P2P, Guard.EGM)

@@ -36,6 +36,12 @@ _NO_NIC_HERE = todo("Look for NICs that the kernel has no driver for, or use ano
 CABLE = todo("Check the cable, the switch port and the port's configuration.", look="ibstat")
 
 
+_NO_PARTNER = todo(
+    "Check the cable and the switch port, or keep programs off this NIC (NCCL_IB_HCA=^NAME): they hang on it.",
+    look="ibstat",
+)
+
+
 def _nics(machine: Machine) -> tuple[Nic, ...]:
     """Return the machine's NICs; end the check if there are none."""
     return machine.nics or skip(NO_NIC)
@@ -53,6 +59,7 @@ def _ports(machine: Machine, scope: Scope) -> Verdicts:
     if unread:
         yield unknown("the state or rate of a port was not read", on_nics(sorted(unread)))
     expected, usual = _expected(scope), _usual_rates(active)
+    kinds, cards = {_kind(nic, port) for nic, port in active}, {_card(nic) for nic, _ in active}
     good, unused = [], []
     for nic, port in ports:
         place, evidence = on_nics([nic.name]), (_port_evidence(nic, port),)
@@ -69,6 +76,9 @@ def _ports(machine: Machine, scope: Scope) -> Verdicts:
         elif port.physical_state == "LinkUp" and port.link_layer == "InfiniBand":
             remedy = as_root("Check the subnet manager of that fabric: it has not configured the port.", look="sminfo")
             yield warned(f"{inactive}, though its link is up", remedy, place, evidence=evidence)
+        elif port.physical_state == "Polling" and _kind(nic, port) in kinds and _card(nic) not in cards:
+            text = f"{inactive} and polls: it has no partner, while ports of its kind are active"
+            yield noted(text, place, remedy=_NO_PARTNER, evidence=evidence)
         else:
             unused.append(f"{nic.name}/{port.number}")
     if not active:
@@ -95,6 +105,11 @@ def _usual_rates(active: list[tuple[Nic, NicPort]]) -> dict[object, float]:
 
 def _kind(nic: Nic, port: NicPort) -> object:
     return nic.pci.device_id if nic.pci else None, nic.board_id, port.link_layer
+
+
+def _card(nic: Nic) -> str:
+    """Return the card of a NIC, whose ports may be functions of their own: the second one is often left unplugged."""
+    return nic.name if nic.pci is None else nic.pci.bus_id.partition(".")[0]
 
 
 def _port_evidence(nic: Nic, port: NicPort) -> Evidence:

@@ -83,6 +83,7 @@ def _uniform(machine: Machine, scope: Scope) -> Verdicts:
             elif compared_property.slows and not _absent(gpus, compared_property):
                 unread.append(compared_property.name)
             faults += _differences(compared_property, values)
+        faults += _slow_clocks(gpus)
     yield from faults
     unread = list(dict.fromkeys(unread))
     if unread:
@@ -133,3 +134,45 @@ def _finding(compared: _Property, text: str, gpus: list[Gpu], **more: Any) -> Fi
         return noted(text, gpus, remedy=compared.remedy, **more)
     cause = "work that uses all GPUs waits for the one that differs"
     return warned(text, compared.remedy, gpus, cause=cause, **more)
+
+
+_LOW_CLOCK = 0.8
+"""The share of the SM clock of busy GPUs of one kind below which a busy one's is noted. Our choice: by power and heat
+they differ by a few per cent under one load."""
+_UNLOCK = as_root(
+    "Where nobody locked it on purpose, take the lock back (-rgc), and the application clocks (-rac).",
+    look=f"nvidia-smi -i {GPUS} -q -d CLOCK",
+    run=f"nvidia-smi -i {GPUS} -rgc",
+)
+
+
+def _slow_clocks(gpus: Sequence[Gpu]) -> Iterator[Finding]:
+    """Yield the notes on busy GPUs whose clock is far below that of others, for no reason that NVML states.
+
+    A locked clock is none of NVML's reasons (https://github.com/NebuTech/NBMiner/issues/661).
+    """
+    clocks = {gpu.bus_id: clock for gpu in gpus if (clock := _busy_clock(gpu)) is not None}
+    if len(clocks) < _FEW:
+        return
+    usual = sorted(clocks.values())[len(clocks) // 2]
+    evidence = tuple(
+        fact(f"SM clock of GPU{gpu.index}", f"{clocks[gpu.bus_id]} MHz") for gpu in gpus if gpu.bus_id in clocks
+    )
+    for gpu in gpus:
+        clock = clocks.get(gpu.bus_id)
+        if clock is not None and clock < _LOW_CLOCK * usual:
+            text = f"the SM clock is {clock} MHz under load, and {usual} MHz on others, for no reason that NVML states"
+            cause = "a program or an administrator may have locked it, which is none of NVML's reasons"
+            yield noted(text, gpu, remedy=_UNLOCK, cause=cause, evidence=evidence)
+
+
+_FEW = 3
+"""The number of busy GPUs from which the clock of most is known."""
+
+
+def _busy_clock(gpu: Gpu) -> int | None:
+    """Return the SM clock of a GPU that works in its highest state and that nothing slows down; else ``None``."""
+    nvml = gpu.nvml
+    if nvml is None or nvml.throttle_reasons != () or not nvml.processes or nvml.performance_state != 0:
+        return None
+    return nvml.sm_clock_mhz

@@ -152,27 +152,28 @@ class TestVisibleDevices:
 
     def test_by_uuid(self) -> None:
         machine = patched(HGX, "gpus[0].nvml", uuid="GPU-11111111-2222-3333-4444-555555555555")
-        for value, status in (("GPU-11111111", Status.PASS), ("GPU-deadbeef", Status.WARN), ("MIG-1", Status.PASS)):
+        for value, status in (("GPU-11111111", Status.PASS), ("GPU-deadbeef", Status.FAIL), ("MIG-1", Status.PASS)):
             assert run_one(VISIBLE, with_variables(machine, CUDA_VISIBLE_DEVICES=value)).status is status, value
 
     @pytest.mark.parametrize(
-        ("value", "words"),
+        ("value", "status", "words"),
         [
-            ("0,4", "entry 2 is 4, the last GPU is 3"),
-            ("all", "entry 1 is neither a number nor a UUID"),
-            ("0,0", "entry 2 is listed twice"),
+            ("0,4", Status.WARN, "entry 2 is 4, the last GPU is 3; CUDA ignores it and everything after it"),
+            ("4,0", Status.FAIL, "entry 1 is 4, the last GPU is 3, so CUDA shows no GPU"),
+            ("all", Status.FAIL, "entry 1 is neither a number nor a UUID, so CUDA shows no GPU"),
+            ("0,0", Status.FAIL, "entry 2 is listed twice, so CUDA shows no GPU"),
         ],
     )
-    def test_what_is_not_there(self, value: str, words: str) -> None:
+    def test_what_is_not_there(self, value: str, status: Status, words: str) -> None:
         finding = run_one(VISIBLE, with_variables(CUDA_VISIBLE_DEVICES=value))
-        assert finding.status is Status.WARN
+        assert finding.status is status
         assert words in finding.summary
 
     def test_numbers_count_what_the_cgroup_left(self) -> None:
         denied = with_gpu_denied(HGX, 0)
         assert run_one(VISIBLE, with_variables(denied, CUDA_VISIBLE_DEVICES="2")).status is Status.PASS
         finding = run_one(VISIBLE, with_variables(denied, CUDA_VISIBLE_DEVICES="3"))
-        assert finding.status is Status.WARN
+        assert finding.status is Status.FAIL
         assert finding.cause == "3 GPUs can be used from here; numbers count those only, not the node's"
 
 
@@ -205,3 +206,39 @@ class TestContainer:
         ):
             finding = run_one(CONTAINER, dataclasses.replace(machine, confinement=given))
             assert (finding.status, finding.summary) == (Status.PASS, f"this process is in {words}")
+
+
+JOB = {"SLURM_JOB_ID": "12"}
+
+
+class TestRanks:
+    """What a process may do is judged for ranks, of which a job or a container has several."""
+
+    @pytest.mark.parametrize(
+        ("environment", "nofile", "statuses"),
+        [
+            (JOB, 1024, {Status.NOTE, Status.PASS}),
+            (JOB, 65536, {Status.PASS}),
+            ({}, 1024, {Status.PASS}),
+        ],
+    )
+    def test_few_descriptors(self, environment: dict[str, str], nofile: int, statuses: set[Status]) -> None:
+        machine = patched(limited(nofile=nofile), "process", environment=environment, container_signs=())
+        assert {finding.status for finding in run("ipc.limits", machine)} == statuses
+
+    @pytest.mark.parametrize(
+        ("signs", "ptrace_scope", "capabilities", "status"),
+        [
+            (("/.dockerenv",), 1, 0, Status.NOTE),
+            (("/.dockerenv",), 0, 0, Status.PASS),
+            (("/.dockerenv",), 1, 1 << 19, Status.PASS),
+            ((), 1, 0, Status.PASS),
+            (("/.dockerenv",), None, 0, Status.UNKNOWN),
+        ],
+    )
+    def test_descriptors_of_a_sibling(
+        self, signs: tuple[str, ...], ptrace_scope: int | None, capabilities: int, status: Status
+    ) -> None:
+        machine = patched(healthy(), "process", environment={}, container_signs=signs)
+        machine = patched(machine, "confinement", ptrace_scope=ptrace_scope, capabilities=capabilities)
+        assert run_one("ipc.ptrace", machine).status is status

@@ -67,3 +67,24 @@ def test_the_driver_says_so_over_several_lines_of_one_record(lines: str, message
         logged = event(12.0, record)
         assert logged is not None
         assert (logged.message, logged.bus_id) == (message, "0000:1b:00.0")
+
+
+@pytest.mark.parametrize(
+    ("device_id", "libraries", "cause"),
+    [
+        (0x1C81, "13.595.71.05", "driver 595 does not support this GPU: 580 is the last branch that does"),  # GTX 1050
+        (0x1DB6, "13.595.71.05", "driver 595 does not support this GPU: 580 is the last branch that does"),  # V100
+        (0x102D, "12.535.54.03", "driver 535 does not support this GPU: 470 is the last branch that does"),  # K80
+        (0x1C81, "13.580.95.05", "the NVIDIA kernel module is not loaded"),
+        (0x1EB8, "13.595.71.05", "the NVIDIA kernel module is not loaded"),  # T4
+        (None, "13.595.71.05", "the NVIDIA kernel module is not loaded"),
+        (0x1C81, None, "the NVIDIA kernel module is not loaded"),
+    ],
+)
+def test_a_driver_that_has_dropped_a_generation_is_the_cause(
+    device_id: int | None, libraries: str | None, cause: str
+) -> None:
+    versions = {"module_version": None, "driver_version": None, "libcuda_version": None, "nvml_version": libraries}
+    machine = patched(one_generation("proprietary", device_id=device_id), "driver", modules=(), **versions)
+    finding = run_one("dev.driver-binding", patched(machine, "gpus[*].pci", driver=""))
+    assert (finding.status, finding.cause) == (Status.FAIL, cause)

@@ -10,7 +10,7 @@ from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.facts.host import NODES, host
 from egmctl.facts.root import Root
 from egmctl.model.finding import Guard, Status
-from egmctl.model.host import NumaKind, NumaNode
+from egmctl.model.host import HugePages, NumaKind, NumaNode
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
 from egmctl.units import GIB, MIB
@@ -59,6 +59,11 @@ FAULTS: dict[str, Fault] = {
 }
 
 
+def pool(total: int, free: int | None) -> HugePages:
+    """Huge pages of 1 GiB."""
+    return HugePages(page_size_bytes=GIB, total=total, free=free)
+
+
 SCARCE: dict[str, object] = {"memory_free_bytes": 60 * GIB, "memory_reclaimable_bytes": 0}
 NODE_1: dict[str, tuple[dict[str, object], Scope, str | None]] = {
     "64 MiB free": ({"memory_free_bytes": 64 * MIB, "memory_reclaimable_bytes": 0}, EVERYTHING, "warn"),
@@ -68,6 +73,9 @@ NODE_1: dict[str, tuple[dict[str, object], Scope, str | None]] = {
     "60 of 478 GiB": ({"memory_total_bytes": 60 * GIB, "memory_free_bytes": 50 * GIB}, EVERYTHING, "warn"),
     "no CPUs, and GPUs that are local to it": ({"kind": NumaKind.MEMORY_ONLY, "cpus": ""}, EVERYTHING, "fail"),
     "neither": ({"kind": NumaKind.EMPTY, "cpus": "", "memory_total_bytes": 0}, EVERYTHING, "fail"),
+    "a pool of huge pages, half of it unused": ({"huge_pages": (pool(400, 200),)}, EVERYTHING, "note"),
+    "a pool that is used": ({"huge_pages": (pool(400, 20),)}, EVERYTHING, None),
+    "a pool that was not read": ({"huge_pages": (pool(400, None),)}, EVERYTHING, None),
     "no memory": ({"kind": NumaKind.CPU_ONLY, "memory_total_bytes": 0}, EVERYTHING, "fail"),
 }
 

@@ -7,9 +7,10 @@ import pytest
 from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.facts import replay
 from egmctl.model.finding import Guard, Status
-from egmctl.model.host import LibraryFailure
+from egmctl.model.host import LibraryFailure, Nic, NicPort, PciFunction
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
+from tests.doctor.cases import verdicts
 from tests.doctor.faults import Fault
 from tests.doctor.machines import patched, run, run_one, shipped, with_card
 
@@ -74,3 +75,39 @@ def test_unknown_c2c_leaves_a_small_bar1_unknown() -> None:
 @pytest.mark.parametrize("name", replay.names())
 def test_no_shipped_machine_alarms(name: str) -> None:
     assert {each.status for each in run("rdma.bar1", shipped(name))} <= {Status.UNKNOWN, Status.SKIP}
+
+
+def ports(*states: str, functions: bool = False) -> Machine:
+    """NICs of one kind with a port each, in these physical states; each on its card, or all functions of one."""
+    first = (shipped("dgx-h100").nics or ())[0]
+    nics = tuple(
+        Nic(
+            name=f"mlx5_{number}",
+            pci=PciFunction(bus_id=f"0000:{1 if functions else number + 1:02x}:00.{number if functions else 0}"),
+            board_id=first.board_id,
+            ports=(
+                NicPort(
+                    number=1,
+                    state="ACTIVE" if state == "LinkUp" else "DOWN",
+                    physical_state=state,
+                    link_layer="InfiniBand",
+                    rate_gbit_s=400.0 if state == "LinkUp" else 10.0,
+                ),
+            ),
+        )
+        for number, state in enumerate(states)
+    )
+    return patched(shipped("dgx-h100"), "", nics=nics)
+
+
+@pytest.mark.parametrize(
+    ("machine", "verdict"),
+    [
+        (ports("LinkUp", "LinkUp", "Polling"), "note mlx5_2; pass mlx5_0, mlx5_1"),
+        (ports("LinkUp", "LinkUp", "Disabled"), "pass mlx5_0, mlx5_1"),
+        (ports("LinkUp", "Polling", functions=True), "pass mlx5_0"),
+    ],
+)
+def test_a_port_that_polls_beside_active_ones_of_its_kind_has_no_partner(machine: Machine, verdict: str) -> None:
+    """A disabled port, and the second one of a card, are left so on purpose."""
+    assert verdicts("rdma.ports", machine) == verdict

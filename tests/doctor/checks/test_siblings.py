@@ -8,6 +8,7 @@ import pytest
 
 from egmctl.doctor.runner import CHECKS
 from egmctl.model.finding import Status
+from egmctl.model.gpu import GpuProcess
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
 from tests.answers import diagnose
@@ -70,3 +71,33 @@ def test_what_a_kind_lacks_is_not_missed_and_what_was_not_read_is_unknown() -> N
 def test_the_difference_is_the_only_fault() -> None:
     found = diagnose(FAULTS["gpu.uniform"].machine(), FAULTS["gpu.uniform"].scope, CHECKS)
     assert [finding.check for finding in found.findings if finding.status is Status.WARN] == ["gpu.uniform"]
+
+
+def at_work(clock_mhz: int, **changes: Any) -> Machine:
+    """GPUs that all work, of which GPU1 has this SM clock."""
+    busy = {"processes": (GpuProcess(pid=1, name="x"),), "throttle_reasons": (), "performance_state": 0}
+    machine = patched(healthy(), "gpus[*].nvml", sm_clock_mhz=1965, **busy)
+    return patched(machine, "gpus[1].nvml", sm_clock_mhz=clock_mhz, **changes)
+
+
+def test_a_clock_far_below_its_busy_siblings_for_no_reason_is_noted() -> None:
+    """A locked clock is none of NVML's reasons."""
+    finding = run_one("gpu.uniform", at_work(1200))
+    assert (finding.status, finding.place.label) == (Status.NOTE, "GPU1")
+    assert "1200 MHz under load, and 1965 MHz on others" in finding.summary
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [
+        at_work(1900),
+        at_work(1200, throttle_reasons=("sw-power-cap",)),
+        at_work(1200, throttle_reasons=("idle",)),
+        at_work(1200, throttle_reasons=None),
+        at_work(1200, processes=()),
+        at_work(1200, processes=None),
+        at_work(1200, performance_state=8),
+    ],
+)
+def test_clocks_of_gpus_that_are_not_under_the_same_load_are_not_compared(machine: Machine) -> None:
+    assert run_one("gpu.uniform", machine).status is Status.PASS
