@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from egmctl.doctor.kernel_faults import Action, catalogue, meaning
+from egmctl.doctor.kernel_faults import REMOTE_ACCESS_XIDS, Action, Blame, catalogue, meaning
 from egmctl.driver.messages import messages
 from egmctl.driver.signatures import nearest_function, signatures
 from egmctl.errors import UsageError
@@ -44,7 +44,7 @@ def explained(log: ErrorLog, diagnosis: Diagnosis | None) -> Explanations:
     # A text may come from anywhere: a node without a GPU says nothing about it.
     is_elsewhere = diagnosis is not None and log.lines is not None and not diagnosis.machine.gpus
     judge = None if is_elsewhere else diagnosis
-    explanations = [_explained(failure, judge) for failure in log.failures]
+    explanations = list(_with_consequences([_explained(failure, judge) for failure in log.failures]))
     return Explanations(
         checked=None if judge is None else judge.machine.origin,
         explanations=tuple(sorted(explanations, key=lambda each: each.severity.rank)),
@@ -160,6 +160,39 @@ def _explained(failure: Failure, diagnosis: Diagnosis | None) -> Explanation:
         judged[judged.index(left[0])] = replace(left[0], state=CauseState.LIKELY)
     judged.sort(key=lambda cause: list(CauseState).index(cause.state))
     return replace(known, causes=tuple(judged))
+
+
+def _with_consequences(explanations: list[Explanation]) -> Iterator[Explanation]:
+    """Yield explanations; what may follow from a fault of a GPU or a link in the same text blames no program."""
+    faults = [each for each in explanations if each.is_decided]
+    hardware = next((each for each in faults if each.severity is Severity.HARDWARE), None)
+    link = next((each for each in faults if _is_of_a_link(each.failure)), hardware)
+    for each in explanations:
+        fault = link if _is_remote_access(each.failure) else hardware if _is_asynchronous(each.failure) else None
+        if fault is None or fault is each:
+            yield each
+            continue
+        name = fault.name if fault.failure.library is Library.XID else fault.causes[0].cause
+        cause = KnownCause(
+            f"a consequence of the fault that the same text states: {name}",
+            "Mend that first, then run the program again.",
+        )
+        yield replace(each, severity=Severity.CONTEXT, causes=(cause,), vague=False)
+
+
+def _is_of_a_link(failure: Failure) -> bool:
+    if failure.library is not Library.XID:
+        return failure.library is Library.MESSAGE and failure.number is not None
+    return meaning(KernelEvent(kind=EventKind.XID, time_s=0, number=failure.number)).blame is Blame.LINK
+
+
+def _is_remote_access(failure: Failure) -> bool:
+    return failure.library is Library.XID and failure.number in REMOTE_ACCESS_XIDS
+
+
+def _is_asynchronous(failure: Failure) -> bool:
+    entries = signatures().find(failure.library, failure.call, failure.number or 0)
+    return any(entry.asynchronous for entry in entries)
 
 
 def _judged(failure: Failure, cause: KnownCause, diagnosis: Diagnosis | None) -> KnownCause:

@@ -62,6 +62,8 @@ class Xid:
 
 RECOVERY_CHANGED = 154
 """The Xid with which the driver requests a recovery of a GPU, after the Xid that is the reason."""
+REMOTE_ACCESS_XIDS = frozenset({108, 137})
+"""The Xids of a failed access over NVLink: the application's fault, unless a link failed."""
 C2C_XIDS = frozenset({121, 159, 173})
 """The Xids of the link between a GPU and its CPU, and of the coherent interface behind it."""
 

@@ -8,6 +8,7 @@ An entry is a table ``[ID]`` with these keys:
 * ``severity``: a :class:`~egmctl.model.explanation.Severity`.
 * ``states``: whether the line itself states its first cause.
 * ``means``: what the line says, as a clause. ``causes``: names of causes, the most likely first.
+* ``reports-xid``: whether the line repeats an Xid of the kernel log, which is then a failure of its own.
 * ``doctor``: the :class:`~egmctl.model.kernel_log.DriverMessage` that doctor reads in the same line.
 
 A cause is a table ``[NAME]`` with ``cause``, a clause; what to do about it as ``text`` (one sentence), ``run`` (the
@@ -53,6 +54,8 @@ class Message:
     without: str
     example: str
     source: str
+    reports_xid: bool
+    """Whether the line also states an Xid."""
     doctor: str
     """The name of the :class:`~egmctl.model.kernel_log.DriverMessage` of the same line; empty if doctor has none."""
 
@@ -131,6 +134,7 @@ def messages() -> Messages:
             without=table.get("without", ""),
             example=table["example"],
             source=table["source"],
+            reports_xid=table.get("reports-xid", False),
             doctor=table.get("doctor", ""),
         )
         for name, table in _tables("message_lines")

@@ -16,6 +16,8 @@ from egmctl.errors import ExitCode
 from egmctl.facts.error_log import read_failures
 from egmctl.model.explanation import Explanations, Severity, Word
 from egmctl.model.kernel_log import DriverMessage
+from egmctl.report.kinds import Format
+from tests.answers import render
 
 ENTRIES = list(messages().entries.values())
 EVERY = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
@@ -28,10 +30,19 @@ def explained(text: str) -> Explanations:
     return judged(read_failures(io.BytesIO(text.encode())), None)
 
 
+def messages_of(result: Explanations) -> list[str]:
+    return [each.failure.message for each in result.explanations]
+
+
+def expected(entry: Message) -> list[str]:
+    """The messages of its example; an Xid that it repeats has none."""
+    return [entry.id, ""] if entry.reports_xid else [entry.id]
+
+
 @EVERY
 def test_its_example_is_found_and_it_alone_leads(entry: Message) -> None:
     result = explained(entry.example)
-    assert [each.failure.message for each in result.explanations] == [entry.id]
+    assert messages_of(result) == expected(entry)
     if entry.severity is Severity.HARMLESS:
         assert (result.word, result.exit_code) == (Word.NOT_KNOWN, ExitCode.NOTHING)
     else:
@@ -60,7 +71,7 @@ def test_it_is_found_with_other_numbers_paths_addresses_and_times(
     entry: Message, number: int, host: str, folder: str
 ) -> None:
     result = explained(varied(entry.example, number, host, folder))
-    assert [each.failure.message for each in result.explanations] == [entry.id]
+    assert messages_of(result) == expected(entry)
 
 
 @EVERY
@@ -141,6 +152,57 @@ def test_the_gravest_line_leads_and_all_are_said() -> None:
     assert result.leading is not None
     assert result.leading.name == "Xid 79"
     assert len(result.explanations) == 4
+
+
+@pytest.mark.parametrize("error", ["unspecified launch failure", "an illegal memory access was encountered"])
+def test_an_error_of_cuda_after_a_lost_gpu_blames_no_program(error: str) -> None:
+    lost = "NVRM: Xid (PCI:0000:03:00): 79, GPU has fallen off the bus."
+    result = explained(f"{lost}\nCUDA error: {error}")
+    assert [each.severity for each in result.explanations] == [Severity.HARDWARE, Severity.CONTEXT]
+    assert [cause.cause for cause in result.explanations[1].causes] == [
+        "a consequence of the fault that the same text states: Xid 79"
+    ]
+    assert "compute-sanitizer" not in str(render(result, Format.TEXT))
+    alone = explained(f"CUDA error: {error}")
+    assert alone.explanations[0].severity is Severity.ERROR
+
+
+def test_an_access_over_nvlink_blames_the_program_only_where_no_link_failed() -> None:
+    access = "NVRM: Xid (PCI:0000:0a:00): 137, RLW_RXPIPE interrupt hit on link 11 on GPU0: PRIV Error"
+    link = "NVRM: Xid (PCI:0000:0a:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 11"
+    assert "compute-sanitizer" in str(render(explained(access), Format.TEXT))
+    both = explained(f"{access}\n{link}")
+    assert [each.name for each in both.explanations] == ["Xid 145", "Xid 137"]
+    assert "compute-sanitizer" not in str(render(both, Format.TEXT))
+
+
+def test_an_error_of_cuda_beside_a_fault_of_the_program_keeps_its_causes() -> None:
+    result = explained("NVRM: Xid (PCI:0000:03:00): 31, MMU Fault\nCUDA error: an illegal memory access was encountered")
+    assert "compute-sanitizer" in str(render(result, Format.TEXT))
+
+
+def test_an_xid_that_the_device_plugin_reports_is_answered_with_what_brings_the_gpu_back() -> None:
+    line = "XidCriticalError: Xid={} on Device=GPU-1f2e, the device will go unhealthy."
+    assert explained(line.format(69)).explanations[0].failure.message == "plugin-critical-xid"
+    assert explained(line.format(79)).explanations[0].name == "Xid 79"
+
+
+PREFIXES = [
+    "[rank3]: ",
+    "\x1b[1;36m(EngineCore_DP0 pid=418)\x1b[0;0m WARNING 09-14 15:38:21 [core.py:946] ",
+    "Feb 02 09:51:48 worker kernel: ",
+    "\x1b[32m[   14.201733] \x1b[0m\x1b[33m",
+    "2026-11-27T10:00:00.123456789Z stderr F ",
+    "12: ",
+    "(RayWorkerWrapper pid=4711, ip=192.0.2.3) ",
+]
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_what_launchers_and_logs_put_before_a_line_hides_nothing(prefix: str) -> None:
+    for entry in ENTRIES:
+        text = "".join(f"{prefix}{line}\n" for line in entry.example.strip().splitlines())
+        assert messages_of(explained(text)) == expected(entry), entry.id
 
 
 @given(st.text(max_size=300))
