@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from egmctl.doctor.kernel_faults import REMOTE_ACCESS_XIDS, Action, Blame, catalogue, meaning
+from egmctl.doctor.remedies import fitted_anywhere
 from egmctl.driver.messages import messages
 from egmctl.driver.signatures import nearest_function, signatures
 from egmctl.errors import UsageError
@@ -23,6 +24,7 @@ from egmctl.model.explanation import (
 )
 from egmctl.model.finding import Status
 from egmctl.model.kernel_log import EventKind, KernelEvent
+from egmctl.model.remedy import Remedy
 from egmctl.units import did_you_mean, grouped, printable
 
 XID_SOURCE = "https://docs.nvidia.com/deploy/xid-errors/"
@@ -126,7 +128,7 @@ def _by_function(failure: Failure) -> Iterator[KnownCause]:
 def _of_xid(failure: Failure) -> Explanation:
     xid = meaning(KernelEvent(kind=EventKind.XID, time_s=0, number=failure.number))
     remedy = catalogue().remedies[xid.action]
-    cause = KnownCause(f"{xid.name} ({xid.blame.value})", remedy.text, state=CauseState.STATED)
+    cause = KnownCause(f"{xid.name} ({xid.blame.value})", remedy, state=CauseState.STATED)
     severities = {Status.FAIL: Severity.HARDWARE, Status.WARN: Severity.SYSTEM}
     return Explanation(
         failure=failure,
@@ -153,6 +155,7 @@ def _of_message(failure: Failure) -> Explanation:
 
 def _explained(failure: Failure, diagnosis: Diagnosis | None) -> Explanation:
     known = _known(failure)
+    known = replace(known, causes=tuple(replace(each, remedy=fitted_anywhere(each.remedy)) for each in known.causes))
     judged = [_judged(failure, cause, diagnosis) for cause in known.causes]
     # The driver's log states some causes in words; without words, those are less likely.
     left = [cause for cause in judged if cause.state is CauseState.UNKNOWN and not (cause.log and failure.log == "")]
@@ -175,7 +178,7 @@ def _with_consequences(explanations: list[Explanation]) -> Iterator[Explanation]
         name = fault.name if fault.failure.library is Library.XID else fault.causes[0].cause
         cause = KnownCause(
             f"a consequence of the fault that the same text states: {name}",
-            "Mend that first, then run the program again.",
+            Remedy(text="Mend that first, then run the program again."),
         )
         yield replace(each, severity=Severity.CONTEXT, causes=(cause,), vague=False)
 

@@ -15,7 +15,7 @@ from egmctl.doctor.situation import group_by
 from egmctl.model.finding import NODE, Place, Status, on_gpus
 from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent
 from egmctl.model.machine import Machine
-from egmctl.model.remedy import ANYWHERE, ON_HOST, Need, Remedy
+from egmctl.model.remedy import ANYWHERE, ON_HOST, Need, Remedy, remedy_of
 from egmctl.units import grouped, several
 
 
@@ -108,14 +108,8 @@ def catalogue() -> Catalogue:
 
 
 def _remedy(entry: Mapping[str, Any]) -> Remedy:
-    needs = tuple(map(Need, entry.get("needs", ())))
-    return Remedy(
-        text=" ".join(entry["text"].split()),
-        look=entry.get("look"),
-        run=entry.get("run"),
-        needs=needs,
-        works_in=ON_HOST if Need.ROOT in needs else ANYWHERE,
-    )
+    remedy = remedy_of(entry)
+    return replace(remedy, works_in=ON_HOST if Need.ROOT in remedy.needs else ANYWHERE)
 
 
 def meaning(event: KernelEvent) -> Xid:
