@@ -38,6 +38,7 @@ from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin, OriginKind
 from egmctl.model.measurement import RunReport
 from egmctl.model.profile import MatchResult, ProfileList
 from egmctl.model.record import Command, Shown
+from egmctl.model.remedy import Site
 from egmctl.model.verdict import Grade
 from egmctl.report.kinds import KINDS
 from egmctl.topology.topology import Topology, topology
@@ -369,9 +370,10 @@ def stated_answer(document: dict[str, Any], source: str) -> Answer:
 _EARLIER = {
     "egmctl.bringup/1": "egmctl.bringup/2",
     "egmctl.bench/2": "egmctl.bench/3",
+    "egmctl.explain/1": "egmctl.explain/2",
     "egmctl.fleet/2": "egmctl.fleet/3",
 }
-"""The schemas of version 0.1, whose documents state no answer, with those that read them."""
+"""The schemas of version 0.1, whose documents state no answer, and of its first builds, with those that read them."""
 
 
 def _of_earlier(schema: str, body: Any) -> Any:
@@ -382,12 +384,34 @@ def _of_earlier(schema: str, body: Any) -> Any:
         body = {name: value for name, value in body.items() if name in ("diagnosis", "run")}
         body["not_measured"] = reasons.get("not-measured") or ""
         body["no_fabric"] = reasons.get("fabric") or ""
+    if schema == "egmctl.explain/1" and isinstance(body, dict):
+        body = _with_remedies(body)
     if schema == "egmctl.fleet/2" and isinstance(body, dict):
         body = {name: value for name, value in body.items() if name != "answer"}
         nodes = body.get("answers")
         if isinstance(nodes, list):
             body["answers"] = [_node_of_earlier(node) for node in nodes]
     return _renamed(body)
+
+
+def _with_remedies(value: Any) -> Any:
+    """Return JSON data in which each known cause has a remedy: before, its keys were the cause's, and it was a text."""
+    if isinstance(value, list):
+        return [_with_remedies(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    changed = {name: _with_remedies(item) for name, item in value.items()}
+    if "cause" in changed and isinstance(changed.get("remedy"), str):
+        is_for_host = changed.get("works_in") == [Site.HOST]
+        changed["remedy"] = {
+            "text": f"{'On the host: ' if is_for_host else ''}{changed['remedy']}",
+            "look": changed.pop("look", None) or None,
+            "run": changed.pop("run", None) or None,
+            "needs": changed.pop("needs", []),
+            "works_in": changed.pop("works_in", None) or list(Site),
+            "idle": "the GPU",
+        }
+    return changed
 
 
 def _node_of_earlier(node: Any) -> Any:

@@ -204,10 +204,13 @@ def _run(program: Sequence[str], outputs: Outputs) -> int:
         _answer(printed, outputs, is_brief=False)
     elif code:
         nothing = "CUDA logged no failed call (drivers before 575, CUDA 12.9, log none)"
-        said = "and its standard error has no known error"
+        said = f"and its standard error has no known error; {_UNREAD}"
         unread = f"{LOG_FILE}={printable(str(file))} cannot be read"
         say(f"{who} {ended}; {unread if log is None else nothing}, {said}")
     return code if code >= 0 else _die(-code)
+
+
+_UNREAD = "its standard output, where NCCL prints, is not read (NCCL_DEBUG=WARN NCCL_DEBUG_FILE=/dev/stderr moves that)"
 
 
 def _answer(log: ErrorLog, outputs: Outputs, *, is_brief: bool) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from egmctl.doctor.kernel_faults import Action, catalogue, meaning
+from egmctl.doctor.kernel_faults import REMOTE_ACCESS_XIDS, Action, Blame, catalogue, meaning
+from egmctl.doctor.remedies import fitted_anywhere
 from egmctl.driver.messages import messages
 from egmctl.driver.signatures import nearest_function, signatures
 from egmctl.errors import UsageError
@@ -23,6 +24,7 @@ from egmctl.model.explanation import (
 )
 from egmctl.model.finding import Status
 from egmctl.model.kernel_log import EventKind, KernelEvent
+from egmctl.model.remedy import Remedy
 from egmctl.units import did_you_mean, grouped, printable
 
 XID_SOURCE = "https://docs.nvidia.com/deploy/xid-errors/"
@@ -44,7 +46,7 @@ def explained(log: ErrorLog, diagnosis: Diagnosis | None) -> Explanations:
     # A text may come from anywhere: a node without a GPU says nothing about it.
     is_elsewhere = diagnosis is not None and log.lines is not None and not diagnosis.machine.gpus
     judge = None if is_elsewhere else diagnosis
-    explanations = [_explained(failure, judge) for failure in log.failures]
+    explanations = list(_with_consequences([_explained(failure, judge) for failure in log.failures]))
     return Explanations(
         checked=None if judge is None else judge.machine.origin,
         explanations=tuple(sorted(explanations, key=lambda each: each.severity.rank)),
@@ -126,7 +128,7 @@ def _by_function(failure: Failure) -> Iterator[KnownCause]:
 def _of_xid(failure: Failure) -> Explanation:
     xid = meaning(KernelEvent(kind=EventKind.XID, time_s=0, number=failure.number))
     remedy = catalogue().remedies[xid.action]
-    cause = KnownCause(f"{xid.name} ({xid.blame.value})", remedy.text, state=CauseState.STATED)
+    cause = KnownCause(f"{xid.name} ({xid.blame.value})", remedy, state=CauseState.STATED)
     severities = {Status.FAIL: Severity.HARDWARE, Status.WARN: Severity.SYSTEM}
     return Explanation(
         failure=failure,
@@ -153,6 +155,7 @@ def _of_message(failure: Failure) -> Explanation:
 
 def _explained(failure: Failure, diagnosis: Diagnosis | None) -> Explanation:
     known = _known(failure)
+    known = replace(known, causes=tuple(replace(each, remedy=fitted_anywhere(each.remedy)) for each in known.causes))
     judged = [_judged(failure, cause, diagnosis) for cause in known.causes]
     # The driver's log states some causes in words; without words, those are less likely.
     left = [cause for cause in judged if cause.state is CauseState.UNKNOWN and not (cause.log and failure.log == "")]
@@ -160,6 +163,39 @@ def _explained(failure: Failure, diagnosis: Diagnosis | None) -> Explanation:
         judged[judged.index(left[0])] = replace(left[0], state=CauseState.LIKELY)
     judged.sort(key=lambda cause: list(CauseState).index(cause.state))
     return replace(known, causes=tuple(judged))
+
+
+def _with_consequences(explanations: list[Explanation]) -> Iterator[Explanation]:
+    """Yield explanations; what may follow from a fault of a GPU or a link in the same text blames no program."""
+    faults = [each for each in explanations if each.is_decided]
+    hardware = next((each for each in faults if each.severity is Severity.HARDWARE), None)
+    link = next((each for each in faults if _is_of_a_link(each.failure)), hardware)
+    for each in explanations:
+        fault = link if _is_remote_access(each.failure) else hardware if _is_asynchronous(each.failure) else None
+        if fault is None or fault is each:
+            yield each
+            continue
+        name = fault.name if fault.failure.library is Library.XID else fault.causes[0].cause
+        cause = KnownCause(
+            f"a consequence of the fault that the same text states: {name}",
+            Remedy(text="Mend that first, then run the program again."),
+        )
+        yield replace(each, severity=Severity.CONTEXT, causes=(cause,), vague=False)
+
+
+def _is_of_a_link(failure: Failure) -> bool:
+    if failure.library is not Library.XID:
+        return failure.library is Library.MESSAGE and failure.number is not None
+    return meaning(KernelEvent(kind=EventKind.XID, time_s=0, number=failure.number)).blame is Blame.LINK
+
+
+def _is_remote_access(failure: Failure) -> bool:
+    return failure.library is Library.XID and failure.number in REMOTE_ACCESS_XIDS
+
+
+def _is_asynchronous(failure: Failure) -> bool:
+    entries = signatures().find(failure.library, failure.call, failure.number or 0)
+    return any(entry.asynchronous for entry in entries)
 
 
 def _judged(failure: Failure, cause: KnownCause, diagnosis: Diagnosis | None) -> KnownCause:

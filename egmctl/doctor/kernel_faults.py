@@ -15,7 +15,7 @@ from egmctl.doctor.situation import group_by
 from egmctl.model.finding import NODE, Place, Status, on_gpus
 from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent
 from egmctl.model.machine import Machine
-from egmctl.model.remedy import ANYWHERE, ON_HOST, Need, Remedy
+from egmctl.model.remedy import ANYWHERE, ON_HOST, Need, Remedy, remedy_of
 from egmctl.units import grouped, several
 
 
@@ -62,6 +62,8 @@ class Xid:
 
 RECOVERY_CHANGED = 154
 """The Xid with which the driver requests a recovery of a GPU, after the Xid that is the reason."""
+REMOTE_ACCESS_XIDS = frozenset({108, 137})
+"""The Xids of a failed access over NVLink: the application's fault, unless a link failed."""
 C2C_XIDS = frozenset({121, 159, 173})
 """The Xids of the link between a GPU and its CPU, and of the coherent interface behind it."""
 
@@ -106,14 +108,8 @@ def catalogue() -> Catalogue:
 
 
 def _remedy(entry: Mapping[str, Any]) -> Remedy:
-    needs = tuple(map(Need, entry.get("needs", ())))
-    return Remedy(
-        text=" ".join(entry["text"].split()),
-        look=entry.get("look"),
-        run=entry.get("run"),
-        needs=needs,
-        works_in=ON_HOST if Need.ROOT in needs else ANYWHERE,
-    )
+    remedy = remedy_of(entry)
+    return replace(remedy, works_in=ON_HOST if Need.ROOT in remedy.needs else ANYWHERE)
 
 
 def meaning(event: KernelEvent) -> Xid:

@@ -13,7 +13,7 @@ from egmctl.model.finding import Finding, Place, on_gpus
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Process
 from egmctl.model.machine import Machine
-from egmctl.model.remedy import GPUS, IN_CONTAINER, Need, Remedy, Site
+from egmctl.model.remedy import GPUS, IN_CONTAINER, ON_HOST, Need, Remedy, Site
 from egmctl.topology.resets import reset_together
 
 _POD, _JOBS = "KUBERNETES_SERVICE_HOST", ("SLURM_JOB_ID", "LSB_JOBID")
@@ -39,6 +39,22 @@ def fitted(machine: Machine, finding: Finding) -> Finding:
 def fitted_remedy(machine: Machine, place: Place, remedy: Remedy) -> Remedy:
     """Return a remedy for what is wrong at a place of the machine, as :func:`fitted` has it."""
     return _for_site(site(machine), _scoped(machine, place, remedy))
+
+
+def fitted_anywhere(remedy: Remedy) -> Remedy:
+    """Return a remedy as it is said where neither the GPUs nor the place of the process are known, as for a text.
+
+    Commands that name GPUs are left out, and a text that is for the host says so.
+    """
+    idle = {Need.NO_JOBS: "the node", Need.IDLE_GPUS: "the GPU", Need.GPU_RESET: "the GPU"}
+    is_for_host = set(remedy.works_in) <= set(ON_HOST)
+    return replace(
+        remedy,
+        text=f"On the host: {remedy.text}" if is_for_host else remedy.text,
+        look=_naming(remedy.look, ()),
+        run=_naming(remedy.run, ()),
+        idle=next((words for need, words in idle.items() if need in remedy.needs), ""),
+    )
 
 
 def _scoped(machine: Machine, place: Place, remedy: Remedy) -> Remedy:

@@ -8,12 +8,12 @@ An entry is a table ``[ID]`` with these keys:
 * ``severity``: a :class:`~egmctl.model.explanation.Severity`.
 * ``states``: whether the line itself states its first cause.
 * ``means``: what the line says, as a clause. ``causes``: names of causes, the most likely first.
+* ``reports-xid``: whether the line repeats an Xid of the kernel log, which is then a failure of its own.
 * ``doctor``: the :class:`~egmctl.model.kernel_log.DriverMessage` that doctor reads in the same line.
 
-A cause is a table ``[NAME]`` with ``cause``, a clause; what to do about it as ``text`` (one sentence), ``run`` (the
-command that does it), ``look`` (commands that show more and change nothing), ``needs`` (``root``, ``idle-gpus``,
-``reboot``) and ``works_in`` (``host``, ``container``, ``pod``, ``job``); and ``checks``, ``decides``, ``holds_in`` as
-in :class:`~egmctl.model.explanation.KnownCause`.
+A cause is a table ``[NAME]`` with ``cause``, a clause; the keys of its :class:`~egmctl.model.remedy.Remedy`: ``text``
+(one sentence or two), ``look``, ``run``, ``needs`` and ``works_in``; and ``see``, ``checks``, ``decides``, ``holds_in``
+as in :class:`~egmctl.model.explanation.KnownCause`.
 
 A text of 200 MB has millions of lines, few of which match. So each pattern has an anchor, a part that is rare in logs,
 and one pattern of all anchors decides whether a line is looked at.
@@ -30,6 +30,7 @@ from typing import Any
 
 from egmctl.data import read_toml
 from egmctl.model.explanation import KnownCause, Severity
+from egmctl.model.remedy import remedy_of
 
 DRIVER = "NVRM"
 """The word in each line of the kernel driver. They are few, so that all of them are looked at."""
@@ -53,6 +54,8 @@ class Message:
     without: str
     example: str
     source: str
+    reports_xid: bool
+    """Whether the line also states an Xid."""
     doctor: str
     """The name of the :class:`~egmctl.model.kernel_log.DriverMessage` of the same line; empty if doctor has none."""
 
@@ -131,6 +134,7 @@ def messages() -> Messages:
             without=table.get("without", ""),
             example=table["example"],
             source=table["source"],
+            reports_xid=table.get("reports-xid", False),
             doctor=table.get("doctor", ""),
         )
         for name, table in _tables("message_lines")
@@ -155,12 +159,8 @@ def known_cause(table: Mapping[str, Any]) -> KnownCause:
     """Return a cause from its table in a TOML file."""
     return KnownCause(
         cause=_folded(table["cause"]),
-        remedy=_folded(table["text"]),
+        remedy=remedy_of(table),
         see=_folded(table.get("see", "")),
-        look=table.get("look", ""),
-        run=table.get("run", ""),
-        needs=tuple(table.get("needs", ())),
-        works_in=tuple(table.get("works_in", ())),
         checks=tuple(table.get("checks", ())),
         decides=table.get("decides", False),
         holds_in=table.get("holds_in", ""),

@@ -53,6 +53,8 @@ class Signature:
     """Whether the first cause is the node's state."""
     crash: bool
     """Whether the call also ends its process instead of returning the error."""
+    asynchronous: bool
+    """Whether it tells of earlier work of the GPU, so that it may follow from a fault of the GPU."""
     vague: bool
     """Whether the error means something else for each function, so that it is of no use without one."""
 
@@ -74,6 +76,8 @@ class Signatures:
     names: Mapping[tuple[Library, int], ErrorName]
     numbers: Mapping[str, tuple[Library, int]]
     """The library and the number of each name, of the driver and of the runtime."""
+    older_words: Mapping[str, int]
+    """The number of CUDA's error for words that an older release had for it."""
     runtime: Mapping[str, str]
     """The driver's function that fails in place of one of the runtime."""
     noise: frozenset[str]
@@ -126,6 +130,7 @@ def signatures() -> Signatures:
             sources=tuple(tables["sources"][name] for name in each["sources"]),
             node=each.get("node", False),
             crash=each.get("crash", False),
+            asynchronous=each.get("asynchronous", False),
             vague=each.get("vague", False),
         )
         for each in tables["errors"]
@@ -134,6 +139,7 @@ def signatures() -> Signatures:
         errors={(entry.library, entry.call, entry.number): entry for entry in entries},
         names=names,
         numbers=numbers,
+        older_words=tables["older-words"],
         runtime=tables["runtime"],
         noise=frozenset(tables["noise"]["calls"]),
     )

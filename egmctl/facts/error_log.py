@@ -193,6 +193,8 @@ class _Reader:
             return
         if (numbered := _numbered(text)) is not None:
             self._driver_lines.clear()
+            if (reporter := messages().match(text, anchors)) is not None and reporter.reports_xid:
+                yield Failure(library=Library.MESSAGE, number=None, message=reporter.id)
             yield numbered
             return
         if (message := self._message(text, anchors)) is not None:
@@ -337,7 +339,9 @@ def _numbered(text: str) -> Failure | None:
     xid = None if start < 0 else event(0.0, text[start:])
     if xid is not None and xid.kind is EventKind.XID:
         return Failure(library=Library.XID, number=xid.number)
-    short = None if start >= 0 else _XID.search(text)
+    # The name of a process, which comes after the number, may look like an Xid: in the driver's line only its
+    # beginning counts.
+    short = _XID.search(text) if start < 0 else _XID.match(text, start + len("NVRM: "))
     return None if short is None else Failure(library=Library.XID, number=int(short[1]))
 
 
@@ -367,7 +371,11 @@ def _stated(line: str, library: Library) -> Iterator[tuple[Library, int]]:
             yield library, number
     if (words := _words(library).search(line)) is not None:
         names = signatures().names.items()
-        yield next(key for key, name in names if key[0] is library and name.words.lower() == words[0].lower())
+        older = signatures().older_words.get(words[0])
+        yield next(
+            (key for key, name in names if key[0] is library and name.words.lower() == words[0].lower()),
+            (library, older or 0),
+        )
 
 
 @cache
@@ -377,6 +385,7 @@ def _words(library: Library) -> re.Pattern[str]:
     CUDA's are told from the system's, of which some differ by case alone ("Invalid argument").
     """
     words = {name.words for (of_library, _), name in signatures().names.items() if of_library is library and name.words}
+    words |= set(signatures().older_words) if library is Library.CUDA else set()
     pattern = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
     return re.compile(pattern, re.IGNORECASE if library is Library.NVML else 0)
 

@@ -11,6 +11,7 @@ from egmctl.model.answer import UNANSWERED, Answer
 from egmctl.model.finding import Finding
 from egmctl.model.machine import Origin
 from egmctl.model.record import Plain, Shown
+from egmctl.model.remedy import Remedy
 
 
 class Library(StrEnum):
@@ -107,28 +108,17 @@ DECIDED = (CauseState.STATED, CauseState.HOLDS)
 """The states of a cause that is known to apply."""
 
 
-_NEEDS = {"root": "as root", "idle-gpus": "with the GPUs idle", "reboot": "with a reboot"}
-_PLACES = {"host": "on the host", "container": "in the container", "pod": "in the pod", "job": "in the job"}
-
-
 @dataclass(frozen=True, slots=True)
 class KnownCause:
     """A condition that makes a call fail."""
 
     cause: Plain
     """The condition, as a clause."""
-    remedy: Plain
-    """What to do, as one sentence."""
+    remedy: Remedy
+    """What to do. Where neither the node's GPUs nor the place of the process are known, its text says what is for the
+    host."""
     see: Plain = ""
-    """How to see it."""
-    look: Plain = ""
-    """Commands that show more and change nothing; empty if there are none."""
-    run: Plain = ""
-    """The command that does it; empty if no command is safe."""
-    needs: tuple[Plain, ...] = ()
-    """What the remedy needs: ``root``, ``idle-gpus``, ``reboot``."""
-    works_in: tuple[Plain, ...] = ()
-    """Where the remedy works: ``host``, ``container``, ``pod``, ``job``; empty if that is not known."""
+    """How to see it, in words; a command that shows it is in the remedy."""
     holds_in: Plain = ""
     """``container`` if only a container has it: then checks on a host exclude nothing."""
     calls: tuple[Plain, ...] = ()
@@ -143,16 +133,9 @@ class KnownCause:
     findings: tuple[Finding, ...] = ()
     """The findings of these checks that fail or warn; for an unknown cause, those that lack data."""
 
-    @property
-    def remedy_words(self) -> str:
-        """What to do about it, with what that needs and, if it works in one place only, where."""
-        needs = [_NEEDS.get(need, need) for need in self.needs]
-        places = [_PLACES[self.works_in[0]]] if self.works_in == ("host",) else []
-        words = ", ".join((*places, *needs))
-        return f"{self.remedy.removesuffix('.')} ({words})." if words else self.remedy
-
     def __str__(self) -> str:
-        return f"{self.cause}: {self.remedy[0].lower()}{self.remedy[1:].rstrip('.')}"
+        text = self.remedy.text
+        return f"{self.cause}: {text[0].lower()}{text[1:].rstrip('.')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +186,7 @@ class Word(StrEnum):
 class Explanations(Shown):
     """The result of ``egmctl explain``."""
 
-    SCHEMA: ClassVar[str] = "egmctl.explain/1"
+    SCHEMA: ClassVar[str] = "egmctl.explain/2"
 
     checked: Origin | None
     """The machine on which the checks were run; ``None`` if none were."""

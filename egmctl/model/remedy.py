@@ -5,7 +5,9 @@ A command that shows more (``look``) is apart from the one that mends (``run``):
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from egmctl.compat import StrEnum
 from egmctl.model.record import BusId, Plain
@@ -73,6 +75,23 @@ class Remedy:
         # A need that only a newer version knows keeps its word.
         needs = [_NEEDS.get(need, str(need)).format(idle=self.idle or "every GPU") for need in self.needs]
         return f"{self.text.removesuffix('.')} ({', '.join(needs)})." if needs else self.text
+
+
+def remedy_of(table: Mapping[str, Any]) -> Remedy:
+    """Return the remedy in a table of a TOML file: its keys are those of :class:`Remedy`.
+
+    Raises
+    ------
+    ValueError
+        A word of ``needs`` or ``works_in`` is none of :class:`Need` or :class:`Site`.
+    """
+    return Remedy(
+        text=" ".join(table["text"].split()),
+        look=table.get("look"),
+        run=table.get("run"),
+        needs=tuple(map(Need, table.get("needs", ()))),
+        works_in=tuple(map(Site, table.get("works_in", ANYWHERE))),
+    )
 
 
 _NEEDS = {

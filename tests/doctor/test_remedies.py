@@ -18,14 +18,15 @@ import pytest
 from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.commands import Step, UndocumentedError, programs, steps
 from egmctl.doctor.kernel_faults import catalogue
-from egmctl.doctor.remedies import fitted_remedy, site
+from egmctl.doctor.remedies import fitted_anywhere, fitted_remedy, site
 from egmctl.doctor.runner import CHECKS, diagnose, texts
+from egmctl.driver.messages import messages
 from egmctl.driver.signatures import signatures
 from egmctl.facts import replay
 from egmctl.model.finding import NODE, Finding, Guard, on_gpus, on_numa
 from egmctl.model.host import Process
 from egmctl.model.machine import Machine
-from egmctl.model.remedy import GPUS, IN_CONTAINER, Need, Remedy, Site
+from egmctl.model.remedy import GPUS, IN_CONTAINER, ON_HOST, Need, Remedy, Site
 from egmctl.topology.resets import reset_together
 from tests.doctor.faults import faults, healthy
 from tests.doctor.machines import patched, shipped
@@ -155,6 +156,21 @@ def test_what_the_words_ask_for_is_among_the_needs() -> None:
                 assert needs.intersection(case.remedy.needs), case
 
 
+def test_what_the_words_of_a_known_cause_ask_for_is_among_its_needs() -> None:
+    for entry in (*signatures().errors.values(), *messages().entries.values()):
+        for remedy in (cause.remedy for cause in entry.causes):
+            for words, needs in DEMANDS.items():
+                assert needs.intersection(remedy.needs) or not re.search(words, remedy.text), remedy
+
+
+def test_a_remedy_for_no_node_in_particular_names_no_gpu_and_says_what_is_for_the_host() -> None:
+    remedy = Remedy(text="Reset it.", run="nvidia-smi --gpu-reset -i {gpus}", needs=(Need.GPU_RESET,), works_in=ON_HOST)
+    said = fitted_anywhere(remedy)
+    assert (said.words, said.run) == ("On the host: Reset it (resets the GPU, idle first).", None)
+    anywhere = Remedy(text="Unset it.")
+    assert fitted_anywhere(anywhere) == anywhere
+
+
 def test_no_command_reaches_beyond_the_finding() -> None:
     """A change names the finding's GPUs, and those that can only be reset with them, whose names are stated."""
     for case in cases():
@@ -206,8 +222,11 @@ HARM = {
 def test_no_text_harms(harm: str) -> None:
     shown = [(str(case), (case.remedy.text, *commands(case))) for case in cases()]
     shown += [(check, tuple(entry.values())) for check, entry in texts().items()]
+    known = (*signatures().errors.values(), *messages().entries.values())
     shown += [
-        (cause.cause, (cause.remedy, cause.see)) for each in signatures().errors.values() for cause in each.causes
+        (cause.cause, (cause.remedy.text, cause.remedy.look or "", cause.remedy.run or "", cause.see))
+        for each in known
+        for cause in each.causes
     ]
     shown += [
         (name, (remedy.text, remedy.run or "", remedy.look or "")) for name, remedy in catalogue().remedies.items()

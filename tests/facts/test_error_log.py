@@ -219,6 +219,33 @@ def test_a_short_xid_is_one(text: str, number: int) -> None:
     assert stated(text) == [(Library.XID, None, number)]
 
 
+@pytest.mark.parametrize(
+    ("line", "number"),
+    [
+        ("NVRM: Xid (PCI:...): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 11 (...)", 145),
+        ("kernel: NVRM: Xid (PCI:XXXX:XX:XX): 79, GPU has fallen off the bus.", 79),
+        ("NVRM: Xid: 154, GPU recovery action changed to 0x2 (Node Reboot Required)", 154),
+    ],
+)
+def test_an_xid_whose_address_was_left_out_is_one(line: str, number: int) -> None:
+    assert stated(line) == [(Library.XID, None, number)]
+
+
+def test_a_name_that_looks_like_an_xid_is_none() -> None:
+    line = "NVRM: Xid (PCI:0000:0a:00): 13, pid=7, name=Xid (PCI:x): 79, Graphics SM Exception"
+    assert stated(line) == [(Library.XID, None, 13)]
+
+
+def test_the_device_plugins_line_about_an_xid_is_both() -> None:
+    failures = read("XidCriticalError: Xid=69 on Device=GPU-1f2e, the device will go unhealthy.").failures
+    assert [each.message or each.number for each in failures] == ["plugin-critical-xid", 69]
+
+
+def test_older_words_of_cuda_are_the_same_error() -> None:
+    line = "Error selecting compatible GPU all CUDA-capable devices are busy or unavailable"
+    assert stated(line) == [(Library.CUDA, None, 46)]
+
+
 def test_an_sxid_has_its_number_and_whether_it_is_fatal() -> None:
     switch = "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): "
     fatal, other = read(f"{switch}20034, Fatal, Link 30 LTSSM Fault Up", f"{switch}12028, Non-fatal, Link 1").failures

@@ -48,7 +48,7 @@ def test_a_known_signature_has_its_cause_and_a_remedy(call: str, number: int, wo
     cause = cause_of(call, number)
     assert cause is not None
     assert words in cause.cause
-    assert cause.remedy.endswith(".")
+    assert cause.remedy.text.endswith(".")
     assert words in str(cause)
 
 

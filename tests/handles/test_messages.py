@@ -16,11 +16,11 @@ from egmctl.errors import ExitCode
 from egmctl.facts.error_log import read_failures
 from egmctl.model.explanation import Explanations, Severity, Word
 from egmctl.model.kernel_log import DriverMessage
+from egmctl.report.kinds import Format
+from tests.answers import render
 
 ENTRIES = list(messages().entries.values())
 EVERY = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
-PLACES = {"host", "container", "pod", "job"}
-NEEDS = {"root", "idle-gpus", "reboot"}
 HARMFUL = re.compile(r"\b(reboot|power-cycle|replace|reset|restart|rmmod|reload)", re.IGNORECASE)
 
 
@@ -28,10 +28,19 @@ def explained(text: str) -> Explanations:
     return judged(read_failures(io.BytesIO(text.encode())), None)
 
 
+def messages_of(result: Explanations) -> list[str]:
+    return [each.failure.message for each in result.explanations]
+
+
+def expected(entry: Message) -> list[str]:
+    """The messages of its example; an Xid that it repeats has none."""
+    return [entry.id, ""] if entry.reports_xid else [entry.id]
+
+
 @EVERY
 def test_its_example_is_found_and_it_alone_leads(entry: Message) -> None:
     result = explained(entry.example)
-    assert [each.failure.message for each in result.explanations] == [entry.id]
+    assert messages_of(result) == expected(entry)
     if entry.severity is Severity.HARMLESS:
         assert (result.word, result.exit_code) == (Word.NOT_KNOWN, ExitCode.NOTHING)
     else:
@@ -60,7 +69,7 @@ def test_it_is_found_with_other_numbers_paths_addresses_and_times(
     entry: Message, number: int, host: str, folder: str
 ) -> None:
     result = explained(varied(entry.example, number, host, folder))
-    assert [each.failure.message for each in result.explanations] == [entry.id]
+    assert messages_of(result) == expected(entry)
 
 
 @EVERY
@@ -69,25 +78,24 @@ def test_it_says_what_to_do_and_where(entry: Message) -> None:
     assert entry.program
     for cause in entry.causes:
         assert set(cause.checks) <= {check.id for check in CHECKS}
-        assert set(cause.needs) <= NEEDS
-        assert cause.works_in
-        assert set(cause.works_in) <= PLACES
+        assert cause.remedy.works_in
         assert not cause.cause.endswith(".")
-        assert cause.remedy.endswith(".")
-        assert "sudo" not in cause.run, "what needs root is said in needs"
+        assert cause.remedy.text.endswith(".")
+        assert "sudo" not in (cause.remedy.run or ""), "what needs root is said in needs"
 
 
 @EVERY
 def test_a_warning_and_what_is_harmless_ends_no_work(entry: Message) -> None:
     if entry.severity is Severity.HARMLESS:
-        assert all(not HARMFUL.search(cause.remedy) for cause in entry.causes)
+        assert all(not HARMFUL.search(cause.remedy.text) for cause in entry.causes)
 
 
 def test_a_reset_names_the_gpu() -> None:
     for entry in ENTRIES:
         for cause in entry.causes:
-            assert "--gpu-reset" not in cause.run or "-i GPU" in cause.run
-            assert "nvidia-smi -r" not in cause.remedy
+            run = cause.remedy.run or ""
+            assert "--gpu-reset" not in run or "-i {gpus}" in run
+            assert "nvidia-smi -r" not in cause.remedy.text
 
 
 def test_each_message_that_doctor_reads_is_the_same_entry() -> None:
@@ -141,6 +149,59 @@ def test_the_gravest_line_leads_and_all_are_said() -> None:
     assert result.leading is not None
     assert result.leading.name == "Xid 79"
     assert len(result.explanations) == 4
+
+
+@pytest.mark.parametrize("error", ["unspecified launch failure", "an illegal memory access was encountered"])
+def test_an_error_of_cuda_after_a_lost_gpu_blames_no_program(error: str) -> None:
+    lost = "NVRM: Xid (PCI:0000:03:00): 79, GPU has fallen off the bus."
+    result = explained(f"{lost}\nCUDA error: {error}")
+    assert [each.severity for each in result.explanations] == [Severity.HARDWARE, Severity.CONTEXT]
+    assert [cause.cause for cause in result.explanations[1].causes] == [
+        "a consequence of the fault that the same text states: Xid 79"
+    ]
+    assert "compute-sanitizer" not in str(render(result, Format.TEXT))
+    alone = explained(f"CUDA error: {error}")
+    assert alone.explanations[0].severity is Severity.ERROR
+
+
+def test_an_access_over_nvlink_blames_the_program_only_where_no_link_failed() -> None:
+    access = "NVRM: Xid (PCI:0000:0a:00): 137, RLW_RXPIPE interrupt hit on link 11 on GPU0: PRIV Error"
+    link = "NVRM: Xid (PCI:0000:0a:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 11"
+    assert "compute-sanitizer" in str(render(explained(access), Format.TEXT))
+    both = explained(f"{access}\n{link}")
+    assert [each.name for each in both.explanations] == ["Xid 145", "Xid 137"]
+    assert "compute-sanitizer" not in str(render(both, Format.TEXT))
+
+
+def test_an_error_of_cuda_beside_a_fault_of_the_program_keeps_its_causes() -> None:
+    result = explained(
+        "NVRM: Xid (PCI:0000:03:00): 31, MMU Fault\nCUDA error: an illegal memory access was encountered"
+    )
+    assert "compute-sanitizer" in str(render(result, Format.TEXT))
+
+
+def test_an_xid_that_the_device_plugin_reports_is_answered_with_what_brings_the_gpu_back() -> None:
+    line = "XidCriticalError: Xid={} on Device=GPU-1f2e, the device will go unhealthy."
+    assert explained(line.format(69)).explanations[0].failure.message == "plugin-critical-xid"
+    assert explained(line.format(79)).explanations[0].name == "Xid 79"
+
+
+PREFIXES = [
+    "[rank3]: ",
+    "\x1b[1;36m(EngineCore_DP0 pid=418)\x1b[0;0m WARNING 09-14 15:38:21 [core.py:946] ",
+    "Feb 02 09:51:48 worker kernel: ",
+    "\x1b[32m[   14.201733] \x1b[0m\x1b[33m",
+    "2026-11-27T10:00:00.123456789Z stderr F ",
+    "12: ",
+    "(RayWorkerWrapper pid=4711, ip=192.0.2.3) ",
+]
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_what_launchers_and_logs_put_before_a_line_hides_nothing(prefix: str) -> None:
+    for entry in ENTRIES:
+        text = "".join(f"{prefix}{line}\n" for line in entry.example.strip().splitlines())
+        assert messages_of(explained(text)) == expected(entry), entry.id
 
 
 @given(st.text(max_size=300))

@@ -38,7 +38,7 @@ def test_an_entry_names_a_real_call_existing_checks_and_a_source(entry: Signatur
     for cause in entry.causes:
         assert set(cause.checks) <= {check.id for check in CHECKS}
         assert not cause.cause.endswith(".")
-        assert cause.remedy.endswith(".")
+        assert cause.remedy.text.endswith(".")
         assert cause.see
 
 

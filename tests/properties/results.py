@@ -32,6 +32,7 @@ from egmctl.model.measurement import (
     finish,
 )
 from egmctl.model.record import Command
+from egmctl.model.remedy import Remedy
 from egmctl.model.route import LinkKind
 from egmctl.model.task import Task
 from egmctl.saved import Saved
@@ -238,7 +239,7 @@ def random_explanations(dice: random.Random) -> Explanations:
             causes=tuple(
                 KnownCause(
                     cause=f"cause {number}.{place} applies",
-                    remedy="Remove it.",
+                    remedy=Remedy(text="Remove it."),
                     see="ls",
                     checks=("imex.daemon",),
                     state=dice.choice(list(CauseState)),

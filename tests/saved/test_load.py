@@ -21,11 +21,13 @@ from egmctl.facts import replay
 from egmctl.facts.redact import redact
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.explanation import Explanations
 from egmctl.model.finding import Finding
 from egmctl.model.finding import Status as Found
 from egmctl.model.fleet import FleetReport
 from egmctl.model.measurement import RunReport
 from egmctl.model.record import Command
+from egmctl.model.remedy import Need, Site
 from egmctl.report.exports.json import dump, envelope, result_json
 from egmctl.report.kinds import Format
 from egmctl.topology.topology import topology
@@ -113,6 +115,23 @@ def test_the_document_of_a_command_that_had_no_result(tmp_path: Path) -> None:
     loaded = saved.load(write(tmp_path, dump(envelope(ERROR_SCHEMA, 3, None, machine=None, errors=[error]))))
     assert (loaded.kind, loaded.result, loaded.exit_code) == (None, None, 3)
     assert loaded.failure == "there is no GPU to measure"
+
+
+def test_an_answer_of_explain_whose_remedies_were_texts(tmp_path: Path) -> None:
+    """``egmctl.explain/1``: the keys of a cause's remedy were the cause's own, and empty instead of null."""
+    cause = {"cause": "it is off", "remedy": "Load it.", "see": "", "state": "stated", "checks": [], "findings": []}
+    older = cause | {"look": "lsmod", "run": "", "needs": ["root"], "works_in": ["host"]}
+    failure = {"library": "cuda", "number": 999, "call": "cuInit", "log": None}
+    explanation = {"failure": failure, "name": "CUDA_ERROR_UNKNOWN", "causes": [older, cause]}
+    result = {"checked": None, "explanations": [explanation]}
+    document = {"schema": "egmctl.explain/1", "tool": "egmctl 0.2.0", "exit_code": 0, "machine": None, "errors": []}
+    loaded = saved.load_any(write(tmp_path, json.dumps(document | {"result": result}))).result
+    assert isinstance(loaded, Explanations)
+    first, second = (each.remedy for each in loaded.explanations[0].causes)
+    assert (first.text, first.look, first.run) == ("On the host: Load it.", "lsmod", None)
+    assert (first.needs, first.works_in) == ((Need.ROOT,), (Site.HOST,))
+    assert (second.text, second.look, second.works_in) == ("Load it.", None, tuple(Site))
+    assert loaded.answer.word == "CAUSE"
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------

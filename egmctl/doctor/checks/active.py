@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from egmctl.doctor.check import Check, Scope
-from egmctl.doctor.findings import failed, noted, passed, skipped, unknown, warned
+from egmctl.doctor.findings import failed, noted, passed, skipped, todo, unknown, warned
 from egmctl.doctor.situation import NO_VERBS, coherent, coherent_gpus, group_by, in_domain, numbers, peer_memory_modules
 from egmctl.driver.signatures import cause_of, cause_of_crash
 from egmctl.model.explanation import KnownCause
@@ -132,7 +132,7 @@ def _verdict(machine: Machine, subject: str, probes: Sequence[Probe]) -> Finding
                     f"{subject}: {failure}",
                     evidence=evidence,
                     cause=cause.cause if cause else "",
-                    remedy=Remedy(text=cause.remedy) if cause else remedy,
+                    remedy=cause.remedy if cause else remedy,
                     confidence=confidence,
                     note=note,
                     blocks=_BLOCKS[first.kind],
@@ -146,7 +146,7 @@ def _verdict(machine: Machine, subject: str, probes: Sequence[Probe]) -> Finding
     # Whether NICs reach GPU memory matters to those only who use it.
     return (warned if first.kind is ProbeKind.DMA_BUF else failed)(
         f"{subject}: {failure}",
-        Remedy(text=cause.remedy) if cause else remedy,
+        cause.remedy if cause else remedy,
         evidence=evidence,
         cause=cause.cause if cause else "",
         confidence=confidence,
@@ -198,7 +198,7 @@ def _cause_of_crash(machine: Machine, probe: Probe) -> KnownCause | None:
         return KnownCause(
             "drivers before r595 crash where a NUMA node has no CPUs or no memory "
             "(https://github.com/NVIDIA/nccl/issues/2106)",
-            "Use driver 595 or newer, or leave this NUMA node out (--numa).",
+            todo("Use driver 595 or newer, or leave this NUMA node out (--numa)."),
         )
     return cause_of_crash(probe.call)
 
@@ -210,12 +210,12 @@ def _cause_of_error(machine: Machine, probe: Probe) -> KnownCause | None:
         allowed = (machine.host or Host()).allowed_numa_nodes
         if allowed is not None and probe.numa_node not in parse_kernel_list(allowed):
             cause = f"the cpuset of this process allows the memory of NUMA {allowed} only"
-            return KnownCause(cause, "See numa.cpuset-mems.")
+            return KnownCause(cause, todo("See numa.cpuset-mems."))
         answers = (machine.confinement or Confinement()).system_calls or {}
         if any(answers.get(name) not in ("ok", None) for name in ("get_mempolicy", "mbind")):
             return KnownCause(
                 "get_mempolicy or mbind is forbidden to this process, and the driver needs them for HOST_NUMA memory",
-                "See numa.mempolicy-syscalls.",
+                todo("See numa.mempolicy-syscalls."),
             )
     if (probe.call or "").startswith("ibv_"):
         return _REGISTRATION.get(probe.error_number or 0)
@@ -224,20 +224,22 @@ def _cause_of_error(machine: Machine, probe: Probe) -> KnownCause | None:
 
 _UNSUPPORTED = KnownCause(
     "the NIC's driver or the kernel registers no dma-bufs, or ACS keeps the NIC from the GPU",
-    "Update DOCA-OFED and the kernel, see pcie.acs, or load nvidia_peermem.",
+    todo("Update DOCA-OFED and the kernel, see pcie.acs, or load nvidia_peermem."),
 )
 _NO_DMA_BUF = (errno.EOPNOTSUPP, errno.EPROTONOSUPPORT)
 _REGISTRATION = {
     **dict.fromkeys((*_NO_DMA_BUF, 524), _UNSUPPORTED),
-    **dict.fromkeys((errno.EPERM, errno.EACCES, errno.ENODEV), KnownCause(NO_VERBS, "See rdma.devices-cgroup.")),
-    errno.ENOMEM: KnownCause("too little locked memory is allowed", "Raise the limit (ulimit -l); see env.limits."),
+    **dict.fromkeys((errno.EPERM, errno.EACCES, errno.ENODEV), KnownCause(NO_VERBS, todo("See rdma.devices-cgroup."))),
+    errno.ENOMEM: KnownCause(
+        "too little locked memory is allowed", todo("Raise the limit (ulimit -l); see env.limits.")
+    ),
 }
 """The causes of an error of libibverbs: drivers return EOPNOTSUPP, the kernel EPROTONOSUPPORT
 (https://github.com/linux-rdma/perftest/pull/352) or 524, ENOTSUPP, as with the ACS of NVIDIA/nodewright-packages#111;
 ibv_reg_mr(3)."""
 _PTRACE = KnownCause(
     "taking descriptors of another process needs ptrace(2) rights: Yama or a missing CAP_SYS_PTRACE denies it",
-    "Let the other process allow it (PR_SET_PTRACER), add CAP_SYS_PTRACE, or pass descriptors over a socket.",
+    todo("Let the other process allow it (PR_SET_PTRACER), add CAP_SYS_PTRACE, or pass descriptors over a socket."),
 )
 
 

@@ -181,7 +181,7 @@ def _import(probes: Sequence[PeerProbe]) -> Finding:
     cause = cause_of(first.call, first.error_number)
     return failed(
         f"{subject}, {paths} (owner to importer): {failure}",
-        todo(cause.remedy if cause else "Look at peers.imex, peers.clique and dmesg on both nodes."),
+        cause.remedy if cause else todo("Look at peers.imex, peers.clique and dmesg on both nodes."),
         evidence=tuple(
             fact(f"rank {probe.by} on {printable(probe.hosts[0 if probe.by == probe.owner else 1])}", probe.detail)
             for probe in probes[:_SHOWN]

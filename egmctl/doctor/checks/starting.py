@@ -72,7 +72,7 @@ def _failed(machine: Machine, library: str, failure: LibraryFailure, gpus: list[
     call = failure.call or f"the child process that queries {library}"
     signature = cause_of(failure.call, failure.number) if library == "CUDA" else None
     cause = signature.cause if signature else ""
-    remedy = todo(signature.remedy) if signature else _BY_NAME.get(failure.name or "", _SICK)
+    remedy = signature.remedy if signature else _BY_NAME.get(failure.name or "", _SICK)
     if library == "CUDA" and (known := _cuda_remedy(machine, failure, is_known=signature is not None)) is not None:
         cause, remedy = known
     match failure.how:

@@ -9,7 +9,7 @@ from egmctl.model.explanation import DECIDED, CauseState, Explanation, Explanati
 from egmctl.model.machine import OriginKind
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words
-from egmctl.report.views.causes import finding_entry, verdict
+from egmctl.report.views.causes import commands_of, finding_entry, verdict
 from egmctl.report.views.machine import banners
 from egmctl.units import listed, printable, several
 
@@ -85,20 +85,21 @@ def _cause_entry(cause: KnownCause, *, brief: bool, is_answer: bool) -> doc.Entr
     word, tone = _STATES[cause.state]
     words = f"from {listed(cause.calls, 'or')}: {cause.cause}" if cause.calls else cause.cause
     rows: list[tuple[str, Words]] = [("see", cause.see)] if cause.see else []
-    if cause.look and not (is_answer and cause.state not in DECIDED):
-        rows.append(("look", doc.Span(cause.look, code=True)))
     if cause.state in DECIDED and cause.findings and not brief:
         rows = [("found", cause.findings[0].title), *rows[:1]]
         return finding_entry(
             cause.findings[0], words, word=word, tone=tone, rows=rows, fix=not is_answer, level=Level.NORMAL
         )
-    rows += [] if is_answer else [("fix", cause.remedy_words)]
-    rows += [("run", doc.Span(cause.run, code=True))] if cause.run else []
+    rows += [] if is_answer else [("fix", cause.remedy.words)]
     excluded = cause.state is CauseState.EXCLUDED
     lacking = ", ".join(dict.fromkeys(finding.check for finding in cause.findings))
     rows += [("no data", lacking)] if lacking else []
-    body = doc.KeyValues(tuple(rows), level=Level.VERBOSE if brief or excluded or cause.calls else Level.NORMAL)
-    return doc.Entry(word, tone, words, id=", ".join(cause.checks) if excluded else "", body=(body,))
+    level = Level.VERBOSE if brief or excluded or cause.calls else Level.NORMAL
+    # The answer itself says what to look at.
+    shown = replace(cause.remedy, look=None) if is_answer and cause.state not in DECIDED else cause.remedy
+    commands = [replace(command, level=level) for command in commands_of(shown)]
+    body: tuple[doc.Block, ...] = (doc.KeyValues(tuple(rows), level=level), *commands)
+    return doc.Entry(word, tone, words, id=", ".join(cause.checks) if excluded else "", body=body)
 
 
 def _count(result: Explanations, state: CauseState) -> int:

@@ -9,7 +9,6 @@ from egmctl.model.answer import Answer, Cause, Gap, GapKind, State
 from egmctl.model.explanation import DECIDED, CauseState, Explanation, Explanations, KnownCause, Severity, Word
 from egmctl.model.remedy import Remedy
 from egmctl.units import printable, several
-from egmctl.verdict.answers.words import advice
 
 _STATES: Mapping[Word, State] = {
     Word.CAUSE: State.GOOD,
@@ -46,7 +45,7 @@ def of_explanations(result: Explanations) -> Answer:
         word=word,
         sentence=printable(f"{_sentence(leader, word)}{_left_out(result)}"),
         causes=tuple(Cause(finding=finding, status=finding.status) for finding in found),
-        next_step=Remedy(text=_next_step(first)),
+        next_step=_next_step(first),
     )
 
 
@@ -136,13 +135,13 @@ def _ruled_out(leader: Explanation) -> str:
     return f" (none of {len(leader.causes)} known causes confirmed; {number} ruled out)" if number else ""
 
 
-def _next_step(cause: KnownCause) -> str:
-    """Return what to do about a cause: what its finding says, else the remedy of the cause."""
+def _next_step(cause: KnownCause) -> Remedy:
+    """Return what to do about a cause: the remedy of its finding, else its own; of a possible one, what to check."""
     if cause.state in DECIDED:
-        found = next((advice(finding) for finding in cause.findings if finding.remedy), None)
-        if found is not None:
-            return found
-    step = cause.remedy_words.removesuffix(".")
-    if cause.state is CauseState.STATED or not cause.look:
-        return step
-    return f"check first: {cause.look}. If so: {step[0].lower()}{step[1:]}"
+        return next((finding.remedy for finding in cause.findings if finding.remedy), cause.remedy)
+    if cause.remedy.look is None:
+        return replace(cause.remedy, run=None)
+    text = cause.remedy.text
+    if not text.startswith("On the host"):
+        text = text[0].lower() + text[1:]
+    return replace(cause.remedy, text=f"check first: {cause.remedy.look}. If so: {text}", run=None)
