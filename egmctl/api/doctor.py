@@ -141,7 +141,7 @@ def _since(text: str | None) -> float | None:
 
 
 def explain(call: str | None = None, error: str | int | None = None, machine: Machine | None = None) -> Explanations:
-    """Return what is known of a call that failed, as the record of the schema ``egmctl.explain/1``.
+    """Return what is known of a call that failed, as the record of the schema ``egmctl.explain/2``.
 
     Parameters
     ----------

@@ -23,6 +23,7 @@ from egmctl.doctor.runner import CHECKS, diagnose, texts
 from egmctl.driver.messages import messages
 from egmctl.driver.signatures import signatures
 from egmctl.facts import replay
+from egmctl.model.explanation import KnownCause
 from egmctl.model.finding import NODE, Finding, Guard, on_gpus, on_numa
 from egmctl.model.host import Process
 from egmctl.model.machine import Machine
@@ -97,6 +98,14 @@ def _distinct(asked: list[tuple[Machine, Scope]]) -> Iterator[Case]:
                     yield Case(here_machine, here, finding)
 
 
+def known_causes() -> Iterator[KnownCause]:
+    """Yield the causes that explain knows."""
+    for signature in signatures().errors.values():
+        yield from signature.causes
+    for message in messages().entries.values():
+        yield from message.causes
+
+
 def commands(case: Case) -> tuple[str, ...]:
     return tuple(command for command in (case.remedy.look, case.remedy.run) if command is not None)
 
@@ -157,10 +166,9 @@ def test_what_the_words_ask_for_is_among_the_needs() -> None:
 
 
 def test_what_the_words_of_a_known_cause_ask_for_is_among_its_needs() -> None:
-    for entry in (*signatures().errors.values(), *messages().entries.values()):
-        for remedy in (cause.remedy for cause in entry.causes):
-            for words, needs in DEMANDS.items():
-                assert needs.intersection(remedy.needs) or not re.search(words, remedy.text), remedy
+    for cause in known_causes():
+        for words, needs in DEMANDS.items():
+            assert needs.intersection(cause.remedy.needs) or not re.search(words, cause.remedy.text), cause
 
 
 def test_a_remedy_for_no_node_in_particular_names_no_gpu_and_says_what_is_for_the_host() -> None:
@@ -222,11 +230,9 @@ HARM = {
 def test_no_text_harms(harm: str) -> None:
     shown = [(str(case), (case.remedy.text, *commands(case))) for case in cases()]
     shown += [(check, tuple(entry.values())) for check, entry in texts().items()]
-    known = (*signatures().errors.values(), *messages().entries.values())
     shown += [
         (cause.cause, (cause.remedy.text, cause.remedy.look or "", cause.remedy.run or "", cause.see))
-        for each in known
-        for cause in each.causes
+        for cause in known_causes()
     ]
     shown += [
         (name, (remedy.text, remedy.run or "", remedy.look or "")) for name, remedy in catalogue().remedies.items()
