@@ -109,33 +109,124 @@ _LOOKS = {Tone.GOOD: "pass", Tone.WARN: "warn", Tone.BAD: "fail", Tone.UNKNOWN: 
 
 def html(document: doc.Document) -> str:
     """Return a document as an HTML page."""
-    body = list(doc.shown(document.body, Level.PAGE))
-    return page.page(document.command, document.subject, document.subtitle, document.banners, list(_sections(body)))
+    blocks = list(doc.shown(document.body, Level.PAGE))
+    return page.page(_head(document, blocks), list(_rows(list(_cards(blocks)))))
 
 
 def fragment(document: doc.Document) -> str:
-    """Return the first section of the page of a document, whose style applies to nothing around it (CSS nesting:
-    https://www.w3.org/TR/css-nesting-1/)."""
-    first = next(_sections(list(doc.shown(document.body, Level.PAGE))))
+    """Return the answer of a document's page with its picture, without the other sections. Its style applies to nothing
+    around it (CSS nesting: https://www.w3.org/TR/css-nesting-1/)."""
+    blocks = [
+        block
+        for block in doc.shown(document.body, Level.PAGE)
+        if not isinstance(block, doc.Section) or (not block.folded and _is_picture(block))
+    ]
+    head = _head(document, blocks)
     sheet = page.style("colors", "figure", "page").replace(":root", "&")
-    title = f"{document.command}: {document.subject}"
-    banners = [element("p", text, class_="banner") for text in document.banners]
-    parts = element("section", banners, element("p", title, class_="kicker"), first.body)
-    root = element("div", page.raw("style", f".egmctl {{\n{sheet}}}\n"), parts, class_="egmctl")
+    style = page.raw("style", f".egmctl {{\n{sheet}}}\n")
+    cards = (page.section(card) if isinstance(card, page.PageSection) else card for card in _cards(blocks))
+    root = element("div", style, page.head_line(head), page.banners(head), head.answer, cards, class_="egmctl")
     return tostring(root, encoding="unicode", method="html")
 
 
-def _sections(blocks: Sequence[doc.Block]) -> Iterator[page.PageSection]:
-    """Yield the sections of a page; the blocks outside of sections come first, as a section of their own."""
-    first = [block for block in blocks if not isinstance(block, doc.Section)]
+def _is_picture(block: doc.Section) -> bool:
+    return any(isinstance(part, doc.Diagram) for part in doc.body_of(block))
+
+
+def _head(document: doc.Document, blocks: Sequence[doc.Block]) -> page.Head:
+    answers = [block for block in blocks if isinstance(block, doc.Verdict)]
+    return page.Head(
+        command=document.command,
+        subject=document.subject,
+        facts=document.facts or (document.subtitle,) * bool(document.subtitle),
+        banners=document.banners,
+        answer=_answer(answers[0]) if answers else None,
+    )
+
+
+def _answer(block: doc.Verdict) -> Element:
+    """Return the answer: the largest text of a page. What follows a semicolon explains it and is smaller."""
+    first, _, rest = doc.plain(block.sentence).partition("; ")
+    short = " short" if len(block.word) <= _SHORT_WORD else ""
+    heading = element(
+        "h1",
+        element("span", f"{_SIGNS[block.tone]}{block.word}", class_=f"word{short}"),
+        " ",
+        element("span", arrows(first), class_="sentence"),
+        id="answer-heading",
+    )
+    why = element("p", arrows(rest), class_="why") if rest else None
+    step = element("p", element("strong", "Next: "), _words(block.advice), class_="next") if block.advice else None
+    look = f"answer {_LOOKS.get(block.tone, 'plain')}"
+    return element("section", heading, why, step, id="answer", class_=look, aria_labelledby="answer-heading")
+
+
+_SIGNS = dict.fromkeys(Tone, "") | {Tone.GOOD: "✓ ", Tone.BAD: "✕ ", Tone.WARN: "▲ ", Tone.UNKNOWN: "? "}
+_SHORT_WORD = 6
+"""The length of words that are shown larger than the sentence: ``GO``, ``NO-GO``, ``FAIL``."""
+
+
+def _cards(blocks: Sequence[doc.Block]) -> Iterator[page.PageSection | Element]:
+    """Yield the cards of a page in their order: sections, causes, and the blocks between them."""
     names: dict[str, int] = {}
-    if first:
-        title = "Verdict" if isinstance(first[0], doc.Verdict) else "Overview"
-        yield page.PageSection(_id(title, names), title, tuple(_blocks(first)))
-    for block in blocks:
-        if isinstance(block, doc.Section):
-            body = tuple(_blocks(doc.body_of(block)))
-            yield page.PageSection(_id(block.title, names), block.title, body, block.folded)
+    first = next((block for block in blocks if isinstance(block, doc.Verdict)), None)
+    rest = [block for block in blocks if block is not first]
+    for kind, run in groupby(rest, lambda block: type(block) if isinstance(block, _ALONE) else None):
+        members = list(run)
+        if kind is None:
+            yield page.PageSection(_id("overview", names), "", tuple(_blocks(members)))
+            continue
+        for block in members:
+            match block:
+                case doc.Section():
+                    yield _card(block, _id(block.title, names))
+                case doc.Entry():
+                    yield _entry(block, "h2")
+                case doc.Parts():
+                    yield _parts(block)
+                case doc.Bars():
+                    yield page.PageSection(_id("rates", names), block.caption, (_bars(block, titled=False),))
+
+
+_ALONE = (doc.Section, doc.Entry, doc.Parts, doc.Bars)
+"""The blocks that are cards of a page by themselves. What is between them shares one."""
+
+
+def _card(block: doc.Section, name: str) -> page.PageSection:
+    body = tuple(_blocks(doc.body_of(block)))
+    looks = (
+        "folded" * block.folded,
+        "printed" * block.printed,
+        "on-paper" * block.on_paper,
+    )
+    beside = [_squares(block.marks), element("span", block.note, class_="note")] if block.note else None
+    look = " ".join(filter(None, looks))
+    return page.PageSection(name, block.title, body, block.folded, beside, look, joins=block.beside)
+
+
+def _squares(marks: Sequence[Tone]) -> Child:
+    """Return a square for each of what is in a section, with a sign where it is no pass."""
+    if not marks:
+        return None
+    squares = [
+        element("i", _SIGNS[tone].strip() if tone is not Tone.GOOD else "", class_=_class(tone)) for tone in marks
+    ]
+    return element("span", squares, class_="squares", aria_hidden="true")
+
+
+def _rows(cards: Sequence[page.PageSection | Element]) -> Iterator[Element]:
+    """Yield the elements of cards; two that are beside each other share a row."""
+    pending: Element | None = None
+    for card in cards:
+        shown = page.section(card) if isinstance(card, page.PageSection) else card
+        joins = isinstance(card, page.PageSection) and card.joins
+        if pending is not None and joins:
+            shown = element("div", pending, shown, class_="row")
+        elif pending is not None:
+            yield pending
+        pending = shown
+    if pending is not None:
+        yield pending
 
 
 def _id(title: str, names: dict[str, int]) -> str:
@@ -162,17 +253,18 @@ def _figures(blocks: Sequence[doc.Matrix | doc.Chart]) -> Iterator[Child]:
         yield element("p", _SHADES, class_="key")
 
 
-def _bars(block: doc.Bars) -> Child:
+def _bars(block: doc.Bars, *, titled: bool = True) -> Child:
     """Return bars as lists, one for each heading. Only a narrow page and the main questions repeat what numbers are."""
     rows = any(bar.case for bar in block.bars)
     lists: list[Child] = []
     for heading, bars in block.groups:
-        lists.append(element("h4", arrows(heading)) if heading else None)
+        lists.append(element("h4" if titled else "h3", arrows(heading)) if heading else None)
         lists.append(element("ul", map(_bar, bars), class_="rates rows" if rows else "rates"))
     lists.append(element("p", _BAR_KEY, class_="key"))
     if rows:
         heads = [element("span", head) for head in ("path class", "share of the link's or memory's rate", *_NUMBERS)]
-        return [element("h3", block.caption), element("p", heads, class_="rate-heads", aria_hidden="true"), lists]
+        title = element("h3", block.caption) if titled else None
+        return [title, element("p", heads, class_="rate-heads", aria_hidden="true"), lists]
     beside = [element("div", _block(picture)) for picture in block.beside]
     return element("div", element("div", lists), beside, class_="beside")
 
@@ -239,6 +331,8 @@ def _block(block: doc.Block) -> Child:
         case doc.KeyValues():
             rows = ((element("dt", name), element("dd", _words(value))) for name, value in block.rows)
             return element("dl", (element("div", row) for row in rows), class_="facts")
+        case doc.Parts():
+            return _parts(block)
         case doc.Command():
             name = element("span", f"{block.name} $ ", class_="command")
             return element("pre", name, element("code", block.text))
@@ -255,7 +349,9 @@ def _block(block: doc.Block) -> Child:
             narrow = element("div", block.narrow(), class_="only-narrow") if block.narrow else None
             return [wide, narrow, element("p", block.note, class_="key") if block.note else None]
         case doc.Section() if block.folded:
-            return element("details", element("summary", block.title), list(_blocks(doc.body_of(block))))
+            beside = [_squares(block.marks), element("span", block.note, class_="note")] if block.note else None
+            summary = element("summary", element("span", block.title, class_="strong"), beside)
+            return element("details", summary, element("div", list(_blocks(doc.body_of(block)))))
         case doc.Section():
             return [element("h3", block.title, id=block.anchor or None), list(_blocks(doc.body_of(block)))]
 
@@ -268,12 +364,71 @@ def _verdict(block: doc.Verdict) -> Element:
     return element("div", element("div", said), class_=f"verdict {look}")
 
 
-def _entry(block: doc.Entry) -> Element:
+def _entry(block: doc.Entry, heading: str = "h3") -> Element:
+    """Return a cause: what it is on the left, what to do on the right, and folded below it what only ``-v`` shows."""
     look = _LOOKS.get(block.tone, "plain")
-    label = element("span", block.word.lower(), class_=f"word-{look}") if block.word else None
+    label = element("span", f"{_SIGNS[block.tone]}{block.word.lower()}", class_=f"word-{look}") if block.word else None
     check = element("code", block.id) if block.id else None
-    head = element("h3", label, element("span", _words(block.title)), check)
-    return element("article", head, map(_block, block.body), class_="finding")
+    head = element(heading, label, element("span", _words(block.title)), check)
+    why: list[Child] = []
+    steps: list[Child] = []
+    more: list[Child] = []
+    for part in block.body:
+        if isinstance(part, doc.Command):
+            steps.append(_block(part))
+        elif isinstance(part, doc.KeyValues):
+            steps[:0] = [element("p", _words(value)) for name, value in part.rows if name == _FIX]
+            rows = [(name, value) for name, value in part.rows if name != _FIX]
+            if Level.VERBOSE <= part.level < Level.PAGE:
+                more += _folded_reasons(rows)
+            else:
+                why += _reasons(rows)
+        else:
+            why.append(_block(part))
+    do = element("div", element("p", "What to do", class_="label"), steps, class_=f"do {look}") if steps else None
+    left = element("div", why, more) if why or more else None
+    columns = element("div", left, do, class_="columns") if left or do else None
+    return element("article", head, columns, class_=f"finding {look}-edge")
+
+
+_FIX = "fix"
+_REASONS = {
+    "cause": "Why",
+    "explains": "What it explains",
+    "paths": "Slow paths",
+    "broke": "Paths that broke",
+    "not made": "Paths that were not measured",
+    "seen": "What was read",
+    "on": "Where",
+}
+"""The labels of the rows of a cause on a page, where there is space for them."""
+
+
+def _reasons(rows: Sequence[tuple[str, Words]]) -> Iterator[Element]:
+    """Yield the rows of a cause, those with the same name below one label."""
+    for name, alike in groupby(rows, lambda row: row[0]):
+        yield element("p", _REASONS.get(name, name), class_="label")
+        yield from (element("p", _words(value)) for _, value in alike)
+
+
+def _folded_reasons(rows: Sequence[tuple[str, Words]]) -> Iterator[Element]:
+    for name, alike in groupby(rows, lambda row: row[0]):
+        shown = [element("p", _words(value)) for _, value in alike]
+        yield element("details", element("summary", _REASONS.get(name, name)), element("div", shown))
+
+
+def _parts(block: doc.Parts) -> Element:
+    """Return the answers of parts as cards side by side."""
+    cards = [
+        element(
+            "div",
+            element("p", element("strong", part.name), " ", _span(doc.Span(part.word, part.tone)), class_="name"),
+            element("p", arrows(part.sentence), class_="sentence"),
+            class_=f"part {_LOOKS.get(part.tone, 'plain')}-edge",
+        )
+        for part in block.parts
+    ]
+    return element("div", cards, class_="parts")
 
 
 def _words(words: Words) -> list[Child]:
@@ -284,7 +439,7 @@ def _span(span: doc.Span) -> Child:
     if span.code:
         return element("code", span.text)
     look = _class(span.tone)
-    return element("span", span.text, class_=look) if look else span.text
+    return element("span", arrows(span.text), class_=look) if look else arrows(span.text)
 
 
 def _class(tone: Tone) -> str | None:

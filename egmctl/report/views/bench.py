@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 
 from egmctl.bench.path_class import ceiling, unit_of
+from egmctl.model.answer import Cause
 from egmctl.model.gpu import FAKE, are_fake
 from egmctl.model.kernel_log import LoggedFault
 from egmctl.model.measurement import Measurement, RunReport, Status
@@ -19,7 +20,7 @@ from egmctl.report.document import Level, Tone, number
 from egmctl.report.views import bench_answer
 from egmctl.report.views.bench_classes import class_tables, judged_sections, main_measurements, main_rates
 from egmctl.report.views.bench_details import LOOKS, all_series, families, overlay, swept
-from egmctl.report.views.bench_matrix import GRADE_TONES, STATUS_TONES, Frame
+from egmctl.report.views.bench_matrix import GRADE_TONES, STATUS_TONES, Frame, matrices
 from egmctl.report.views.causes import PATHS, TONES, cause_entries, commands_of, verdict
 from egmctl.report.views.machine import banners, confidential_banner, machine_section
 from egmctl.report.views.topo import node_diagram
@@ -155,7 +156,7 @@ def _body(report: RunReport) -> Iterator[doc.Block]:
     axes, main = tuple(swept(report)), main_rates(report)
     if not main.bars:
         yield from (chart for axis in axes for chart in overlay(report, axis))
-    yield replace(main, beside=tuple(_drawings(report)))
+    yield replace(main, beside=tuple(drawings(report)))
     yield from _worst_paths(report)
     yield doc.Section("Failed or unstable", partial(_broken, report))
     for axis in axes:
@@ -189,7 +190,7 @@ def _warnings(report: RunReport) -> Iterator[doc.Block]:
 def _details(report: RunReport) -> Iterator[doc.Section]:
     """Yield the details: the drawing, all numbers, the references, and how the run measured."""
     if not main_rates(report).bars:
-        yield doc.Section("Topology", partial(_drawings, report), folded=True, level=Level.PAGE)
+        yield doc.Section("Topology", partial(drawings, report), folded=True, level=Level.PAGE)
     for machine in report.machines[:_NODES_DRAWN]:
         yield replace(machine_section(machine), folded=True)
     if len(report.machines) > _NODES_DRAWN:
@@ -226,12 +227,24 @@ def _method(report: RunReport) -> Iterator[str]:
     yield from (f"{node} is {host or 'unknown'}" for host, node in nodes.items())
 
 
-def _drawings(report: RunReport) -> Iterator[doc.Diagram]:
-    """Yield the drawings of the nodes, with the bandwidth measured over each link and painted by its verdict."""
+def drawings(report: RunReport, causes: Sequence[Cause] = ()) -> Iterator[doc.Diagram]:
+    """Yield the drawings of the nodes, with the bandwidth measured over each link and painted by its verdict.
+
+    Parameters
+    ----------
+    causes
+        The causes of the answer, which mark the devices that they are about.
+    """
     chosen = {gpu.bus_id for gpu in report.gpus}
     for machine in report.machines[:_NODES_DRAWN]:
         gpus = [gpu for gpu in machine.gpus or () if gpu.bus_id in chosen]
-        yield node_diagram(partial(topology, machine, gpus), partial(painted, report), _DRAWN)
+        yield node_diagram(partial(topology, machine, gpus), partial(painted, report), _DRAWN, causes=causes)
+
+
+def pairs(report: RunReport) -> Iterator[doc.Matrix]:
+    """Yield the matrix of the bandwidths between GPUs that answer the first of the main questions."""
+    measured = main_measurements(report)[0]
+    yield from islice(matrices(measured, Frame.of(report)), 1) if measured else ()
 
 
 _DRAWN = (

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from egmctl.model.answer import State
+from egmctl.model.answer import Cause, State
 from egmctl.model.gpu import C2cLink, Gpu, NvLink
 from egmctl.model.host import Nic, PcieLink, PciFunction
 from egmctl.model.machine import Machine, OriginKind
@@ -17,7 +17,8 @@ from egmctl.model.route import Hop, LinkClass, LinkKind, symbol_of
 from egmctl.report import document as doc
 from egmctl.report.document import Align, Level, Tone
 from egmctl.report.views.causes import verdict
-from egmctl.report.views.machine import banners, machine_section, numa_rows, subject
+from egmctl.report.views.faults import faults
+from egmctl.report.views.machine import banners, machine_section, numa_rows, page_facts, subject
 from egmctl.topology.access import obstacle
 from egmctl.topology.links import NEAR, Link, nvlink
 from egmctl.topology.notes import NoteKind
@@ -197,6 +198,7 @@ def topo_document(topology: Topology) -> doc.Document:
     return doc.Document(
         command="egmctl topo",
         subject=subject(topology.machine),
+        facts=page_facts(topology.machine),
         banners=banners(topology.machine.origin),
         body=tuple(_body(topology)),
     )
@@ -223,34 +225,75 @@ def _body(topology: Topology) -> Iterator[doc.Block]:
         yield doc.Section("Missing", (doc.Bullets(lacking.missing),))
         yield doc.Section("Found", (doc.KeyValues(found_anyway(topology.machine)),))
         return
-    if topology.answer.state in (State.WARN, State.BAD):
-        yield verdict(topology.answer)
-    yield from summary(topology)
-    yield replace(node_diagram(lambda: topology), lines=partial(_drawn, topology))
-    if topology.gpus:
-        yield gpu_matrix(topology)
-    if topology.nics:
-        yield _matrix(topology, "NIC links", list(topology.gpus), list(topology.nics), _nic_names(topology))
-        nics = list(topology.nics)
-        yield replace(_matrix(topology, "NIC to NIC links", nics, nics), level=Level.VERBOSE)
-    if topology.routes:
-        yield _topo_routes(topology)
+    shown = topology.answer.state in (State.WARN, State.BAD)
+    # Text of a node without faults begins with the sentences, of which the first is the answer.
+    yield verdict(topology.answer) if shown else replace(verdict(topology.answer), level=Level.PAGE)
+    sentences, entries = summary(topology)
+    yield from (replace(sentence, paged=False) for sentence in sentences)
+    yield from entries
+    drawing = node_diagram(lambda: topology, causes=topology.answer.causes, large=True)
+    yield replace(drawing, lines=partial(_drawn, topology), paged=False)
+    words = doc.Paragraph(" ".join(map(doc.plain, (each.words for each in sentences))), tone=Tone.DIM)
+    note = "Nominal GB/s in each direction."
+    yield doc.Section("What is connected to what", (words, replace(drawing, note=note)), level=Level.PAGE)
+    tables = tuple(_tables(topology))
+    yield from (replace(table, paged=False) for table in tables)
+    yield from _tables_on_page(topology, tables)
     yield from _p2p(topology)
     remarks = tuple(note.words for note in topology.notes if note.kind is NoteKind.REMARK)
     yield doc.Section("Notes", (doc.Bullets(remarks),))
-    yield doc.Section("Devices", partial(_devices, topology), level=Level.VERBOSE)
+    devices = partial(_devices, topology)
+    yield doc.Section("Devices", devices, folded=True, note=_devices_note(topology), level=Level.VERBOSE)
     yield machine_section(topology.machine)
-    yield doc.Section("Legend", partial(_legend, topology))
+    yield doc.Section("Legend", partial(_legend, topology), folded=True, note="the symbols of the tables")
 
 
-def summary(topology: Topology) -> Iterator[doc.Block]:
-    """Yield sentences on the connections of a node, and an entry for each hidden GPU and degraded link."""
-    for sentence in _sentences(topology):
-        yield doc.Paragraph(sentence, level=Level.SUMMARY)
-    for note in topology.notes:
-        if note.kind in _TONES:
-            words = note.words.removeprefix("* ")
-            yield doc.Entry(note.kind.upper(), _TONES[note.kind], words, level=Level.SUMMARY)
+def _tables(topology: Topology) -> Iterator[doc.Matrix]:
+    if topology.gpus:
+        yield gpu_matrix(topology)
+    if topology.nics:
+        nics = list(topology.nics)
+        yield _matrix(topology, "NIC links", list(topology.gpus), nics, _nic_names(topology))
+        yield replace(_matrix(topology, "NIC to NIC links", nics, nics), level=Level.VERBOSE)
+    if topology.routes:
+        yield _topo_routes(topology)
+
+
+def _tables_on_page(topology: Topology, tables: Sequence[doc.Matrix]) -> Iterator[doc.Section]:
+    """Yield the routes beside the links between GPUs, then the other tables, folded."""
+    of_gpus = [table for table in tables if table.caption == _GPU_LINKS]
+    routes = [table for table in tables if table.caption.endswith(_ROUTES_CAPTION)]
+    rest = [table for table in tables if table not in (*of_gpus, *routes)]
+    for table in routes:
+        title, _, note = table.caption.partition(" (")
+        words = doc.Paragraph(note.removesuffix(")").capitalize().replace("gb/s", "GB/s"), tone=Tone.DIM)
+        yield doc.Section(title, (words, replace(table, caption="")), level=Level.PAGE)
+    for table in of_gpus:
+        words = doc.Paragraph("As in nvidia-smi topo -m.", tone=Tone.DIM)
+        bare = replace(table, caption="", groups=table.groups[:-1])
+        yield doc.Section(_GPU_LINKS, (words, bare), beside=bool(routes), level=Level.PAGE)
+        affinities = replace(table, caption="", groups=table.groups[-1:])
+        note = "CPUs and NUMA nodes of each GPU"
+        yield doc.Section("Affinities", (affinities,), folded=True, note=note, level=Level.PAGE)
+    for table in rest:
+        note = several(len(topology.nics), "NIC")
+        yield doc.Section(table.caption, (replace(table, caption=""),), folded=True, note=note, level=Level.PAGE)
+
+
+def _devices_note(topology: Topology) -> str:
+    counts = {"GPU": len(topology.gpus), "NIC": len(topology.nics), "NUMA node": len(topology.numa_nodes)}
+    return ", ".join(several(count, name) for name, count in counts.items() if count)
+
+
+def summary(topology: Topology) -> tuple[list[doc.Paragraph], list[doc.Entry]]:
+    """Return sentences on the connections of a node, and an entry for each hidden GPU and degraded link."""
+    sentences = [doc.Paragraph(sentence, level=Level.SUMMARY) for sentence in _sentences(topology)]
+    entries = [
+        doc.Entry(note.kind.upper(), _TONES[note.kind], note.words.removeprefix("* "), level=Level.SUMMARY)
+        for note in topology.notes
+        if note.kind in _TONES
+    ]
+    return sentences, entries
 
 
 def _sentences(topology: Topology) -> Iterator[str]:
@@ -308,19 +351,32 @@ def _joined(topology: Topology, pair: tuple[str, str]) -> str:
     return f"{several(link.nvlinks or 0, 'NVLink')}{through}{each}"
 
 
-def node_diagram(topology: Callable[[], Topology], rates: Callable[[], Rates] = dict, note: str = "") -> doc.Diagram:
+def node_diagram(
+    topology: Callable[[], Topology],
+    rates: Callable[[], Rates] = dict,
+    note: str = "",
+    *,
+    causes: Sequence[Cause] = (),
+    large: bool = False,
+) -> doc.Diagram:
     """Return the diagram of a node.
 
     Parameters
     ----------
     rates
         Returns the bandwidths measured over the links. Neither function is called unless the diagram is shown.
+    causes
+        The causes of the answer, which mark the devices that they are about.
+    large
+        Whether the diagram has the full width of a page.
     """
 
     def draw(*, narrow: bool = False) -> Element:
         from egmctl.report.views.node_drawing import node_drawing, phone_drawings
 
-        return (phone_drawings if narrow else node_drawing)(topology(), rates())
+        node = topology()
+        wrong = faults(node, causes)
+        return phone_drawings(node, rates(), wrong) if narrow else node_drawing(node, rates(), wrong, large=large)
 
     return doc.Diagram(draw, partial(draw, narrow=True), note)
 
@@ -334,7 +390,7 @@ def _drawn(topology: Topology, width: int) -> Iterator[doc.Words]:
 def gpu_matrix(topology: Topology, labels: Sequence[str] = ()) -> doc.Matrix:
     """Return the matrix of the links between GPUs, or between these GPUs and NICs, with each GPU's affinities."""
     labels = labels or list(topology.gpus)
-    matrix = _matrix(topology, "GPU links", labels, labels)
+    matrix = _matrix(topology, _GPU_LINKS, labels, labels)
     gpus = ((label, topology.gpus.get(label)) for label in labels)
     affinities = doc.grid("", ((label, _affinities(gpu) if gpu else {}) for label, gpu in gpus), align=Align.LEFT)
     return replace(matrix, groups=(*matrix.groups, tuple(doc.columns(affinities))))
@@ -361,6 +417,10 @@ def link_cell(link: Link) -> doc.Cell:
     return doc.Cell(link.symbol, Tone.WARN if mark or link.symbol == "?" else Tone.PLAIN, mark)
 
 
+_GPU_LINKS, _ROUTES_CAPTION = "GPU links", " to host memory (nominal GB/s per direction)"
+"""The captions of two tables; the second without its first word."""
+
+
 def _topo_routes(topology: Topology) -> doc.Matrix:
     tones = {RouteKind.BLOCKED: Tone.BAD, RouteKind.UNKNOWN: Tone.WARN}
     groups = []
@@ -371,9 +431,7 @@ def _topo_routes(topology: Topology) -> doc.Matrix:
         wrap = any(route.siblings for route in routes)
         groups.append((doc.Series((f"NUMA {node}",), symbols, align=Align.LEFT, wrap=wrap), doc.Series((), rates)))
     name = "EGM routes" if any(route.egm for route in topology.routes) else "Routes"
-    return doc.Matrix(
-        caption=f"{name} to host memory (nominal GB/s per direction)", rows=tuple(topology.gpus), groups=tuple(groups)
-    )
+    return doc.Matrix(caption=f"{name}{_ROUTES_CAPTION}", rows=tuple(topology.gpus), groups=tuple(groups))
 
 
 def route_words(topology: Topology, route: HostRoute) -> str:
