@@ -202,6 +202,8 @@ class Matrix(_Leveled):
 
     caption: str = ""
     """The title, with direction and unit."""
+    headed: bool = False
+    """Whether a heading above it says the same as the caption, which pages then leave to screen readers."""
     corner: str = ""
     """The heading of the row names."""
     names: str = ""

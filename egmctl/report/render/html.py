@@ -34,7 +34,9 @@ def matrix_html(matrix: doc.Matrix) -> Element:
     wide = len(series) >= (_WIDE if best_of else _LONG) or any(column.wrap for column in series)
     table = element(
         "table",
-        element("caption", list(_caption(matrix))) if matrix.caption else None,
+        element("caption", list(_caption(matrix)), class_="unseen" if matrix.headed else None)
+        if matrix.caption
+        else None,
         element("thead", list(_heads(matrix))),
         element("tbody", list(_body(matrix, best_of))),
         class_=f"heat{' few' if len(series) <= _FEW else ''}" if best_of else "rows",
@@ -147,6 +149,9 @@ def _head(document: doc.Document, blocks: Sequence[doc.Block]) -> page.Head:
 def _answer(block: doc.Verdict) -> Element:
     """Return the answer: the largest text of a page. What follows a semicolon explains it and is smaller."""
     first, _, rest = doc.plain(block.sentence).partition("; ")
+    if len(first) > _HEADLINE and ": " in first:
+        first, _, more = first.partition(": ")
+        rest = "; ".join(filter(None, (more, rest)))
     short = " short" if len(block.word) <= _SHORT_WORD else ""
     heading = element(
         "h1",
@@ -162,6 +167,8 @@ def _answer(block: doc.Verdict) -> Element:
 
 
 _SIGNS = dict.fromkeys(Tone, "") | {Tone.GOOD: "✓ ", Tone.BAD: "✕ ", Tone.WARN: "▲ ", Tone.UNKNOWN: "? "}
+_HEADLINE = 100
+"""The length of a sentence above which what follows its colon is smaller, too."""
 _SHORT_WORD = 6
 """The length of words that are shown larger than the sentence: ``GO``, ``NO-GO``, ``FAIL``."""
 
@@ -171,8 +178,11 @@ def _cards(blocks: Sequence[doc.Block]) -> Iterator[page.PageSection | Element]:
     names: dict[str, int] = {}
     first = next((block for block in blocks if isinstance(block, doc.Verdict)), None)
     rest = [block for block in blocks if block is not first]
-    for kind, run in groupby(rest, lambda block: type(block) if isinstance(block, _ALONE) else None):
+    for (kind, brief), run in groupby(rest, _kind):
         members = list(run)
+        if brief and len(members) > 1:
+            yield _lines([entry for entry in members if isinstance(entry, doc.Entry)], "h2")
+            continue
         if kind is None:
             yield page.PageSection(_id("overview", names), "", tuple(_blocks(members)))
             continue
@@ -186,6 +196,11 @@ def _cards(blocks: Sequence[doc.Block]) -> Iterator[page.PageSection | Element]:
                     yield _parts(block)
                 case doc.Bars():
                     yield page.PageSection(_id("rates", names), block.caption, (_bars(block, titled=False),))
+
+
+def _kind(block: doc.Block) -> tuple[type | None, bool]:
+    """Return what kind of card a block is, and whether it is a line, which shares a card with the lines beside it."""
+    return type(block) if isinstance(block, _ALONE) else None, isinstance(block, doc.Entry) and not block.body
 
 
 _ALONE = (doc.Section, doc.Entry, doc.Parts, doc.Bars)
@@ -241,9 +256,20 @@ def _blocks(blocks: Sequence[doc.Block]) -> Iterator[Child]:
         if figure:
             yield from _figures([block for block in run if isinstance(block, (doc.Matrix, doc.Chart))])
             continue
-        for block in run:
-            folded = block.level is Level.ALL
-            yield element("details", element("summary", "more"), _block(block)) if folded else _block(block)
+        for lines, alike in groupby(run, lambda block: isinstance(block, doc.Entry) and not block.body):
+            members = list(alike)
+            if lines and len(members) > 1:
+                yield _lines([entry for entry in members if isinstance(entry, doc.Entry)], "h3")
+                continue
+            for block in members:
+                folded = block.level is Level.ALL and not isinstance(block, doc.Section)
+                yield element("details", element("summary", "more"), _block(block)) if folded else _block(block)
+
+
+def _lines(entries: Sequence[doc.Entry], heading: str) -> Element:
+    """Return entries without anything below them as lines of one card, with the edge of the first."""
+    look = _LOOKS.get(entries[0].tone, "plain")
+    return element("article", [_entry_head(each, heading) for each in entries], class_=f"finding lines {look}-edge")
 
 
 def _figures(blocks: Sequence[doc.Matrix | doc.Chart]) -> Iterator[Child]:
@@ -260,7 +286,8 @@ def _bars(block: doc.Bars, *, titled: bool = True) -> Child:
     for heading, bars in block.groups:
         lists.append(element("h4" if titled else "h3", arrows(heading)) if heading else None)
         lists.append(element("ul", map(_bar, bars), class_="rates rows" if rows else "rates"))
-    lists.append(element("p", _BAR_KEY, class_="key"))
+    hollow = any(dot.doubted for bar in block.bars for dot in bar.dots)
+    lists.append(element("p", _BAR_KEY + _DOUBTED * hollow, class_="key"))
     if rows:
         heads = [element("span", head) for head in ("path class", "share of the link's or memory's rate", *_NUMBERS)]
         title = element("h3", block.caption) if titled else None
@@ -274,6 +301,7 @@ _BAR_KEY = (
     "Bar: median. Tick: expected. End of the track: the rate of the links, or of memory that carries less; a latency "
     "has none. Each dot is one path, red or amber if slow. Percentages are of the expected value."
 )
+_DOUBTED = " A hollow dot is not believed, or not all of it: see Doubts."
 
 
 def _bar(bar: doc.Bar) -> Element:
@@ -351,7 +379,9 @@ def _block(block: doc.Block) -> Child:
         case doc.Section() if block.folded:
             beside = [_squares(block.marks), element("span", block.note, class_="note")] if block.note else None
             summary = element("summary", element("span", block.title, class_="strong"), beside)
-            return element("details", summary, element("div", list(_blocks(doc.body_of(block)))))
+            return element(
+                "details", summary, element("div", list(_blocks(doc.body_of(block))), id=block.anchor or None)
+            )
         case doc.Section():
             return [element("h3", block.title, id=block.anchor or None), list(_blocks(doc.body_of(block)))]
 
@@ -366,10 +396,7 @@ def _verdict(block: doc.Verdict) -> Element:
 
 def _entry(block: doc.Entry, heading: str = "h3") -> Element:
     """Return a cause: what it is on the left, what to do on the right, and folded below it what only ``-v`` shows."""
-    look = _LOOKS.get(block.tone, "plain")
-    label = element("span", f"{_SIGNS[block.tone]}{block.word.lower()}", class_=f"word-{look}") if block.word else None
-    check = element("code", block.id) if block.id else None
-    head = element(heading, label, element("span", _words(block.title)), check)
+    look, head = _LOOKS.get(block.tone, "plain"), _entry_head(block, heading)
     why: list[Child] = []
     steps: list[Child] = []
     more: list[Child] = []
@@ -389,6 +416,13 @@ def _entry(block: doc.Entry, heading: str = "h3") -> Element:
     left = element("div", why, more) if why or more else None
     columns = element("div", left, do, class_="columns") if left or do else None
     return element("article", head, columns, class_=f"finding {look}-edge")
+
+
+def _entry_head(block: doc.Entry, heading: str) -> Element:
+    look = _LOOKS.get(block.tone, "plain")
+    label = element("span", f"{_SIGNS[block.tone]}{block.word.lower()}", class_=f"word-{look}") if block.word else None
+    check = element("code", block.id) if block.id else None
+    return element(heading, label, element("span", _words(block.title)), check)
 
 
 _FIX = "fix"
@@ -412,9 +446,15 @@ def _reasons(rows: Sequence[tuple[str, Words]]) -> Iterator[Element]:
 
 
 def _folded_reasons(rows: Sequence[tuple[str, Words]]) -> Iterator[Element]:
-    for name, alike in groupby(rows, lambda row: row[0]):
-        shown = [element("p", _words(value)) for _, value in alike]
-        yield element("details", element("summary", _REASONS.get(name, name)), element("div", shown))
+    """Yield the rows of a cause folded below their label; rows with names of their own below one."""
+    names = {name for name, _ in rows}
+    if rows and len(names) == 1:
+        shown: list[Child] = [element("p", _words(value)) for _, value in rows]
+        yield element("details", element("summary", _REASONS.get(rows[0][0], rows[0][0])), element("div", shown))
+    elif rows:
+        items = ((element("dt", arrows(name)), element("dd", _words(value))) for name, value in rows)
+        listed = element("dl", (element("div", item) for item in items), class_="facts")
+        yield element("details", element("summary", "Each of them"), element("div", listed))
 
 
 def _parts(block: doc.Parts) -> Element:

@@ -22,7 +22,8 @@ from egmctl.report.views.bench_classes import class_tables, judged_sections, mai
 from egmctl.report.views.bench_details import LOOKS, all_series, families, overlay, swept
 from egmctl.report.views.bench_matrix import GRADE_TONES, STATUS_TONES, Frame, matrices
 from egmctl.report.views.causes import PATHS, TONES, cause_entries, commands_of, verdict
-from egmctl.report.views.machine import banners, confidential_banner, machine_section
+from egmctl.report.views.doubts import doubts_section
+from egmctl.report.views.machine import banners, confidential_banner, machine_section, time_words
 from egmctl.report.views.topo import node_diagram
 from egmctl.topology.topology import topology
 from egmctl.units import counted, gpu_name, grouped, listed, printable, several, shortened
@@ -134,9 +135,25 @@ def bench_document(report: RunReport) -> doc.Document:
         command="egmctl bench",
         subject=subject,
         subtitle=f"{subject}, driver {driver}{cuda}; {bench_answer.tally(report)}, {report.wall_s:.0f} s",
+        facts=tuple(_facts(report, f"driver {driver}{cuda}")),
         banners=bench_banners(report),
         body=tuple(_body(report)),
     )
+
+
+def _facts(report: RunReport, driver: str) -> Iterator[str]:
+    """Yield where and when a run was made, with which driver, how much it measured, and by which version."""
+    origins = [machine.origin for machine in report.machines]
+    if len(origins) == 1:
+        host = report.machines[0].host
+        yield from filter(None, (origins[0].name or (host and not origins[0].redacted and host.hostname),))
+    elif origins:
+        yield several(len(origins), "node")
+    yield time_words(report.started_at)
+    yield driver
+    yield bench_answer.tally(report)
+    yield f"took {report.wall_s:.0f} s"
+    yield from dict.fromkeys(origin.tool for origin in origins if origin.tool)
 
 
 def bench_banners(report: RunReport) -> tuple[str, ...]:
@@ -165,6 +182,7 @@ def _body(report: RunReport) -> Iterator[doc.Block]:
     yield from class_tables(report, axes)
     yield doc.Section("Soak", partial(soak, report))
     yield doc.Section("Warnings", partial(_warnings, report))
+    yield from doubts_section(report)
     staged = tuple(bench_answer.staged_lines(report))
     more = (f"and {len(staged) - _STAGED} more pairs",) if len(staged) > _STAGED else ()
     notes = [
@@ -192,7 +210,7 @@ def _details(report: RunReport) -> Iterator[doc.Section]:
     if not main_rates(report).bars:
         yield doc.Section("Topology", partial(drawings, report), folded=True, level=Level.PAGE)
     for machine in report.machines[:_NODES_DRAWN]:
-        yield replace(machine_section(machine), folded=True)
+        yield machine_section(machine)
     if len(report.machines) > _NODES_DRAWN:
         words = f"{len(report.machines) - _NODES_DRAWN} more nodes were measured; JSON has the facts of each."
         yield doc.Section("Further nodes", (doc.Paragraph(words),), level=Level.PAGE)
@@ -208,8 +226,26 @@ def _details(report: RunReport) -> Iterator[doc.Section]:
         ("Each warning", lambda: [doc.Bullets(tuple(bench_answer.warnings(report)))]),
         ("How it was measured", lambda: [doc.Bullets(tuple(_method(report)))]),
     ]
+    notes = _notes(report)
     for title, body in sections:
-        yield doc.Section(title, body, level=Level.VERBOSE, folded=True)
+        printed = title in _PRINTED
+        note = notes.get(title, "")
+        yield doc.Section(title, body, level=Level.VERBOSE, folded=True, note=note, printed=printed)
+
+
+_PRINTED = ("References", "How it was measured")
+"""The titles of the folded sections that paper shows, too: how it was measured."""
+
+
+def _notes(report: RunReport) -> Mapping[str, str]:
+    """Return what is in the folded sections, by title."""
+    waived = sum(m.status is Status.WAIVED for m in report.measurements)
+    verdict = report.verdict
+    return {
+        "References": "" if verdict is None else f"profile {verdict.profile}" if verdict.profile else "no profile",
+        "Skipped": several(waived, "measurement"),
+        "How it was measured": ", ".join(bench_answer.how(report)[:3]),
+    }
 
 
 def _skipped_cases(report: RunReport) -> Iterator[doc.Entry]:

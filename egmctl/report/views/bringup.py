@@ -19,7 +19,7 @@ from egmctl.report.views.bench_classes import main_rates
 from egmctl.report.views.causes import CAUSES, PATHS, cause_entry, verdict
 from egmctl.report.views.doctor import doctor_document
 from egmctl.report.views.machine import banners, machine_section, page_facts, subject
-from egmctl.report.views.topo import node_diagram, topo_document
+from egmctl.report.views.topo import CONNECTED, node_diagram, topo_document
 from egmctl.topology.platform import platform
 from egmctl.topology.topology import topology
 from egmctl.units import counted, gpu_name, several, shortened
@@ -91,10 +91,11 @@ def part(make: Callable[[], doc.Document], shown: Collection[str] = ()) -> Itera
             continue
         above = isinstance(block, (doc.Verdict, doc.Diagram)) or (isinstance(block, doc.Bars) and block.beside)
         above = above or (isinstance(block, doc.Entry) and plain(block.title) in shown)
-        yield replace(block, paged=False) if above and shown else block
+        # The sentences on the topology are beside its drawing, which the page shows above.
+        yield replace(block, paged=not (above and shown) if above or isinstance(block, doc.Paragraph) else block.paged)
 
 
-_SHARED = ("Machine", "Topology", "Where")
+_SHARED = ("Machine", "Topology", "Where", CONNECTED)
 """The titles of sections that a bring-up shows once for all of its parts."""
 
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from egmctl.report.views.node_drawing import Rates
 
+CONNECTED = "What is connected to what"
+"""The title of the section with the drawing on a page."""
 _FEW = 8
 """The number of unread values that are named; JSON contains all of them."""
 
@@ -235,7 +237,7 @@ def _body(topology: Topology) -> Iterator[doc.Block]:
     yield replace(drawing, lines=partial(_drawn, topology), paged=False)
     words = doc.Paragraph(" ".join(map(doc.plain, (each.words for each in sentences))), tone=Tone.DIM)
     note = "Nominal GB/s in each direction."
-    yield doc.Section("What is connected to what", (words, replace(drawing, note=note)), level=Level.PAGE)
+    yield doc.Section(CONNECTED, (words, replace(drawing, note=note)), level=Level.PAGE)
     tables = tuple(_tables(topology))
     yield from (replace(table, paged=False) for table in tables)
     yield from _tables_on_page(topology, tables)
@@ -267,17 +269,17 @@ def _tables_on_page(topology: Topology, tables: Sequence[doc.Matrix]) -> Iterato
     for table in routes:
         title, _, note = table.caption.partition(" (")
         words = doc.Paragraph(note.removesuffix(")").capitalize().replace("gb/s", "GB/s"), tone=Tone.DIM)
-        yield doc.Section(title, (words, replace(table, caption="")), level=Level.PAGE)
+        yield doc.Section(title, (words, replace(table, headed=True)), level=Level.PAGE)
     for table in of_gpus:
         words = doc.Paragraph("As in nvidia-smi topo -m.", tone=Tone.DIM)
-        bare = replace(table, caption="", groups=table.groups[:-1])
+        bare = replace(table, headed=True, groups=table.groups[:-1])
         yield doc.Section(_GPU_LINKS, (words, bare), beside=bool(routes), level=Level.PAGE)
-        affinities = replace(table, caption="", groups=table.groups[-1:])
+        affinities = replace(table, caption="Affinities", headed=True, groups=table.groups[-1:])
         note = "CPUs and NUMA nodes of each GPU"
         yield doc.Section("Affinities", (affinities,), folded=True, note=note, level=Level.PAGE)
     for table in rest:
         note = several(len(topology.nics), "NIC")
-        yield doc.Section(table.caption, (replace(table, caption=""),), folded=True, note=note, level=Level.PAGE)
+        yield doc.Section(table.caption, (replace(table, headed=True),), folded=True, note=note, level=Level.PAGE)
 
 
 def _devices_note(topology: Topology) -> str:
