@@ -179,7 +179,7 @@ def test_the_first_picture_of_a_bench_is_on_the_first_screen_and_the_page_is_sho
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["bench.html", "sweep.html"])
+@pytest.mark.parametrize("name", ["bench.html", "sweep.html", "bringup.html", "doctor.html", "topo.html"])
 def test_on_a_phone_no_number_is_off_the_screen_and_no_words_of_a_picture_are_tiny(
     tab: Tab, folder: Path, name: str
 ) -> None:
@@ -217,13 +217,21 @@ def test_it_prints_dark_on_white_and_without_the_link_for_keyboards(tab: Tab, fo
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["bench.html", "doctor.html"])
-def test_a_run_prints_on_four_pages_with_those_folded_parts_that_were_opened(tab: Tab, folder: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["bench.html", "doctor.html", "bringup.html"])
+def test_a_run_prints_on_four_pages_with_how_it_was_measured_and_the_parts_that_were_opened(
+    tab: Tab, folder: Path, name: str
+) -> None:
     tab.open(folder / name)
     tab.call("Emulation.setEmulatedMedia", media="print")
-    folded = "[...document.querySelectorAll('details')].map(node => node.getBoundingClientRect().height > 0)"
+    folded = "[...document.querySelectorAll('details')].filter(node => !node.closest('.printed')).map(visible)"
+    folded = f"(() => {{ const visible = node => node.getBoundingClientRect().height > 0; return {folded}; }})()"
+    printed = (
+        "[...document.querySelectorAll('.printed details > div')].map(node => node.getBoundingClientRect().height)"
+    )
     note = "getComputedStyle(document.querySelector('footer'), '::after').content"
     assert not any(tab.evaluate(folded))
+    assert tab.evaluate(printed)
+    assert min(tab.evaluate(printed)) > 10
     assert len(re.findall(rb"/Type /Page\b", tab.printed())) <= 4
     assert "Folded parts are not printed" in tab.evaluate(note)
     tab.evaluate("document.querySelectorAll('details').forEach(node => node.open = true)")

@@ -21,8 +21,8 @@ from egmctl.model.machine import OriginKind
 from egmctl.model.measurement import Status
 from egmctl.report.document import Better, Cell, Matrix, Series
 from egmctl.report.kinds import Format
-from egmctl.report.render.html import matrix_html
 from egmctl.report.render.page import style
+from egmctl.report.render.tables import matrix_html
 from egmctl.topology.topology import topology
 from egmctl.verdict.answers import answered
 from tests.answers import diagnose, render

@@ -1,112 +1,23 @@
-"""Render a document as an HTML page. Shaded cells keep their numbers, and colours never carry a meaning alone."""
+"""Render a document as an HTML page: the answer first, then its parts as cards, the further ones folded."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby, pairwise
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from xml.etree.ElementTree import Element, tostring
 
 from egmctl.report import document as doc
-from egmctl.report.document import Align, Level, Tone, Words
+from egmctl.report.document import Level, Tone, Words
 from egmctl.report.render import figures, page
-from egmctl.report.render.figures import DRAWN_CELLS, best, cells_of
 from egmctl.report.render.page import Child, arrows, element
+from egmctl.report.render.tables import matrix_html
+from egmctl.report.render.words import LOOKS, class_of, span_html, words_html
 
-_CLASSES = {Tone.BAD: "bad", Tone.WARN: "warn", Tone.DIM: "waived"}
-_FEW, _LONG, _WIDE = 2, 5, 12
-"""The maximum number of columns of a heat map that is not stretched, and the numbers of columns from which a table
-without shades, and a heat map, take the full width and can be scrolled with the keyboard."""
 _SHADES = (
     "Red with a cross fails, amber warns, grey is neither or not judged itself; stronger below 95, 85 and 67 % of the "
     "best over the same links."
 )
-_SCROLLED = {"tabindex": "0", "role": "region"}
-"""The attributes of an element that can be scrolled with the keyboard."""
-
-
-def matrix_html(matrix: doc.Matrix) -> Element:
-    """Return a figure with the table of a matrix, or with a note if it has more than :data:`DRAWN_CELLS` cells."""
-    if cells_of(matrix) > DRAWN_CELLS:
-        too_many = f"{cells_of(matrix)} cells are too many to show: JSON and CSV have them."
-        return element("figure", element("p", list(_caption(matrix))), element("p", too_many, class_="dim"))
-    series, best_of = doc.columns(matrix), best(matrix)
-    wide = len(series) >= (_WIDE if best_of else _LONG) or any(column.wrap for column in series)
-    table = element(
-        "table",
-        element("caption", list(_caption(matrix)), class_="unseen" if matrix.headed else None)
-        if matrix.caption
-        else None,
-        element("thead", list(_heads(matrix))),
-        element("tbody", list(_body(matrix, best_of))),
-        class_=f"heat{' few' if len(series) <= _FEW else ''}" if best_of else "rows",
-    )
-    scrolled = element(
-        "div",
-        table,
-        [element("p", line, class_="after") for line in matrix.after],
-        class_="scroll",
-        # Python's serializer leaves "<" in attributes as it is, which is no XML.
-        aria_label=(matrix.caption or f"table by {matrix.corner or 'row'}").replace("<", " ") if wide else None,
-        **_SCROLLED if wide else {},
-    )
-    return element("figure", scrolled, class_="wide" if wide else None)
-
-
-def _caption(matrix: doc.Matrix) -> Iterator[Element]:
-    yield element("strong", arrows(matrix.caption))
-    if matrix.names:
-        yield element("span", matrix.names, class_="case")
-    for note in matrix.notes:
-        yield element("span", arrows(note), class_="note")
-
-
-def _heads(matrix: doc.Matrix) -> Iterator[Element]:
-    """Yield the header rows. A heading spans the following columns of its group that have none in that row."""
-    depth = max([len(column.header) for column in doc.columns(matrix)] + [bool(matrix.corner)])
-    for row in range(depth):
-        last = row == depth - 1
-        corner = element("th", matrix.corner, scope="col") if matrix.corner and last else element("td")
-        cells = [corner] if any((matrix.corner, *matrix.rows)) else []
-        for group in matrix.groups:
-            # Headings are aligned with the bottom row.
-            texts = [("", *column.header)[max(row - depth + len(column.header) + 1, 0)] for column in group]
-            starts = [number for number, text in enumerate(texts) if text or number == 0]
-            for start, end in pairwise([*starts, len(texts)]):
-                span = end - start if end - start > 1 else None
-                scope = ("colgroup" if span else "col") if texts[start] else None
-                look = "number" if scope == "col" and group[start].align is Align.RIGHT else None
-                head = element("th" if scope else "td", arrows(texts[start]), scope=scope, colspan=span, class_=look)
-                cells.append(head)
-        yield element("tr", cells)
-
-
-def _body(matrix: doc.Matrix, best_of: Mapping[str, float]) -> Iterator[Element]:
-    for place, row in enumerate(matrix.rows):
-        cells = [(column, column.cells[place]) for column in doc.columns(matrix)]
-        # A row whose cells are all empty is a heading of the rows below it.
-        look = None if any(cell.text for _, cell in cells) else "strong"
-        yield element(
-            "tr",
-            element("th", _words(row), scope="row", class_=look) if any((matrix.corner, *matrix.rows)) else None,
-            [_cell(column, cell, matrix, best_of) for column, cell in cells],
-        )
-
-
-def _cell(column: doc.Series, cell: doc.Cell, matrix: doc.Matrix, best_of: Mapping[str, float]) -> Element:
-    look = figures.shade(cell, matrix, best_of)
-    classes = [] if look is None else [look]
-    if not best_of and not column.wrap:
-        classes.append("number" if column.align is Align.RIGHT else "whole")
-    if cell.tone in _CLASSES and look is None:
-        classes.append(_CLASSES[cell.tone])
-    if cell.text == "-":
-        classes.append("none")
-    mark = element("span", f" {figures.SIGNS.get(cell.mark, cell.mark)}", class_="mark") if cell.mark else None
-    return element("td", _words(cell.text), mark, class_=" ".join(classes) or None)
-
-
-_LOOKS = {Tone.GOOD: "pass", Tone.WARN: "warn", Tone.BAD: "fail", Tone.UNKNOWN: "plain"}
 
 
 def html(document: doc.Document) -> str:
@@ -161,8 +72,8 @@ def _answer(block: doc.Verdict) -> Element:
         id="answer-heading",
     )
     why = element("p", arrows(rest), class_="why") if rest else None
-    step = element("p", element("strong", "Next: "), _words(block.advice), class_="next") if block.advice else None
-    look = f"answer {_LOOKS.get(block.tone, 'plain')}"
+    step = element("p", element("strong", "Next: "), words_html(block.advice), class_="next") if block.advice else None
+    look = f"answer {LOOKS.get(block.tone, 'plain')}"
     return element("section", heading, why, step, id="answer", class_=look, aria_labelledby="answer-heading")
 
 
@@ -224,7 +135,7 @@ def _squares(marks: Sequence[Tone]) -> Child:
     if not marks:
         return None
     squares = [
-        element("i", _SIGNS[tone].strip() if tone is not Tone.GOOD else "", class_=_class(tone)) for tone in marks
+        element("i", _SIGNS[tone].strip() if tone is not Tone.GOOD else "", class_=class_of(tone)) for tone in marks
     ]
     return element("span", squares, class_="squares", aria_hidden="true")
 
@@ -268,7 +179,7 @@ def _blocks(blocks: Sequence[doc.Block]) -> Iterator[Child]:
 
 def _lines(entries: Sequence[doc.Entry], heading: str) -> Element:
     """Return entries without anything below them as lines of one card, with the edge of the first."""
-    look = _LOOKS.get(entries[0].tone, "plain")
+    look = LOOKS.get(entries[0].tone, "plain")
     return element("article", [_entry_head(each, heading) for each in entries], class_=f"finding lines {look}-edge")
 
 
@@ -311,7 +222,7 @@ def _bar(bar: doc.Bar) -> Element:
     sign = {Tone.GOOD: "✓ ", Tone.BAD: "✕ ", Tone.WARN: "▲ "}.get(bar.state.tone, "")
     rest = (f" {bar.unit}", f" {arrows(bar.worst.label)}{share}", limit)
     values = (bar.median, bar.worst.value, bar.expected)
-    tones = (None, _class(bar.worst.tone), None)
+    tones = (None, class_of(bar.worst.tone), None)
     numbers = [
         element(
             "p",
@@ -322,7 +233,7 @@ def _bar(bar: doc.Bar) -> Element:
         )
         for word, value, look, more in zip(_NUMBERS, values, tones, rest, strict=True)
     ]
-    name = [arrows(bar.name), " ", _span(doc.Span(f"{sign}{bar.state.text}", bar.state.tone))]
+    name = [arrows(bar.name), " ", span_html(doc.Span(f"{sign}{bar.state.text}", bar.state.tone))]
     case = element("code", bar.case, class_="case") if bar.case else None
     return element("li", element("p", name, case, class_="name"), figures.track(bar), numbers)
 
@@ -351,13 +262,13 @@ def _block(block: doc.Block) -> Child:
         case doc.Verdict():
             return _verdict(block)
         case doc.Paragraph():
-            return element("p", _words(block.words), class_=_class(block.tone))
+            return element("p", words_html(block.words), class_=class_of(block.tone))
         case doc.Hint():
             return []
         case doc.Bullets():
-            return element("ul", (element("li", _words(item)) for item in block.items), class_="sentences")
+            return element("ul", (element("li", words_html(item)) for item in block.items), class_="sentences")
         case doc.KeyValues():
-            rows = ((element("dt", name), element("dd", _words(value))) for name, value in block.rows)
+            rows = ((element("dt", name), element("dd", words_html(value))) for name, value in block.rows)
             return element("dl", (element("div", row) for row in rows), class_="facts")
         case doc.Parts():
             return _parts(block)
@@ -387,16 +298,16 @@ def _block(block: doc.Block) -> Child:
 
 
 def _verdict(block: doc.Verdict) -> Element:
-    look = _LOOKS.get(block.tone, "plain")
-    said = [element("p", block.word, class_="word"), element("p", _words(block.sentence), class_="why")]
+    look = LOOKS.get(block.tone, "plain")
+    said = [element("p", block.word, class_="word"), element("p", words_html(block.sentence), class_="why")]
     if block.advice:
-        said.append(element("p", element("strong", "Next: "), _words(block.advice), class_="why"))
+        said.append(element("p", element("strong", "Next: "), words_html(block.advice), class_="why"))
     return element("div", element("div", said), class_=f"verdict {look}")
 
 
 def _entry(block: doc.Entry, heading: str = "h3") -> Element:
     """Return a cause: what it is on the left, what to do on the right, and folded below it what only ``-v`` shows."""
-    look, head = _LOOKS.get(block.tone, "plain"), _entry_head(block, heading)
+    look, head = LOOKS.get(block.tone, "plain"), _entry_head(block, heading)
     why: list[Child] = []
     steps: list[Child] = []
     more: list[Child] = []
@@ -404,7 +315,7 @@ def _entry(block: doc.Entry, heading: str = "h3") -> Element:
         if isinstance(part, doc.Command):
             steps.append(_block(part))
         elif isinstance(part, doc.KeyValues):
-            steps[:0] = [element("p", _words(value)) for name, value in part.rows if name == _FIX]
+            steps[:0] = [element("p", words_html(value)) for name, value in part.rows if name == _FIX]
             rows = [(name, value) for name, value in part.rows if name != _FIX]
             if Level.VERBOSE <= part.level < Level.PAGE:
                 more += _folded_reasons(rows)
@@ -419,10 +330,10 @@ def _entry(block: doc.Entry, heading: str = "h3") -> Element:
 
 
 def _entry_head(block: doc.Entry, heading: str) -> Element:
-    look = _LOOKS.get(block.tone, "plain")
+    look = LOOKS.get(block.tone, "plain")
     label = element("span", f"{_SIGNS[block.tone]}{block.word.lower()}", class_=f"word-{look}") if block.word else None
     check = element("code", block.id) if block.id else None
-    return element(heading, label, element("span", _words(block.title)), check)
+    return element(heading, label, element("span", words_html(block.title)), check)
 
 
 _FIX = "fix"
@@ -442,17 +353,17 @@ def _reasons(rows: Sequence[tuple[str, Words]]) -> Iterator[Element]:
     """Yield the rows of a cause, those with the same name below one label."""
     for name, alike in groupby(rows, lambda row: row[0]):
         yield element("p", _REASONS.get(name, name), class_="label")
-        yield from (element("p", _words(value)) for _, value in alike)
+        yield from (element("p", words_html(value)) for _, value in alike)
 
 
 def _folded_reasons(rows: Sequence[tuple[str, Words]]) -> Iterator[Element]:
     """Yield the rows of a cause folded below their label; rows with names of their own below one."""
     names = {name for name, _ in rows}
     if rows and len(names) == 1:
-        shown: list[Child] = [element("p", _words(value)) for _, value in rows]
+        shown: list[Child] = [element("p", words_html(value)) for _, value in rows]
         yield element("details", element("summary", _REASONS.get(rows[0][0], rows[0][0])), element("div", shown))
     elif rows:
-        items = ((element("dt", arrows(name)), element("dd", _words(value))) for name, value in rows)
+        items = ((element("dt", arrows(name)), element("dd", words_html(value))) for name, value in rows)
         listed = element("dl", (element("div", item) for item in items), class_="facts")
         yield element("details", element("summary", "Each of them"), element("div", listed))
 
@@ -462,25 +373,10 @@ def _parts(block: doc.Parts) -> Element:
     cards = [
         element(
             "div",
-            element("p", element("strong", part.name), " ", _span(doc.Span(part.word, part.tone)), class_="name"),
+            element("p", element("strong", part.name), " ", span_html(doc.Span(part.word, part.tone)), class_="name"),
             element("p", arrows(part.sentence), class_="sentence"),
-            class_=f"part {_LOOKS.get(part.tone, 'plain')}-edge",
+            class_=f"part {LOOKS.get(part.tone, 'plain')}-edge",
         )
         for part in block.parts
     ]
     return element("div", cards, class_="parts")
-
-
-def _words(words: Words) -> list[Child]:
-    return [_span(part) for part in doc.parts(words)]
-
-
-def _span(span: doc.Span) -> Child:
-    if span.code:
-        return element("code", span.text)
-    look = _class(span.tone)
-    return element("span", arrows(span.text), class_=look) if look else arrows(span.text)
-
-
-def _class(tone: Tone) -> str | None:
-    return f"word-{_LOOKS[tone]}" if tone in _LOOKS else tone.value or None
