@@ -31,7 +31,7 @@ RUN = load(RUNS / "idle.json.gz").result
 MACHINE = egmctl.read_machine("hgx-h200x4")
 
 
-PICTURES = ("where", "what-is-connected-to-what", "changes-the-slowest-first")
+PICTURES = ("where", "what-is-connected-to-what")
 """The sections with the picture of an answer."""
 
 

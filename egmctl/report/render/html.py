@@ -43,7 +43,8 @@ def fragment(document: doc.Document) -> str:
 
 
 def _is_picture(block: doc.Section) -> bool:
-    return any(isinstance(part, doc.Diagram) for part in doc.body_of(block))
+    """Return whether a section is the picture of the answer: only pages have it, as text draws it elsewhere."""
+    return block.level is Level.PAGE and any(isinstance(part, doc.Diagram) for part in doc.body_of(block))
 
 
 def _head(document: doc.Document, blocks: Sequence[doc.Block]) -> page.Head:
