@@ -55,9 +55,11 @@ Words = str | Span | tuple[str | Span, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Leveled:
-    """The base of all blocks: the lowest level of detail that shows the block."""
+    """The base of all blocks: the lowest level of detail that shows the block, and whether pages show it."""
 
     level: Level = Level.NORMAL
+    paged: bool = True
+    """Whether pages show the block. They do not if another block of :attr:`Level.PAGE` shows them the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,30 @@ class KeyValues(_Leveled):
     """Names and values, one pair per line."""
 
     rows: tuple[tuple[str, Words], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The answer of a part of a command."""
+
+    name: str
+    word: str = ""
+    """The word of its answer; empty without one."""
+    tone: Tone = Tone.PLAIN
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parts(_Leveled):
+    """The answers of the parts of a command, one per line; cards on a page."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def key_values(self) -> KeyValues:
+        """The same as names and values."""
+        rows = ((part.name, ": ".join(filter(None, (part.word, part.sentence)))) for part in self.parts)
+        return KeyValues(tuple(rows), level=self.level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +202,8 @@ class Matrix(_Leveled):
 
     caption: str = ""
     """The title, with direction and unit."""
+    headed: bool = False
+    """Whether a heading above it says the same as the caption, which pages then leave to screen readers."""
     corner: str = ""
     """The heading of the row names."""
     names: str = ""
@@ -198,6 +226,8 @@ class Dot:
     label: str
     value: float
     tone: Tone = Tone.PLAIN
+    doubted: bool = False
+    """Whether its value is not believed, or not all of it; drawn hollow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,6 +346,16 @@ class Section(_Leveled):
     body: Body
     folded: bool = False
     """Whether pages and tickets show only the heading until the reader opens it."""
+    note: str = ""
+    """What a reader finds in it, in few words; pages show it beside the heading."""
+    marks: tuple[Tone, ...] = ()
+    """The tones of what is in it, one for each; pages show a square for each beside the heading."""
+    printed: bool = False
+    """Whether paper shows a folded section, too."""
+    on_paper: bool = False
+    """Whether only paper shows it."""
+    beside: bool = False
+    """Whether pages show it in one row with the section before it, where there is space."""
     anchor: str = ""
     """The id of its heading within a page, if a link leads to it."""
 
@@ -323,7 +363,21 @@ class Section(_Leveled):
 Body = tuple["Block", ...] | Callable[[], Iterable["Block"]]
 """Blocks, or a function that returns them, called only if they are shown."""
 
-Block = Verdict | Paragraph | Hint | Bullets | KeyValues | Command | Entry | Matrix | Bars | Chart | Diagram | Section
+Block = (
+    Verdict
+    | Paragraph
+    | Hint
+    | Bullets
+    | KeyValues
+    | Parts
+    | Command
+    | Entry
+    | Matrix
+    | Bars
+    | Chart
+    | Diagram
+    | Section
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,6 +390,9 @@ class Document:
     """The described object, e.g. ``this node`` or ``4 x NVIDIA H200``."""
     subtitle: str = ""
     """How and when it was measured, or the platform."""
+    facts: tuple[str, ...] = ()
+    """When it was made, on what, by which version, and how long it took. Pages show it in place of the subtitle; text
+    omits it, so that the outputs of equal nodes are equal."""
     banners: tuple[str, ...] = ()
     """Warnings to read first, e.g. that the machine is modelled or its driver is fake."""
     body: tuple[Block, ...]
@@ -355,7 +412,7 @@ def parts(words: Words) -> tuple[Span, ...]:
 def shown(blocks: Iterable[Block], level: Level) -> Iterator[Block]:
     """Yield the blocks that are shown at a level, with their bodies evaluated; omit empty blocks."""
     for block in blocks:
-        if block.level > level:
+        if block.level > level or (level is Level.PAGE and not block.paged):
             continue
         match block:
             case Hint():
@@ -370,6 +427,8 @@ def shown(blocks: Iterable[Block], level: Level) -> Iterator[Block]:
                 empty = not block.rows
             case Bars():
                 empty = not block.bars
+            case Parts():
+                empty = not block.parts
             case _:
                 empty = False
         if not empty:

@@ -144,10 +144,14 @@ class TestText:
         assert "env.fine node as it should be; 4 GPUs are there" in everything
         assert "egm.route node not an EGM platform" in everything
 
-    def test_the_page_has_the_topology_before_the_checks_that_passed(self) -> None:
+    def test_the_page_has_causes_then_where_they_are_then_all_checks_by_area_with_faults_first(self) -> None:
         page = str(render(SICK, Format.HTML))
-        places = [page.index(part) for part in ('class="finding"', "<svg", 'id="passed"', 'id="does-not-apply"')]
+        areas = re.findall(r'<span class="strong">([^<]*)</span>.*?<span class="note">([^<]*)</span>', page)
+        places = [page.index(part) for part in ('class="finding', "<svg", "checks by area")]
         assert places == sorted(places)
+        wrong = ["failed" in note or "warned" in note for _, note in areas]
+        assert wrong == sorted(wrong, reverse=True)
+        assert any(wrong)
 
     @pytest.mark.parametrize("width", [60, 80, 200])
     def test_no_line_is_wider_than_the_terminal_but_a_command(self, width: int) -> None:

@@ -136,14 +136,19 @@ def test_the_page_has_a_link_for_each_node_to_what_is_known_of_it() -> None:
     targets = {node.get("id") for node in page.iter()}
     items = [item for item in elements(page, "li") if any(name(child) == "i" for child in item.iter())]
     links = [link for item in items for link in elements(item, "a")]
-    assert [words(item) for item in items] == ["tray1", "tray2□□□□outside the NVLink domain (clique 0)", "tray10"]
+    assert [words(item) for item in items] == [
+        "tray1✓✓✓✓",
+        "tray2□□□□outside the NVLink domain (clique 0)",
+        "tray10✓✓✓✓",
+    ]
     assert [link.get("title") for link in links] == [
         "4 GPUs ready",
         "outside the NVLink domain (clique 0)",
         "4 GPUs ready",
     ]
     assert all((link.get("href") or "").removeprefix("#") in targets for link in links)
-    assert [words(head) for head in elements(page, "h3") if head.get("id")] == ["tray[1,10]  2 nodes", "tray2"]
+    folded = [words(next(elements(summary, "span"))) for summary in elements(page, "summary")]
+    assert folded[-2:] == ["tray[1,10]  2 nodes", "tray2"]
 
 
 def test_nodes_of_several_domains_stand_by_domain() -> None:

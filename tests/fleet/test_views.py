@@ -84,7 +84,7 @@ def test_it_says_which_nodes_are_well_and_each_cause_once() -> None:
         "",
         "OK 2: node[01-02] \N{MIDDLE DOT} BROKE 1: node04 (ssh: \\x1b[2Jdown) \N{MIDDLE DOT} PROBLEMS 1: node03",
         "(check.0 [bold]: no)",
-        "4 nodes node[01-04] by ssh: egmctl doctor --for egm; results: results",
+        "4 nodes node[01-04] by ssh: egmctl doctor --for egm; results in results",
         "",
     ]
     assert "UNREACHABLE  ssh: \\x1b[2Jdown\n             on  node04\n" in text

@@ -15,6 +15,7 @@ from egmctl.topology.topology import topology
 from tests.answers import diagnose, render
 from tests.conftest import ROOT
 from tests.doctor.machines import shipped
+from tests.fleet.test_lines import no_go
 from tests.report import comparisons
 from tests.report.browser import Tab, chromium, find
 from tests.report.runs import hostile_run, judged, run
@@ -35,6 +36,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "compare.html": lambda: str(render(comparisons.two_runs(), Format.HTML)),
     "compare-nodes.html": lambda: str(render(comparisons.nodes(), Format.HTML)),
     "compare-hostile.html": lambda: str(render(comparisons.hostile(), Format.HTML)),
+    "bringup.html": lambda: str(render(no_go(), Format.HTML)),
     "fleet.html": lambda: (ROOT / "docs/gallery/fleet.html").read_text(),
 }
 SETTLE_S = 0.4
@@ -136,6 +138,36 @@ def test_a_page_can_be_read_in_both_schemes_and_is_never_wider_than_the_window(
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
+FIRST = """
+(() => {
+  const size = node => parseFloat(getComputedStyle(node).fontSize);
+  const words = [...document.querySelectorAll("body *")].filter(node =>
+    !node.children.length && node.textContent.trim() && !node.closest("svg") && node.checkVisibility());
+  const largest = words.reduce((most, node) => size(node) > size(most) ? node : most);
+  const first = document.querySelector("#answer h1");
+  return [first.contains(largest), first.getBoundingClientRect().bottom];
+})()
+"""
+"""Whether the largest text of a page is in its answer, and where the answer ends."""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("name", ["bench.html", "doctor.html", "bringup.html", "compare.html", "fleet.html"])
+def test_the_answer_is_the_largest_text_and_on_the_first_screen(tab: Tab, folder: Path, name: str, width: int) -> None:
+    tab.open(folder / name, width=width)
+    is_largest, bottom = tab.evaluate(FIRST)
+    assert is_largest
+    assert bottom <= (260 if width == 1280 else 420)
+
+
+@pytest.mark.long
+def test_a_bring_up_fits_on_two_screens_and_opens_into_all_of_its_parts(tab: Tab, folder: Path) -> None:
+    tab.open(folder / "bringup.html")
+    assert tab.evaluate("document.documentElement.scrollHeight") <= 2000
+    tab.evaluate("document.querySelectorAll('details').forEach(node => node.open = true)")
+    assert tab.evaluate("document.documentElement.scrollHeight") >= 4000
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["bench.html", "sweep.html"])
 def test_the_first_picture_of_a_bench_is_on_the_first_screen_and_the_page_is_short(
@@ -147,7 +179,7 @@ def test_the_first_picture_of_a_bench_is_on_the_first_screen_and_the_page_is_sho
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["bench.html", "sweep.html"])
+@pytest.mark.parametrize("name", ["bench.html", "sweep.html", "bringup.html", "doctor.html", "topo.html"])
 def test_on_a_phone_no_number_is_off_the_screen_and_no_words_of_a_picture_are_tiny(
     tab: Tab, folder: Path, name: str
 ) -> None:
@@ -156,12 +188,12 @@ def test_on_a_phone_no_number_is_off_the_screen_and_no_words_of_a_picture_are_ti
 
 
 def test_the_keyboard_skips_to_the_report_and_shows_where_it_is(tab: Tab, folder: Path) -> None:
-    tab.open(folder / "bench.html")
+    tab.open(folder / "doctor.html")
     tab.press("Tab")
     assert tab.evaluate("document.activeElement.textContent") == "Skip to the report"
     assert tab.evaluate("document.activeElement.getBoundingClientRect().left") >= 0
     tab.press("Tab")
-    assert tab.evaluate("document.activeElement.hash") == "#verdict"
+    assert tab.evaluate("document.activeElement.localName") == "summary"
     assert float(tab.evaluate("getComputedStyle(document.activeElement).outlineWidth").removesuffix("px")) >= 2
 
 
@@ -175,23 +207,31 @@ def test_a_screen_reader_finds_tables_with_names(tab: Tab, folder: Path) -> None
 
 
 @pytest.mark.long
-def test_it_prints_dark_on_white_and_without_the_contents(tab: Tab, folder: Path) -> None:
+def test_it_prints_dark_on_white_and_without_the_link_for_keyboards(tab: Tab, folder: Path) -> None:
     tab.open(folder / "topo.html", scheme="dark")
     tab.call("Emulation.setEmulatedMedia", media="print")
     assert tab.evaluate("getComputedStyle(document.body).color") == "rgb(23, 26, 31)"
     assert tab.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(255, 255, 255)"
-    assert tab.evaluate("getComputedStyle(document.querySelector('nav')).display") == "none"
+    assert tab.evaluate("getComputedStyle(document.querySelector('.skip')).display") == "none"
     assert tab.printed().startswith(b"%PDF-")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["bench.html", "doctor.html"])
-def test_a_run_prints_on_four_pages_with_those_folded_parts_that_were_opened(tab: Tab, folder: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["bench.html", "doctor.html", "bringup.html"])
+def test_a_run_prints_on_four_pages_with_how_it_was_measured_and_the_parts_that_were_opened(
+    tab: Tab, folder: Path, name: str
+) -> None:
     tab.open(folder / name)
     tab.call("Emulation.setEmulatedMedia", media="print")
-    folded = "[...document.querySelectorAll('details')].map(node => node.getBoundingClientRect().height > 0)"
+    folded = "[...document.querySelectorAll('details')].filter(node => !node.closest('.printed')).map(visible)"
+    folded = f"(() => {{ const visible = node => node.getBoundingClientRect().height > 0; return {folded}; }})()"
+    printed = (
+        "[...document.querySelectorAll('.printed details > div')].map(node => node.getBoundingClientRect().height)"
+    )
     note = "getComputedStyle(document.querySelector('footer'), '::after').content"
     assert not any(tab.evaluate(folded))
+    assert tab.evaluate(printed)
+    assert min(tab.evaluate(printed)) > 10
     assert len(re.findall(rb"/Type /Page\b", tab.printed())) <= 4
     assert "Folded parts are not printed" in tab.evaluate(note)
     tab.evaluate("document.querySelectorAll('details').forEach(node => node.open = true)")

@@ -97,13 +97,14 @@ def track(bar: Bar) -> Element:
 def _dots(bar: Bar, at: Callable[[float], str]) -> Iterator[Element]:
     """Yield the dots of the paths, those that are near each other and of one grade as one; the worse are on top."""
     places = grouped(
-        ((dot.tone, round(100 * dot.value / bar.end / _DOTS_APART)), dot)
+        ((dot.tone, round(100 * dot.value / bar.end / _DOTS_APART), dot.doubted), dot)
         for dot in sorted(bar.dots, key=lambda dot: (dot.tone is Tone.BAD, dot.tone is Tone.WARN, dot.value))
     )
-    for (tone, _), dots in places.items():
-        paths = shortened([f"{dot.label} {doc.number(dot.value)}" for dot in dots], 4)
+    for (tone, _, doubted), dots in places.items():
+        paths = "doubted: " * doubted + shortened([f"{dot.label} {doc.number(dot.value)}" for dot in dots], 4)
         look, x = _CLASSES.get(tone, ""), at(dots[0].value)
-        yield _circle(x, 22, 4.5 if look else 3.5, f"dot {look}".rstrip(), paths)
+        looks = " ".join(filter(None, ("dot", look, "hollow" * doubted)))
+        yield _circle(x, 22, 4.5 if look or doubted else 3.5, looks, paths)
         if tone is Tone.BAD and len(dots) > 1:
             dx, end = (-8, " end") if dots[0].value > _FAR * bar.end else (8, "")
             yield element("text", f"{_TIMES}{len(dots)}", x=x, y=26, dx=dx, class_=look + end)

@@ -1,141 +1,159 @@
-"""Render a document as an HTML page. Shaded cells keep their numbers, and colours never carry a meaning alone."""
+"""Render a document as an HTML page: the answer first, then its parts as cards, the further ones folded."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby, pairwise
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from xml.etree.ElementTree import Element, tostring
 
 from egmctl.report import document as doc
-from egmctl.report.document import Align, Level, Tone, Words
+from egmctl.report.document import Level, Tone, Words
 from egmctl.report.render import figures, page
-from egmctl.report.render.figures import DRAWN_CELLS, best, cells_of
 from egmctl.report.render.page import Child, arrows, element
+from egmctl.report.render.tables import matrix_html
+from egmctl.report.render.words import LOOKS, class_of, span_html, words_html
 
-_CLASSES = {Tone.BAD: "bad", Tone.WARN: "warn", Tone.DIM: "waived"}
-_FEW, _LONG, _WIDE = 2, 5, 12
-"""The maximum number of columns of a heat map that is not stretched, and the numbers of columns from which a table
-without shades, and a heat map, take the full width and can be scrolled with the keyboard."""
 _SHADES = (
     "Red with a cross fails, amber warns, grey is neither or not judged itself; stronger below 95, 85 and 67 % of the "
     "best over the same links."
 )
-_SCROLLED = {"tabindex": "0", "role": "region"}
-"""The attributes of an element that can be scrolled with the keyboard."""
-
-
-def matrix_html(matrix: doc.Matrix) -> Element:
-    """Return a figure with the table of a matrix, or with a note if it has more than :data:`DRAWN_CELLS` cells."""
-    if cells_of(matrix) > DRAWN_CELLS:
-        too_many = f"{cells_of(matrix)} cells are too many to show: JSON and CSV have them."
-        return element("figure", element("p", list(_caption(matrix))), element("p", too_many, class_="dim"))
-    series, best_of = doc.columns(matrix), best(matrix)
-    wide = len(series) >= (_WIDE if best_of else _LONG) or any(column.wrap for column in series)
-    table = element(
-        "table",
-        element("caption", list(_caption(matrix))) if matrix.caption else None,
-        element("thead", list(_heads(matrix))),
-        element("tbody", list(_body(matrix, best_of))),
-        class_=f"heat{' few' if len(series) <= _FEW else ''}" if best_of else "rows",
-    )
-    scrolled = element(
-        "div",
-        table,
-        [element("p", line, class_="after") for line in matrix.after],
-        class_="scroll",
-        # Python's serializer leaves "<" in attributes as it is, which is no XML.
-        aria_label=(matrix.caption or f"table by {matrix.corner or 'row'}").replace("<", " ") if wide else None,
-        **_SCROLLED if wide else {},
-    )
-    return element("figure", scrolled, class_="wide" if wide else None)
-
-
-def _caption(matrix: doc.Matrix) -> Iterator[Element]:
-    yield element("strong", arrows(matrix.caption))
-    if matrix.names:
-        yield element("span", matrix.names, class_="case")
-    for note in matrix.notes:
-        yield element("span", arrows(note), class_="note")
-
-
-def _heads(matrix: doc.Matrix) -> Iterator[Element]:
-    """Yield the header rows. A heading spans the following columns of its group that have none in that row."""
-    depth = max([len(column.header) for column in doc.columns(matrix)] + [bool(matrix.corner)])
-    for row in range(depth):
-        last = row == depth - 1
-        corner = element("th", matrix.corner, scope="col") if matrix.corner and last else element("td")
-        cells = [corner] if any((matrix.corner, *matrix.rows)) else []
-        for group in matrix.groups:
-            # Headings are aligned with the bottom row.
-            texts = [("", *column.header)[max(row - depth + len(column.header) + 1, 0)] for column in group]
-            starts = [number for number, text in enumerate(texts) if text or number == 0]
-            for start, end in pairwise([*starts, len(texts)]):
-                span = end - start if end - start > 1 else None
-                scope = ("colgroup" if span else "col") if texts[start] else None
-                look = "number" if scope == "col" and group[start].align is Align.RIGHT else None
-                head = element("th" if scope else "td", arrows(texts[start]), scope=scope, colspan=span, class_=look)
-                cells.append(head)
-        yield element("tr", cells)
-
-
-def _body(matrix: doc.Matrix, best_of: Mapping[str, float]) -> Iterator[Element]:
-    for place, row in enumerate(matrix.rows):
-        cells = [(column, column.cells[place]) for column in doc.columns(matrix)]
-        # A row whose cells are all empty is a heading of the rows below it.
-        look = None if any(cell.text for _, cell in cells) else "strong"
-        yield element(
-            "tr",
-            element("th", _words(row), scope="row", class_=look) if any((matrix.corner, *matrix.rows)) else None,
-            [_cell(column, cell, matrix, best_of) for column, cell in cells],
-        )
-
-
-def _cell(column: doc.Series, cell: doc.Cell, matrix: doc.Matrix, best_of: Mapping[str, float]) -> Element:
-    look = figures.shade(cell, matrix, best_of)
-    classes = [] if look is None else [look]
-    if not best_of and not column.wrap:
-        classes.append("number" if column.align is Align.RIGHT else "whole")
-    if cell.tone in _CLASSES and look is None:
-        classes.append(_CLASSES[cell.tone])
-    if cell.text == "-":
-        classes.append("none")
-    mark = element("span", f" {figures.SIGNS.get(cell.mark, cell.mark)}", class_="mark") if cell.mark else None
-    return element("td", _words(cell.text), mark, class_=" ".join(classes) or None)
-
-
-_LOOKS = {Tone.GOOD: "pass", Tone.WARN: "warn", Tone.BAD: "fail", Tone.UNKNOWN: "plain"}
 
 
 def html(document: doc.Document) -> str:
     """Return a document as an HTML page."""
-    body = list(doc.shown(document.body, Level.PAGE))
-    return page.page(document.command, document.subject, document.subtitle, document.banners, list(_sections(body)))
+    blocks = list(doc.shown(document.body, Level.PAGE))
+    return page.page(_head(document, blocks), list(_rows(list(_cards(blocks)))))
 
 
 def fragment(document: doc.Document) -> str:
-    """Return the first section of the page of a document, whose style applies to nothing around it (CSS nesting:
-    https://www.w3.org/TR/css-nesting-1/)."""
-    first = next(_sections(list(doc.shown(document.body, Level.PAGE))))
+    """Return the answer of a document's page with its picture, without the other sections. Its style applies to nothing
+    around it (CSS nesting: https://www.w3.org/TR/css-nesting-1/)."""
+    blocks = [
+        block
+        for block in doc.shown(document.body, Level.PAGE)
+        if not isinstance(block, doc.Section) or (not block.folded and _is_picture(block))
+    ]
+    head = _head(document, blocks)
     sheet = page.style("colors", "figure", "page").replace(":root", "&")
-    title = f"{document.command}: {document.subject}"
-    banners = [element("p", text, class_="banner") for text in document.banners]
-    parts = element("section", banners, element("p", title, class_="kicker"), first.body)
-    root = element("div", page.raw("style", f".egmctl {{\n{sheet}}}\n"), parts, class_="egmctl")
+    style = page.raw("style", f".egmctl {{\n{sheet}}}\n")
+    cards = (page.section(card) if isinstance(card, page.PageSection) else card for card in _cards(blocks))
+    root = element("div", style, page.head_line(head), page.banners(head), head.answer, cards, class_="egmctl")
     return tostring(root, encoding="unicode", method="html")
 
 
-def _sections(blocks: Sequence[doc.Block]) -> Iterator[page.PageSection]:
-    """Yield the sections of a page; the blocks outside of sections come first, as a section of their own."""
-    first = [block for block in blocks if not isinstance(block, doc.Section)]
+def _is_picture(block: doc.Section) -> bool:
+    """Return whether a section is the picture of the answer: only pages have it, as text draws it elsewhere."""
+    return block.level is Level.PAGE and any(isinstance(part, doc.Diagram) for part in doc.body_of(block))
+
+
+def _head(document: doc.Document, blocks: Sequence[doc.Block]) -> page.Head:
+    answers = [block for block in blocks if isinstance(block, doc.Verdict)]
+    return page.Head(
+        command=document.command,
+        subject=document.subject,
+        facts=document.facts or (document.subtitle,) * bool(document.subtitle),
+        banners=document.banners,
+        answer=_answer(answers[0]) if answers else None,
+    )
+
+
+def _answer(block: doc.Verdict) -> Element:
+    """Return the answer: the largest text of a page. What follows a semicolon explains it and is smaller."""
+    first, _, rest = doc.plain(block.sentence).partition("; ")
+    if len(first) > _HEADLINE and ": " in first:
+        first, _, more = first.partition(": ")
+        rest = "; ".join(filter(None, (more, rest)))
+    short = " short" if len(block.word) <= _SHORT_WORD else ""
+    heading = element(
+        "h1",
+        element("span", f"{_SIGNS[block.tone]}{block.word}", class_=f"word{short}"),
+        " ",
+        element("span", arrows(first), class_="sentence"),
+        id="answer-heading",
+    )
+    why = element("p", arrows(rest), class_="why") if rest else None
+    step = element("p", element("strong", "Next: "), words_html(block.advice), class_="next") if block.advice else None
+    look = f"answer {LOOKS.get(block.tone, 'plain')}"
+    return element("section", heading, why, step, id="answer", class_=look, aria_labelledby="answer-heading")
+
+
+_SIGNS = dict.fromkeys(Tone, "") | {Tone.GOOD: "✓ ", Tone.BAD: "✕ ", Tone.WARN: "▲ ", Tone.UNKNOWN: "? "}
+_HEADLINE = 100
+"""The length of a sentence above which what follows its colon is smaller, too."""
+_SHORT_WORD = 6
+"""The length of words that are shown larger than the sentence: ``GO``, ``NO-GO``, ``FAIL``."""
+
+
+def _cards(blocks: Sequence[doc.Block]) -> Iterator[page.PageSection | Element]:
+    """Yield the cards of a page in their order: sections, causes, and the blocks between them."""
     names: dict[str, int] = {}
-    if first:
-        title = "Verdict" if isinstance(first[0], doc.Verdict) else "Overview"
-        yield page.PageSection(_id(title, names), title, tuple(_blocks(first)))
-    for block in blocks:
-        if isinstance(block, doc.Section):
-            body = tuple(_blocks(doc.body_of(block)))
-            yield page.PageSection(_id(block.title, names), block.title, body, block.folded)
+    first = next((block for block in blocks if isinstance(block, doc.Verdict)), None)
+    rest = [block for block in blocks if block is not first]
+    for (kind, brief), run in groupby(rest, _kind):
+        members = list(run)
+        if brief and len(members) > 1:
+            yield _lines([entry for entry in members if isinstance(entry, doc.Entry)], "h2")
+            continue
+        if kind is None:
+            yield page.PageSection(_id("overview", names), "", tuple(_blocks(members)))
+            continue
+        for block in members:
+            match block:
+                case doc.Section():
+                    yield _card(block, _id(block.title, names))
+                case doc.Entry():
+                    yield _entry(block, "h2")
+                case doc.Parts():
+                    yield _parts(block)
+                case doc.Bars():
+                    yield page.PageSection(_id("rates", names), block.caption, (_bars(block, titled=False),))
+
+
+def _kind(block: doc.Block) -> tuple[type | None, bool]:
+    """Return what kind of card a block is, and whether it is a line, which shares a card with the lines beside it."""
+    return type(block) if isinstance(block, _ALONE) else None, isinstance(block, doc.Entry) and not block.body
+
+
+_ALONE = (doc.Section, doc.Entry, doc.Parts, doc.Bars)
+"""The blocks that are cards of a page by themselves. What is between them shares one."""
+
+
+def _card(block: doc.Section, name: str) -> page.PageSection:
+    body = tuple(_blocks(doc.body_of(block)))
+    looks = (
+        "folded" * block.folded,
+        "printed" * block.printed,
+        "on-paper" * block.on_paper,
+    )
+    beside = [_squares(block.marks), element("span", block.note, class_="note")] if block.note else None
+    look = " ".join(filter(None, looks))
+    return page.PageSection(name, block.title, body, block.folded, beside, look, joins=block.beside)
+
+
+def _squares(marks: Sequence[Tone]) -> Child:
+    """Return a square for each of what is in a section, with a sign where it is no pass."""
+    if not marks:
+        return None
+    squares = [
+        element("i", _SIGNS[tone].strip() if tone is not Tone.GOOD else "", class_=class_of(tone)) for tone in marks
+    ]
+    return element("span", squares, class_="squares", aria_hidden="true")
+
+
+def _rows(cards: Sequence[page.PageSection | Element]) -> Iterator[Element]:
+    """Yield the elements of cards; two that are beside each other share a row."""
+    pending: Element | None = None
+    for card in cards:
+        shown = page.section(card) if isinstance(card, page.PageSection) else card
+        joins = isinstance(card, page.PageSection) and card.joins
+        if pending is not None and joins:
+            shown = element("div", pending, shown, class_="row")
+        elif pending is not None:
+            yield pending
+        pending = shown
+    if pending is not None:
+        yield pending
 
 
 def _id(title: str, names: dict[str, int]) -> str:
@@ -150,9 +168,20 @@ def _blocks(blocks: Sequence[doc.Block]) -> Iterator[Child]:
         if figure:
             yield from _figures([block for block in run if isinstance(block, (doc.Matrix, doc.Chart))])
             continue
-        for block in run:
-            folded = block.level is Level.ALL
-            yield element("details", element("summary", "more"), _block(block)) if folded else _block(block)
+        for lines, alike in groupby(run, lambda block: isinstance(block, doc.Entry) and not block.body):
+            members = list(alike)
+            if lines and len(members) > 1:
+                yield _lines([entry for entry in members if isinstance(entry, doc.Entry)], "h3")
+                continue
+            for block in members:
+                folded = block.level is Level.ALL and not isinstance(block, doc.Section)
+                yield element("details", element("summary", "more"), _block(block)) if folded else _block(block)
+
+
+def _lines(entries: Sequence[doc.Entry], heading: str) -> Element:
+    """Return entries without anything below them as lines of one card, with the edge of the first."""
+    look = LOOKS.get(entries[0].tone, "plain")
+    return element("article", [_entry_head(each, heading) for each in entries], class_=f"finding lines {look}-edge")
 
 
 def _figures(blocks: Sequence[doc.Matrix | doc.Chart]) -> Iterator[Child]:
@@ -162,17 +191,19 @@ def _figures(blocks: Sequence[doc.Matrix | doc.Chart]) -> Iterator[Child]:
         yield element("p", _SHADES, class_="key")
 
 
-def _bars(block: doc.Bars) -> Child:
+def _bars(block: doc.Bars, *, titled: bool = True) -> Child:
     """Return bars as lists, one for each heading. Only a narrow page and the main questions repeat what numbers are."""
     rows = any(bar.case for bar in block.bars)
     lists: list[Child] = []
     for heading, bars in block.groups:
-        lists.append(element("h4", arrows(heading)) if heading else None)
+        lists.append(element("h4" if titled else "h3", arrows(heading)) if heading else None)
         lists.append(element("ul", map(_bar, bars), class_="rates rows" if rows else "rates"))
-    lists.append(element("p", _BAR_KEY, class_="key"))
+    hollow = any(dot.doubted for bar in block.bars for dot in bar.dots)
+    lists.append(element("p", _BAR_KEY + _DOUBTED * hollow, class_="key"))
     if rows:
         heads = [element("span", head) for head in ("path class", "share of the link's or memory's rate", *_NUMBERS)]
-        return [element("h3", block.caption), element("p", heads, class_="rate-heads", aria_hidden="true"), lists]
+        title = element("h3", block.caption) if titled else None
+        return [title, element("p", heads, class_="rate-heads", aria_hidden="true"), lists]
     beside = [element("div", _block(picture)) for picture in block.beside]
     return element("div", element("div", lists), beside, class_="beside")
 
@@ -182,6 +213,7 @@ _BAR_KEY = (
     "Bar: median. Tick: expected. End of the track: the rate of the links, or of memory that carries less; a latency "
     "has none. Each dot is one path, red or amber if slow. Percentages are of the expected value."
 )
+_DOUBTED = " A hollow dot is not believed, or not all of it: see Doubts."
 
 
 def _bar(bar: doc.Bar) -> Element:
@@ -191,7 +223,7 @@ def _bar(bar: doc.Bar) -> Element:
     sign = {Tone.GOOD: "✓ ", Tone.BAD: "✕ ", Tone.WARN: "▲ "}.get(bar.state.tone, "")
     rest = (f" {bar.unit}", f" {arrows(bar.worst.label)}{share}", limit)
     values = (bar.median, bar.worst.value, bar.expected)
-    tones = (None, _class(bar.worst.tone), None)
+    tones = (None, class_of(bar.worst.tone), None)
     numbers = [
         element(
             "p",
@@ -202,7 +234,7 @@ def _bar(bar: doc.Bar) -> Element:
         )
         for word, value, look, more in zip(_NUMBERS, values, tones, rest, strict=True)
     ]
-    name = [arrows(bar.name), " ", _span(doc.Span(f"{sign}{bar.state.text}", bar.state.tone))]
+    name = [arrows(bar.name), " ", span_html(doc.Span(f"{sign}{bar.state.text}", bar.state.tone))]
     case = element("code", bar.case, class_="case") if bar.case else None
     return element("li", element("p", name, case, class_="name"), figures.track(bar), numbers)
 
@@ -231,14 +263,16 @@ def _block(block: doc.Block) -> Child:
         case doc.Verdict():
             return _verdict(block)
         case doc.Paragraph():
-            return element("p", _words(block.words), class_=_class(block.tone))
+            return element("p", words_html(block.words), class_=class_of(block.tone))
         case doc.Hint():
             return []
         case doc.Bullets():
-            return element("ul", (element("li", _words(item)) for item in block.items), class_="sentences")
+            return element("ul", (element("li", words_html(item)) for item in block.items), class_="sentences")
         case doc.KeyValues():
-            rows = ((element("dt", name), element("dd", _words(value))) for name, value in block.rows)
+            rows = ((element("dt", name), element("dd", words_html(value))) for name, value in block.rows)
             return element("dl", (element("div", row) for row in rows), class_="facts")
+        case doc.Parts():
+            return _parts(block)
         case doc.Command():
             name = element("span", f"{block.name} $ ", class_="command")
             return element("pre", name, element("code", block.text))
@@ -255,37 +289,95 @@ def _block(block: doc.Block) -> Child:
             narrow = element("div", block.narrow(), class_="only-narrow") if block.narrow else None
             return [wide, narrow, element("p", block.note, class_="key") if block.note else None]
         case doc.Section() if block.folded:
-            return element("details", element("summary", block.title), list(_blocks(doc.body_of(block))))
+            beside = [_squares(block.marks), element("span", block.note, class_="note")] if block.note else None
+            summary = element("summary", element("span", block.title, class_="strong"), beside)
+            return element(
+                "details", summary, element("div", list(_blocks(doc.body_of(block))), id=block.anchor or None)
+            )
         case doc.Section():
             return [element("h3", block.title, id=block.anchor or None), list(_blocks(doc.body_of(block)))]
 
 
 def _verdict(block: doc.Verdict) -> Element:
-    look = _LOOKS.get(block.tone, "plain")
-    said = [element("p", block.word, class_="word"), element("p", _words(block.sentence), class_="why")]
+    look = LOOKS.get(block.tone, "plain")
+    said = [element("p", block.word, class_="word"), element("p", words_html(block.sentence), class_="why")]
     if block.advice:
-        said.append(element("p", element("strong", "Next: "), _words(block.advice), class_="why"))
+        said.append(element("p", element("strong", "Next: "), words_html(block.advice), class_="why"))
     return element("div", element("div", said), class_=f"verdict {look}")
 
 
-def _entry(block: doc.Entry) -> Element:
-    look = _LOOKS.get(block.tone, "plain")
-    label = element("span", block.word.lower(), class_=f"word-{look}") if block.word else None
+def _entry(block: doc.Entry, heading: str = "h3") -> Element:
+    """Return a cause: what it is on the left, what to do on the right, and folded below it what only ``-v`` shows."""
+    look, head = LOOKS.get(block.tone, "plain"), _entry_head(block, heading)
+    why: list[Child] = []
+    steps: list[Child] = []
+    more: list[Child] = []
+    for part in block.body:
+        if isinstance(part, doc.Command):
+            steps.append(_block(part))
+        elif isinstance(part, doc.KeyValues):
+            steps[:0] = [element("p", words_html(value)) for name, value in part.rows if name == _FIX]
+            rows = [(name, value) for name, value in part.rows if name != _FIX]
+            if Level.VERBOSE <= part.level < Level.PAGE:
+                more += _folded_reasons(rows)
+            else:
+                why += _reasons(rows)
+        else:
+            why.append(_block(part))
+    do = element("div", element("p", "What to do", class_="label"), steps, class_=f"do {look}") if steps else None
+    left = element("div", why, more) if why or more else None
+    columns = element("div", left, do, class_="columns") if left or do else None
+    return element("article", head, columns, class_=f"finding {look}-edge")
+
+
+def _entry_head(block: doc.Entry, heading: str) -> Element:
+    look = LOOKS.get(block.tone, "plain")
+    label = element("span", f"{_SIGNS[block.tone]}{block.word.lower()}", class_=f"word-{look}") if block.word else None
     check = element("code", block.id) if block.id else None
-    head = element("h3", label, element("span", _words(block.title)), check)
-    return element("article", head, map(_block, block.body), class_="finding")
+    return element(heading, label, element("span", words_html(block.title)), check)
 
 
-def _words(words: Words) -> list[Child]:
-    return [_span(part) for part in doc.parts(words)]
+_FIX = "fix"
+_REASONS = {
+    "cause": "Why",
+    "explains": "What it explains",
+    "paths": "Slow paths",
+    "broke": "Paths that broke",
+    "not made": "Paths that were not measured",
+    "seen": "What was read",
+    "on": "Where",
+}
+"""The labels of the rows of a cause on a page, where there is space for them."""
 
 
-def _span(span: doc.Span) -> Child:
-    if span.code:
-        return element("code", span.text)
-    look = _class(span.tone)
-    return element("span", span.text, class_=look) if look else span.text
+def _reasons(rows: Sequence[tuple[str, Words]]) -> Iterator[Element]:
+    """Yield the rows of a cause, those with the same name below one label."""
+    for name, alike in groupby(rows, lambda row: row[0]):
+        yield element("p", _REASONS.get(name, name), class_="label")
+        yield from (element("p", words_html(value)) for _, value in alike)
 
 
-def _class(tone: Tone) -> str | None:
-    return f"word-{_LOOKS[tone]}" if tone in _LOOKS else tone.value or None
+def _folded_reasons(rows: Sequence[tuple[str, Words]]) -> Iterator[Element]:
+    """Yield the rows of a cause folded below their label; rows with names of their own below one."""
+    names = {name for name, _ in rows}
+    if rows and len(names) == 1:
+        shown: list[Child] = [element("p", words_html(value)) for _, value in rows]
+        yield element("details", element("summary", _REASONS.get(rows[0][0], rows[0][0])), element("div", shown))
+    elif rows:
+        items = ((element("dt", arrows(name)), element("dd", words_html(value))) for name, value in rows)
+        listed = element("dl", (element("div", item) for item in items), class_="facts")
+        yield element("details", element("summary", "Each of them"), element("div", listed))
+
+
+def _parts(block: doc.Parts) -> Element:
+    """Return the answers of parts as cards side by side."""
+    cards = [
+        element(
+            "div",
+            element("p", element("strong", part.name), " ", span_html(doc.Span(part.word, part.tone)), class_="name"),
+            element("p", arrows(part.sentence), class_="sentence"),
+            class_=f"part {LOOKS.get(part.tone, 'plain')}-edge",
+        )
+        for part in block.parts
+    ]
+    return element("div", cards, class_="parts")

@@ -124,6 +124,8 @@ def _block(block: doc.Block, depth: int) -> str:
             return "".join(f"- {_words(item)}\n" for item in block.items)
         case doc.KeyValues():
             return "".join(f"- {escaped(name)}: {_words(value)}\n" for name, value in block.rows)
+        case doc.Parts():
+            return _block(block.key_values, depth)
         case doc.Command():
             return f"- {escaped(block.name)}:\n\n{code_block(block.text, language='sh')}"
         case doc.Entry():

@@ -88,31 +88,43 @@ _STYLE = Path(__file__).with_name("style")
 
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """A section of a page with a heading, which the table of contents links to."""
+    """A section of a page with a heading."""
 
     id: str
     title: str
     body: tuple[Child, ...]
     folded: bool = False
     """Whether only the heading is shown until the reader opens it."""
+    beside: Child = None
+    """What is beside the heading of a folded section: what is in it."""
+    look: str | None = None
+    """The classes of the section."""
+    joins: bool = False
+    """Whether it is in one row with the section before it, where there is space."""
 
 
-def page(command: str, title: str, subtitle: str, banners: Sequence[str], sections: Sequence[PageSection]) -> str:
-    """Return an HTML document.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What stands above the sections of a page."""
 
-    Parameters
-    ----------
-    command
-        The command that wrote it, e.g. ``egmctl bench``.
-    title, subtitle
-        The subject of the report, and its time and settings.
-    banners
-        Warnings to read first, e.g. that a machine is modelled or its driver is fake.
-    """
+    command: str
+    """The command that wrote it, e.g. ``egmctl bench``."""
+    subject: str
+    """What it is about, e.g. a node's name."""
+    facts: Sequence[str]
+    """When it was made, on what, and by which version."""
+    banners: Sequence[str]
+    """Warnings to read first, e.g. that a machine is modelled or its driver is fake."""
+    answer: Element | None
+    """The answer with the heading of the page; ``None`` if the subject is the heading."""
+
+
+def page(head: Head, sections: Sequence[Element]) -> str:
+    """Return an HTML document."""
     sheet = style("colors", "figure", "page")
     digest = base64.b64encode(hashlib.sha256(sheet.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    head = element(
+    technical = element(
         "head",
         element("meta", charset="utf-8"),
         element("meta", http_equiv="Content-Security-Policy", content=policy),
@@ -120,27 +132,30 @@ def page(command: str, title: str, subtitle: str, banners: Sequence[str], sectio
         element("meta", name="referrer", content="no-referrer"),
         element("meta", name="color-scheme", content="light dark"),
         element("meta", name="generator", content=f"egmctl {__version__}"),
-        element("title", f"{command}: {title}"),
+        element("title", f"{head.command}: {head.subject}"),
         raw("style", sheet),
     )
-    open_sections = [section for section in sections if not section.folded]
-    contents = [element("li", element("a", section.title, href=f"#{section.id}")) for section in open_sections]
     body = element(
         "body",
         element("a", "Skip to the report", href="#report", class_="skip"),
-        element(
-            "header",
-            [element("p", text, class_="banner") for text in banners],
-            element("p", command, class_="kicker"),
-            element("h1", title),
-            element("p", subtitle, class_="subtitle"),
-        ),
-        element("nav", element("ul", contents), aria_label="Contents"),
-        element("main", map(_section, sections), id="report", tabindex="-1"),
+        element("header", head_line(head), banners(head)),
+        element("main", head.answer, sections, id="report", tabindex="-1"),
         element("footer", element("p", f"Made by egmctl {__version__}. This page fetches nothing and runs nothing.")),
     )
-    text = ElementTree.tostring(element("html", head, body, lang="en"), encoding="unicode", method="html")
+    text = ElementTree.tostring(element("html", technical, body, lang="en"), encoding="unicode", method="html")
     return f"<!doctype html>\n{text.rstrip()}\n"
+
+
+def head_line(head: Head) -> Element:
+    """Return the line of a page that says which command it is of, of what, when, and by which version."""
+    subject = element("h1" if head.answer is None else "strong", head.subject, class_="subject")
+    facts = [element("span", text, class_="fact") for text in head.facts]
+    return element("div", element("code", head.command), " ", subject, element("p", facts), class_="about")
+
+
+def banners(head: Head) -> Iterable[Element]:
+    """Return the warnings of a page."""
+    return [element("p", text, class_="banner") for text in head.banners]
 
 
 @cache
@@ -149,13 +164,14 @@ def style(*names: str) -> str:
     return "".join((_STYLE / f"{name}.css").read_text(encoding="utf-8") for name in names)
 
 
-def _section(section: PageSection) -> Element:
-    heading = element("h2", section.title, id=f"{section.id}-heading")
-    folded = element("details", element("summary", heading), element("div", section.body)) if section.folded else None
+def section(section: PageSection) -> Element:
+    """Return a section of a page."""
+    title, name = section.title, f"{section.id}-heading"
+    if section.folded:
+        summary = element("summary", element("h2", title, id=name), section.beside)
+        content: Child = element("details", summary, element("div", section.body))
+    else:
+        content = (element("h2", title, id=name) if title else None, section.body)
     return element(
-        "section",
-        folded or (heading, section.body),
-        id=section.id,
-        class_="folded" if section.folded else None,
-        aria_labelledby=f"{section.id}-heading",
+        "section", content, id=section.id, class_=section.look or None, aria_labelledby=name if title else None
     )

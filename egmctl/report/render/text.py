@@ -134,6 +134,8 @@ class _Page:
                     self.words(item, indent + 2, further=2)
             case doc.KeyValues():
                 self._key_values(block, indent, label)
+            case doc.Parts():
+                self._key_values(block.key_values, indent, label)
             case doc.Command():
                 head = " " * indent + block.name.ljust(max(self._names, label))
                 self.text.append(f"{head}  ", STYLES[Tone.DIM]).append(f"$ {printable(block.text)}\n", _HEADING)
@@ -218,8 +220,9 @@ def track_text(bar: doc.Bar, width: int) -> Text:
 
 def _head(block: doc.Block) -> int:
     """Return the length of the label before a block's text: of the longest name, or of an entry's word."""
-    if isinstance(block, doc.KeyValues):
-        return max((len(name) for name, _ in block.rows), default=0)
+    if isinstance(block, (doc.KeyValues, doc.Parts)):
+        rows = block.rows if isinstance(block, doc.KeyValues) else block.key_values.rows
+        return max((len(name) for name, _ in rows), default=0)
     return len(block.word) if isinstance(block, doc.Entry) else 0
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 
 from egmctl.bench.path_class import ceiling, unit_of
+from egmctl.model.answer import Cause
 from egmctl.model.gpu import FAKE, are_fake
 from egmctl.model.kernel_log import LoggedFault
 from egmctl.model.measurement import Measurement, RunReport, Status
@@ -19,9 +20,10 @@ from egmctl.report.document import Level, Tone, number
 from egmctl.report.views import bench_answer
 from egmctl.report.views.bench_classes import class_tables, judged_sections, main_measurements, main_rates
 from egmctl.report.views.bench_details import LOOKS, all_series, families, overlay, swept
-from egmctl.report.views.bench_matrix import GRADE_TONES, STATUS_TONES, Frame
+from egmctl.report.views.bench_matrix import GRADE_TONES, STATUS_TONES, Frame, matrices
 from egmctl.report.views.causes import PATHS, TONES, cause_entries, commands_of, verdict
-from egmctl.report.views.machine import banners, confidential_banner, machine_section
+from egmctl.report.views.doubts import doubts_section
+from egmctl.report.views.machine import banners, confidential_banner, machine_section, time_words
 from egmctl.report.views.topo import node_diagram
 from egmctl.topology.topology import topology
 from egmctl.units import counted, gpu_name, grouped, listed, printable, several, shortened
@@ -133,9 +135,25 @@ def bench_document(report: RunReport) -> doc.Document:
         command="egmctl bench",
         subject=subject,
         subtitle=f"{subject}, driver {driver}{cuda}; {bench_answer.tally(report)}, {report.wall_s:.0f} s",
+        facts=tuple(_facts(report, f"driver {driver}{cuda}")),
         banners=bench_banners(report),
         body=tuple(_body(report)),
     )
+
+
+def _facts(report: RunReport, driver: str) -> Iterator[str]:
+    """Yield where and when a run was made, with which driver, how much it measured, and by which version."""
+    origins = [machine.origin for machine in report.machines]
+    if len(origins) == 1:
+        host = report.machines[0].host
+        yield from filter(None, (origins[0].name or (host and not origins[0].redacted and host.hostname),))
+    elif origins:
+        yield several(len(origins), "node")
+    yield time_words(report.started_at)
+    yield driver
+    yield bench_answer.tally(report)
+    yield f"took {report.wall_s:.0f} s"
+    yield from dict.fromkeys(origin.tool for origin in origins if origin.tool)
 
 
 def bench_banners(report: RunReport) -> tuple[str, ...]:
@@ -155,7 +173,7 @@ def _body(report: RunReport) -> Iterator[doc.Block]:
     axes, main = tuple(swept(report)), main_rates(report)
     if not main.bars:
         yield from (chart for axis in axes for chart in overlay(report, axis))
-    yield replace(main, beside=tuple(_drawings(report)))
+    yield replace(main, beside=tuple(drawings(report)))
     yield from _worst_paths(report)
     yield doc.Section("Failed or unstable", partial(_broken, report))
     for axis in axes:
@@ -164,6 +182,7 @@ def _body(report: RunReport) -> Iterator[doc.Block]:
     yield from class_tables(report, axes)
     yield doc.Section("Soak", partial(soak, report))
     yield doc.Section("Warnings", partial(_warnings, report))
+    yield from doubts_section(report)
     staged = tuple(bench_answer.staged_lines(report))
     more = (f"and {len(staged) - _STAGED} more pairs",) if len(staged) > _STAGED else ()
     notes = [
@@ -189,9 +208,9 @@ def _warnings(report: RunReport) -> Iterator[doc.Block]:
 def _details(report: RunReport) -> Iterator[doc.Section]:
     """Yield the details: the drawing, all numbers, the references, and how the run measured."""
     if not main_rates(report).bars:
-        yield doc.Section("Topology", partial(_drawings, report), folded=True, level=Level.PAGE)
+        yield doc.Section("Topology", partial(drawings, report), folded=True, level=Level.PAGE)
     for machine in report.machines[:_NODES_DRAWN]:
-        yield replace(machine_section(machine), folded=True)
+        yield machine_section(machine)
     if len(report.machines) > _NODES_DRAWN:
         words = f"{len(report.machines) - _NODES_DRAWN} more nodes were measured; JSON has the facts of each."
         yield doc.Section("Further nodes", (doc.Paragraph(words),), level=Level.PAGE)
@@ -207,8 +226,26 @@ def _details(report: RunReport) -> Iterator[doc.Section]:
         ("Each warning", lambda: [doc.Bullets(tuple(bench_answer.warnings(report)))]),
         ("How it was measured", lambda: [doc.Bullets(tuple(_method(report)))]),
     ]
+    notes = _notes(report)
     for title, body in sections:
-        yield doc.Section(title, body, level=Level.VERBOSE, folded=True)
+        printed = title in _PRINTED
+        note = notes.get(title, "")
+        yield doc.Section(title, body, level=Level.VERBOSE, folded=True, note=note, printed=printed)
+
+
+_PRINTED = ("References", "How it was measured")
+"""The titles of the folded sections that paper shows, too: how it was measured."""
+
+
+def _notes(report: RunReport) -> Mapping[str, str]:
+    """Return what is in the folded sections, by title."""
+    waived = sum(m.status is Status.WAIVED for m in report.measurements)
+    verdict = report.verdict
+    return {
+        "References": "" if verdict is None else f"profile {verdict.profile}" if verdict.profile else "no profile",
+        "Skipped": several(waived, "measurement"),
+        "How it was measured": ", ".join(bench_answer.how(report)[:3]),
+    }
 
 
 def _skipped_cases(report: RunReport) -> Iterator[doc.Entry]:
@@ -226,12 +263,24 @@ def _method(report: RunReport) -> Iterator[str]:
     yield from (f"{node} is {host or 'unknown'}" for host, node in nodes.items())
 
 
-def _drawings(report: RunReport) -> Iterator[doc.Diagram]:
-    """Yield the drawings of the nodes, with the bandwidth measured over each link and painted by its verdict."""
+def drawings(report: RunReport, causes: Sequence[Cause] = ()) -> Iterator[doc.Diagram]:
+    """Yield the drawings of the nodes, with the bandwidth measured over each link and painted by its verdict.
+
+    Parameters
+    ----------
+    causes
+        The causes of the answer, which mark the devices that they are about.
+    """
     chosen = {gpu.bus_id for gpu in report.gpus}
     for machine in report.machines[:_NODES_DRAWN]:
         gpus = [gpu for gpu in machine.gpus or () if gpu.bus_id in chosen]
-        yield node_diagram(partial(topology, machine, gpus), partial(painted, report), _DRAWN)
+        yield node_diagram(partial(topology, machine, gpus), partial(painted, report), _DRAWN, causes=causes)
+
+
+def pairs(report: RunReport) -> Iterator[doc.Matrix]:
+    """Yield the matrix of the bandwidths between GPUs that answer the first of the main questions."""
+    measured = main_measurements(report)[0]
+    yield from islice(matrices(measured, Frame.of(report)), 1) if measured else ()
 
 
 _DRAWN = (

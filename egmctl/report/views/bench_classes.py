@@ -153,7 +153,12 @@ def _bar(entry: _Class, name: str, frame: Frame, case: str = "") -> doc.Bar:
     latency = entry.first.quantity is Quantity.LATENCY
     tones = {Tone.BAD: "slow", Tone.WARN: "a little slow"}
     dots = tuple(
-        doc.Dot(label=m.path, value=m.headline.median, tone=tone if tone in tones else Tone.PLAIN)
+        doc.Dot(
+            label=m.path,
+            value=m.headline.median,
+            tone=tone if tone in tones else Tone.PLAIN,
+            doubted=id(m) in frame.doubted,
+        )
         for m in entry.measurements
         if m.headline is not None
         for tone, _ in (frame.brands.get(id(m), (Tone.PLAIN, "")),)
@@ -210,8 +215,11 @@ def class_tables(report: RunReport, apart: Collection[Axis] = ()) -> Iterator[do
     if first:
         yield _table([entry for entry in classes if entry in first], frame)
     if further := [entry for entry in classes if entry not in first]:
-        yield doc.Section("Further path classes", (_table(further, frame),), folded=True, level=Level.VERBOSE)
         well = ", all as fast as expected" if all(entry.grade is Grade.PASS for entry in further) else ""
+        note = f"{len(further)}{well}"
+        yield doc.Section(
+            "Further path classes", (_table(further, frame),), folded=True, note=note, level=Level.VERBOSE
+        )
         yield doc.Hint(f"and {len(further)} more path classes{well} (-v)", more=True)
 
 

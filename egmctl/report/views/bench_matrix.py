@@ -8,6 +8,7 @@ from statistics import median
 
 from egmctl.bench.case import AT_ONCE
 from egmctl.bench.engine import ENGINES
+from egmctl.model.doubt import Effect
 from egmctl.model.measurement import Measurement, RunReport, Status
 from egmctl.model.route import HOST_NAMES, MemoryKind
 from egmctl.model.task import ChaseOrder, Endpoint, Engine, Flow, Pattern, Quantity
@@ -36,6 +37,8 @@ class Frame:
     """The labels of the ends in the order of rows and columns."""
     brands: Mapping[int, Brand] = field(default_factory=dict)
     """The brands of measurements, by their ``id()``."""
+    doubted: frozenset[int] = frozenset()
+    """The measurements that are not believed, or not all of them, by their ``id()``."""
 
     @classmethod
     def of(cls, report: RunReport) -> Frame:
@@ -47,7 +50,9 @@ class Frame:
         ]
         judged = report.verdict.judged if report.verdict is not None else ()
         brands = {id(report.measurements[entry.measurement]): _brand(entry) for entry in judged}
-        return cls(order, {key: brand for key, brand in brands.items() if brand is not None})
+        told = (doubt for doubt in report.doubts if doubt.effect is not Effect.NOTE)
+        doubted = frozenset(id(report.measurements[doubt.measurement]) for doubt in told)
+        return cls(order, {key: brand for key, brand in brands.items() if brand is not None}, doubted)
 
     def bandwidth(self, measurement: Measurement, flow: int | None = None) -> doc.Cell:
         """Return the cell of one flow, or of the sum of all flows, which is not compared with single flows."""

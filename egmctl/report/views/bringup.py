@@ -2,45 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 
-from egmctl.model.answer import Answer
+from egmctl.model.answer import TABLE, Answer
 from egmctl.model.bringup import Bringup
 from egmctl.model.evidence import EvidenceReport, State
 from egmctl.model.finding import UNEXPLAINED
 from egmctl.report import document as doc
-from egmctl.report.document import Level, Tone, Words
-from egmctl.report.views.bench import bench_banners, bench_document
+from egmctl.report.document import Level, Tone, Words, plain
+from egmctl.report.views.bench import bench_banners, bench_document, drawings, pairs
 from egmctl.report.views.bench_answer import seen as seen_by_bench
+from egmctl.report.views.bench_answer import tally
+from egmctl.report.views.bench_classes import main_rates
 from egmctl.report.views.causes import CAUSES, PATHS, cause_entry, verdict
 from egmctl.report.views.doctor import doctor_document
-from egmctl.report.views.machine import banners, machine_section, subject
-from egmctl.report.views.topo import topo_document
+from egmctl.report.views.machine import banners, machine_section, page_facts, subject
+from egmctl.report.views.topo import CONNECTED, node_diagram, topo_document
 from egmctl.topology.platform import platform
 from egmctl.topology.topology import topology
-from egmctl.units import several, shortened
+from egmctl.units import counted, gpu_name, several, shortened
 
 
 def bringup_document(bringup: Bringup) -> doc.Document:
     """Return the document of a bring-up, with those of doctor, topo and bench as sections."""
-    return _document("egmctl bringup", bringup, summary(bringup))
+    return _document("egmctl bringup", bringup, (*summary(bringup), *_evidence(bringup)))
 
 
 def _document(command: str, result: Bringup | EvidenceReport, blocks: Iterable[doc.Block]) -> doc.Document:
     """Return the document of blocks, then the documents of topo, doctor and bench as sections."""
     machine, run = result.machine, result.run
-    parts: dict[str, Callable[[], doc.Document]] = {
-        "Topology": lambda: topo_document(topology(machine)),
-        "Doctor": lambda: doctor_document(result.diagnosis),
+    checks = len(result.diagnosis.verdicts)
+    devices = f"{several(len(machine.gpus or ()), 'GPU')}, {several(len(machine.nics or ()), 'NIC')}: links, routes"
+    parts: dict[tuple[str, str], Callable[[], doc.Document]] = {
+        ("Topology", devices): lambda: topo_document(topology(machine)),
+        ("Doctor", f"{several(checks, 'check')} by area"): lambda: doctor_document(result.diagnosis),
     }
     if run is not None:
-        parts["Bench"] = lambda: bench_document(run)
+        parts["Bench", tally(run)] = lambda: bench_document(run)
     measured = () if run is None else bench_banners(run)
-    sections = (doc.Section(name, partial(part, make), level=Level.VERBOSE) for name, make in parts.items())
+    shown = {plain(cause.title) for cause in result.answer.causes} | {
+        plain(cause.finding.title) for cause in result.answer.causes
+    }
+    sections = (
+        doc.Section(name, partial(part, make, shown), level=Level.VERBOSE, folded=True, note=note)
+        for (name, note), make in parts.items()
+    )
+    at, took = ("", None) if run is None else (run.started_at, run.wall_s)
     return doc.Document(
         command=command,
         subject=subject(machine),
+        facts=page_facts(machine, at=at, took_s=took),
         banners=tuple(dict.fromkeys((*banners(machine.origin), *measured))),
         body=(*blocks, *sections, machine_section(machine)),
     )
@@ -63,16 +76,34 @@ def _answers(report: EvidenceReport) -> Iterator[doc.Block]:
         yield doc.Entry(word, _TONES[answer.state], answer.claim, answer.question, body=(points,))
 
 
-def part(make: Callable[[], doc.Document]) -> Iterator[doc.Block]:
-    """Yield the blocks of a part's document, without the sections that other parts also have."""
-    shared = ("Machine", "Topology")
-    return (block for block in make().body if not isinstance(block, doc.Section) or block.title not in shared)
+def part(make: Callable[[], doc.Document], shown: Collection[str] = ()) -> Iterator[doc.Block]:
+    """Yield the blocks of a part's document, without the sections that other parts also have.
+
+    Parameters
+    ----------
+    shown
+        The titles of causes that the page shows above, beside the answer and the drawing: it omits them here.
+    """
+    for block in make().body:
+        if isinstance(block, doc.Section):
+            if block.title not in _SHARED:
+                yield block
+            continue
+        above = isinstance(block, (doc.Verdict, doc.Diagram)) or (isinstance(block, doc.Bars) and block.beside)
+        above = above or (isinstance(block, doc.Entry) and plain(block.title) in shown)
+        # The sentences on the topology are beside its drawing, which the page shows above.
+        yield replace(block, paged=not (above and shown) if above or isinstance(block, doc.Paragraph) else block.paged)
+
+
+_SHARED = ("Machine", "Topology", "Where", CONNECTED)
+"""The titles of sections that a bring-up shows once for all of its parts."""
 
 
 def summary(bringup: Bringup) -> Iterator[doc.Block]:
-    """Yield the answer, the causes, and one line each for doctor, topo and bench."""
+    """Yield the answer, the causes, and one line each for doctor, topo and bench, which pages show first."""
     yield verdict(bringup.answer)
-    causes = bringup.answer.causes
+    parts = doc.Parts(tuple(_parts(bringup)))
+    yield replace(parts, level=Level.PAGE)
     # The answer already contains the remedy of the first cause, and that for unexplained paths.
     entries = (
         cause_entry(
@@ -82,22 +113,59 @@ def summary(bringup: Bringup) -> Iterator[doc.Block]:
             fix=place > 0 and cause.finding.check != UNEXPLAINED,
             with_cause=False,
         )
-        for place, cause in enumerate(causes)
+        for place, cause in enumerate(bringup.answer.causes)
     )
     yield from doc.limited(entries, CAUSES)
-    run = bringup.run
-    rows: list[tuple[str, Words]] = [
-        ("doctor", _line(bringup.diagnosis.answer)),
-        ("topo", platform(bringup.machine).line),
-        ("bench", "not run" if run is None else _line(run.answer)),
-    ]
-    # Evidence of the run that no cause reports.
-    warnings = {} if run is None else seen_by_bench(run, causes=False)
-    sentences = [f"{sentence} ({several(len(paths), 'path')})" for sentence, paths in warnings.items()]
-    rows += [("warned", shortened(sentences, 1))] * bool(sentences)
-    yield doc.KeyValues(tuple(rows))
+    yield replace(parts, paged=False)
     yield doc.Hint("All checks and paths: -v; all of it as a page: -o node.html")
 
 
-def _line(answer: Answer) -> str:
-    return f"{answer.word}: {answer.sentence}"
+def _parts(bringup: Bringup) -> Iterator[doc.Part]:
+    run = bringup.run
+    yield _part("doctor", bringup.diagnosis.answer)
+    yield doc.Part(name="topo", sentence=platform(bringup.machine).line)
+    yield doc.Part(name="bench", sentence="not run") if run is None else _part("bench", run.answer)
+    # Evidence of the run that no cause reports.
+    warnings = {} if run is None else seen_by_bench(run, causes=False)
+    sentences = [f"{sentence} ({several(len(paths), 'path')})" for sentence, paths in warnings.items()]
+    if sentences:
+        yield doc.Part(name="warned", tone=Tone.WARN, sentence=shortened(sentences, 1))
+
+
+def _part(name: str, answer: Answer) -> doc.Part:
+    return doc.Part(name=name, word=answer.word, tone=Tone(TABLE[answer.state].tone), sentence=answer.sentence)
+
+
+def _evidence(bringup: Bringup) -> Iterator[doc.Section]:
+    """Yield what a page shows below the causes: the rates that are reached, where it is wrong, and the record."""
+    run, machine, causes = bringup.run, bringup.machine, bringup.answer.causes
+    node = topology(machine)
+    if node.missing is None:
+        if run is None:
+            where: tuple[doc.Block, ...] = (node_diagram(lambda: node, causes=causes),)
+        else:
+            yield doc.Section("What it reaches", (main_rates(run),), level=Level.PAGE)
+            where = (*drawings(run, causes), *pairs(run))
+        yield doc.Section("Where", where, beside=run is not None, level=Level.PAGE)
+    yield doc.Section("Record", (doc.KeyValues(tuple(_record(bringup))),), beside=run is None, level=Level.PAGE)
+    blank = doc.KeyValues((("Handed over by", ""), ("Accepted by", ""), ("Date", "")))
+    yield doc.Section("Signed", (blank,), on_paper=True, level=Level.PAGE)
+
+
+def _record(bringup: Bringup) -> Iterator[tuple[str, Words]]:
+    """Yield what identifies the node and the run for who keeps the page."""
+    machine, run = bringup.machine, bringup.run
+    driver = machine.driver
+    yield "Node", subject(machine)
+    yield "GPUs", counted(gpu_name(gpu.name) for gpu in machine.gpus or ()) or "none"
+    if driver is not None and (version := driver.driver_version or driver.module_version):
+        yield "Driver", f"{version}, {driver.module_flavour}" if driver.module_flavour else version
+    known = platform(machine)
+    yield "Platform", known.line
+    if known.clique_id is not None:
+        yield "NVLink domain", f"clique {known.clique_id}"
+    if run is not None and run.verdict is not None:
+        yield "Profile", run.verdict.profile or f"none: {run.verdict.profile_reason}"
+    if bringup.not_measured:
+        yield "Not measured", bringup.not_measured
+    yield "Exit code", str(int(bringup.answer.exit_code))

@@ -63,22 +63,31 @@ def finding_entry(
     words, word, tone
         Replacements for the finding's title, its status and the tone of the status.
     cause, fix
-        Whether to show the cause and the remedy's text. The answer may already contain them.
+        Whether to show the cause and the remedy's text. The answer may already contain them; a page has space for them
+        beside each cause.
     rows, further
         Further rows and blocks below the entry.
     """
     sure = "" if finding.confidence is Confidence.HIGH else f" ({finding.confidence} confidence)"
-    reasons: list[tuple[str, Words]] = [("cause", finding.cause + sure)] if finding.cause and cause else []
+    because: list[tuple[str, Words]] = [("cause", finding.cause + sure)] if finding.cause else []
+    reasons = because.copy() if cause else []
     commands: tuple[Command, ...] = ()
+    on_page = [] if cause else because.copy()
     if (remedy := finding.remedy) is not None:
-        reasons += [("fix", remedy.words)] * fix
+        (reasons if fix else on_page).append(("fix", remedy.words))
         commands = commands_of(remedy)
     return Entry(
         word or finding.status.upper(),
         TONES[finding.status] if tone is None else tone,
         words or finding.title,
         id=finding.check,
-        body=(KeyValues(tuple(reasons)), *commands, KeyValues(tuple(rows)), *further),
+        body=(
+            KeyValues(tuple(on_page), level=Level.PAGE),
+            KeyValues(tuple(reasons)),
+            *commands,
+            KeyValues(tuple(rows)),
+            *further,
+        ),
         level=level,
     )
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from xml.etree.ElementTree import Element
 
+from egmctl.bench.suites import CASES
 from egmctl.model.comparison import Affected, AttributeDifference, Comparison, Outcome, PathDifference
 from egmctl.model.gpu import FAKE
 from egmctl.model.record import Command
@@ -15,6 +17,7 @@ from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words
 from egmctl.report.render.page import arrows, element
 from egmctl.report.views.causes import finding_entry, verdict
+from egmctl.report.views.machine import time_words
 from egmctl.units import format_size, grouped, several, shortened
 
 _TONES = {Outcome.WORSE: Tone.BAD, Outcome.BETTER: Tone.GOOD, Outcome.DIFFERENT: Tone.WARN, Outcome.SAME: Tone.GOOD}
@@ -35,9 +38,18 @@ def compare_document(comparison: Comparison) -> doc.Document:
         command="egmctl compare",
         subject=arrows(heading(comparison)),
         subtitle=f"{heading(comparison)}: {several(len(comparison.nodes), 'file')}{when}",
+        facts=tuple(_facts(comparison)),
         banners=tuple(banners(comparison)),
         body=tuple(_body(comparison)),
     )
+
+
+def _facts(comparison: Comparison) -> Iterator[str]:
+    """Yield how many files were compared, from when, and by which versions they were written."""
+    times = dict.fromkeys(time_words(at) for at in sorted(node.at for node in comparison.nodes) if at)
+    yield several(len(comparison.nodes), "file")
+    yield from (" to ".join((*times,)[:: max(len(times) - 1, 1)]),) if times else ()
+    yield from dict.fromkeys(node.tool for node in comparison.nodes if node.tool)
 
 
 def banners(comparison: Comparison) -> Iterator[str]:
@@ -79,7 +91,13 @@ def _body(comparison: Comparison) -> Iterator[doc.Block]:
         notes.append(f"shown are changes from the median of the nodes {above}")
     yield doc.Section("Notes", (doc.Bullets(tuple(notes)),))
     files = tuple((node.name, _time(node.at) or "-", node.tool) for node in comparison.nodes)
-    yield doc.Section(FILES, (doc.table(("file", "when", "written by"), files),), level=Level.VERBOSE)
+    yield doc.Section(
+        FILES,
+        (doc.table(("file", "when", "written by"), files),),
+        folded=True,
+        note=f"{len(files)}",
+        level=Level.VERBOSE,
+    )
 
 
 def _causes(comparison: Comparison) -> Iterator[doc.Entry]:
@@ -87,7 +105,9 @@ def _causes(comparison: Comparison) -> Iterator[doc.Entry]:
     worse = {place for place, path in enumerate(comparison.paths) if path.outcome is Outcome.WORSE}
     for cause in comparison.causes:
         node = f"{cause.node}: " if comparison.of_nodes else ""
-        rows = [("explains", f"{len(cause.explains)} of {len(worse)} worse paths")]
+        explained = worse.intersection(cause.explains)
+        count = f"{len(explained)} of {len(worse)} worse paths" if explained else several(len(cause.explains), "path")
+        rows = [("explains", count)]
         words = f"{node}{cause.finding.title}"
         yield finding_entry(cause.finding, words, word="CAUSE", tone=Tone.WARN, rows=rows)
     explained = {place for cause in comparison.causes for place in cause.explains}
@@ -147,16 +167,24 @@ def _changes(comparison: Comparison) -> Iterator[doc.Block]:
     """Yield the paths of two runs that changed, the slowest first, and how many did not change."""
     both = sorted((p for p in comparison.paths if None not in (p.change, p.reference, p.value)), key=_speed)
     changed = [path for path in both if path.outcome in _CHANGED]
-    same = [path for path in both if path.outcome not in _CHANGED]
+    same = [path for path in both if path.outcome is Outcome.SAME]
+    doubted = [path for path in both if path.outcome is Outcome.DIFFERENT]
     if changed:
         yield _diagram(changed[:_SHOWN])
     if more := changed[_SHOWN:]:
         yield doc.Hint(f"and {len(more)} more (-v)", more=True)
         yield doc.Section(f"{len(more)} more", (_diagram(more),), folded=True, level=Level.VERBOSE)
+    if doubted:
+        yield doc.Paragraph(f"{several(len(doubted), 'path')} not compared: the reasons are below", tone=Tone.DIM)
+        yield replace(_diagram(doubted[:_SHOWN]), level=Level.VERBOSE)
+        if more := doubted[_SHOWN:]:
+            title, note = f"{len(more)} more not compared", "before and after"
+            yield doc.Section(title, (_diagram(more),), folded=True, note=note, level=Level.VERBOSE)
     if same:
         band = f"within {100 * comparison.tolerance:g} % or 3x run-to-run noise"
         yield doc.Paragraph(f"{several(len(same), 'path')} unchanged: {band}", tone=Tone.DIM)
-        yield doc.Section("Unchanged", (_diagram(same),), level=Level.ALL)
+        note = several(len(same), "path")
+        yield doc.Section("Unchanged", (_diagram(same),), folded=True, note=note, level=Level.ALL)
 
 
 def _diagram(paths: Sequence[PathDifference]) -> doc.Diagram:
@@ -164,6 +192,8 @@ def _diagram(paths: Sequence[PathDifference]) -> doc.Diagram:
     return doc.Diagram(partial(_dumbbells, cases), lines=partial(_lines, cases))
 
 
+_PLAIN = {case.name: case.description for case in CASES}
+"""What a case measures, in words."""
 _Cases = Mapping[tuple[str, str], Sequence[PathDifference]]
 """The paths by case, and by stage, size, links and unit."""
 
@@ -208,7 +238,10 @@ def _dumbbells(cases: _Cases) -> Element:
     shown = (speed for speed in ticks if low <= math.log(speed) <= high)
     parts += [element("text", ticks[speed], x=at(speed), y=y, class_="dim middle") for speed in shown]
     for heading, paths in cases.items():
-        y += 40
+        y += 24
+        if plain := _PLAIN.get(paths[0].case):
+            parts.append(element("text", arrows(plain), x=0, y=y, class_="strong"))
+        y += 32
         parts += [element("text", text, x=0, y=y + 14 * row - 14, class_="dim") for row, text in enumerate(heading)]
         for path in paths:
             y += 20

@@ -11,12 +11,12 @@ from functools import partial
 
 from egmctl.model.answer import TABLE, State
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import TOLD, Finding, Guard, RootCause, Status, root_causes
+from egmctl.model.finding import TOLD, Finding, Guard, PlaceKind, RootCause, Status, root_causes
 from egmctl.model.listing import CheckEntry, CheckList
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words
 from egmctl.report.views.causes import TONES, finding_entry, verdict
-from egmctl.report.views.machine import banners, machine_section, subject
+from egmctl.report.views.machine import banners, machine_section, page_facts, subject
 from egmctl.report.views.topo import node_diagram
 from egmctl.topology.topology import topology
 from egmctl.units import grouped, shortened
@@ -33,14 +33,16 @@ def doctor_document(diagnosis: Diagnosis) -> doc.Document:
         command="egmctl doctor",
         subject=subject(machine),
         subtitle=diagnosis.platform,
+        facts=page_facts(machine, diagnosis.platform),
         banners=banners(machine.origin),
         body=tuple(_body(diagnosis)),
     )
 
 
 def _body(diagnosis: Diagnosis) -> Iterator[doc.Block]:
-    # The entries below contain the remedies of what was found.
-    yield verdict(diagnosis.answer, advice=diagnosis.answer.state is State.INCOMPLETE)
+    # The entries below contain the remedies of what was found. A page has the next step in the first lines, too.
+    yield replace(verdict(diagnosis.answer, advice=diagnosis.answer.state is State.INCOMPLETE), paged=False)
+    yield replace(verdict(diagnosis.answer), level=Level.PAGE)
     for other in diagnosis.answer.purposes[1:]:
         yield doc.Verdict(other.word, Tone(TABLE[other.state].tone), other.sentence)
     process = diagnosis.machine.process
@@ -50,11 +52,14 @@ def _body(diagnosis: Diagnosis) -> Iterator[doc.Block]:
     for cause in roots:
         yield _problem(cause)
     yield from _notes(diagnosis, roots)
-    yield doc.Section("Topology", partial(_drawing, diagnosis), level=Level.PAGE)
+    marked = any(cause.finding.place.kind is not PlaceKind.NODE for cause in diagnosis.answer.causes)
+    yield doc.Section("Where", partial(_drawing, diagnosis), folded=not marked, note="the node", level=Level.PAGE)
+    yield doc.Section(f"All {len(diagnosis.verdicts)} checks by area", partial(_areas, diagnosis), level=Level.PAGE)
     for status, name in _TITLES.items():
         body = _table if status is Status.UNKNOWN else _by_area
-        yield doc.Section(name, partial(body, diagnosis, status), level=Level.VERBOSE)
-    yield doc.Section("What was read", partial(_evidence, diagnosis), level=Level.ALL)
+        yield doc.Section(name, partial(body, diagnosis, status), level=Level.VERBOSE, paged=False)
+    read = partial(_evidence, diagnosis)
+    yield doc.Section("What was read", read, folded=True, note="by each check", level=Level.ALL)
     yield machine_section(diagnosis.machine)
 
 
@@ -94,7 +99,64 @@ def _drawing(diagnosis: Diagnosis) -> Iterator[doc.Diagram]:
     """Yield the drawing of the node, if its topology is known."""
     shown = topology(diagnosis.machine)
     if shown.missing is None:
-        yield node_diagram(lambda: shown)
+        yield node_diagram(lambda: shown, causes=diagnosis.answer.causes)
+
+
+_AREAS = {
+    "dev": "Devices",
+    "drv": "Driver",
+    "cuda": "CUDA",
+    "env": "Environment",
+    "ns": "Container",
+    "mps": "MPS",
+    "gpu": "GPU health",
+    "cpu": "CPU",
+    "egm": "EGM",
+    "numa": "NUMA and memory",
+    "uvm": "Unified memory",
+    "nvlink": "NVLink",
+    "c2c": "NVLink-C2C",
+    "p2p": "P2P",
+    "pcie": "PCIe",
+    "fabric": "Fabric",
+    "imex": "IMEX",
+    "ipc": "IPC",
+    "rdma": "RDMA",
+    "kernel": "Kernel log",
+    "peers": "Nodes of the job",
+}
+"""The names of the areas of checks, by the part of their ids before the dot."""
+_COUNTED = {
+    Status.FAIL: "failed",
+    Status.WARN: "warned",
+    Status.NOTE: "noted",
+    Status.UNKNOWN: "not determined",
+    Status.PASS: "passed",
+    Status.SKIP: "not applicable",
+}
+
+
+def _areas(diagnosis: Diagnosis) -> Iterator[doc.Block]:
+    """Yield a folded section with the findings of each area, the areas with faults first: a square for each check."""
+    order = list(Status)
+    areas = grouped((check.partition(".")[0], status) for check, status in diagnosis.verdicts.items())
+    yield doc.Paragraph("A square is a check. Open a line to read what each found.", tone=Tone.DIM)
+    for area, found in sorted(areas.items(), key=lambda item: min(map(order.index, item[1]))):
+        statuses = sorted(found, key=order.index)
+        counts = [f"{statuses.count(status)} {words}" for status, words in _COUNTED.items() if status in statuses]
+        yield doc.Section(
+            _AREAS.get(area, area),
+            partial(_area, diagnosis, area),
+            folded=True,
+            note=" · ".join(counts),
+            marks=tuple(TONES[status] for status in statuses),
+        )
+
+
+def _area(diagnosis: Diagnosis, area: str) -> Iterator[doc.Matrix]:
+    """Yield the table of the findings of an area, the most severe first."""
+    found = [finding for finding in diagnosis.findings if finding.check.partition(".")[0] == area]
+    yield _findings(sorted(found, key=lambda finding: list(Status).index(finding.status)), with_status=True)
 
 
 def _by_area(diagnosis: Diagnosis, status: Status) -> Iterator[doc.Block]:
@@ -107,16 +169,18 @@ def _by_area(diagnosis: Diagnosis, status: Status) -> Iterator[doc.Block]:
 
 def _table(diagnosis: Diagnosis, status: Status) -> Iterator[doc.Matrix]:
     """Yield the table of the findings with a status."""
-    rows = (
-        (
-            doc.Span(finding.check, code=True),
-            finding.place.label or "node",
-            "; ".join(filter(None, (finding.summary, finding.note))),
-        )
-        for finding in diagnosis.findings
-        if finding.status is status
-    )
-    yield doc.table(("check", "where", "what"), rows, wrap=("where", "what"))
+    yield _findings([finding for finding in diagnosis.findings if finding.status is status])
+
+
+def _findings(findings: Sequence[Finding], *, with_status: bool = False) -> doc.Matrix:
+    """Return the table of findings; with their statuses, if these are not the same."""
+    rows = []
+    for finding in findings:
+        status = (doc.Span(finding.status, TONES[finding.status]),) if with_status else ()
+        what = "; ".join(filter(None, (finding.summary, finding.note)))
+        rows.append((doc.Span(finding.check, code=True), *status, finding.place.label or "node", what))
+    heads = ("check", *(("status",) if with_status else ()), "where", "what")
+    return doc.table(heads, rows, wrap=("where", "what"))
 
 
 def _evidence(diagnosis: Diagnosis) -> Iterator[doc.KeyValues]:

@@ -26,9 +26,11 @@ from egmctl.report import document as doc
 from egmctl.report.document import Better, Level, Tone
 from egmctl.report.render.page import Child, element
 from egmctl.report.views.bench import bench_banners, bench_document
+from egmctl.report.views.bench_answer import tally
 from egmctl.report.views.bringup import part
 from egmctl.report.views.causes import cause_entry, verdict
 from egmctl.report.views.compare import FILES, FINDINGS, banners, compare_document, heading
+from egmctl.report.views.machine import time_words
 from egmctl.units import grouped, natural, printable, several
 
 CAUSES_SHOWN = 12
@@ -48,6 +50,7 @@ def fleet_document(report: FleetReport) -> doc.Document:
     return doc.Document(
         command="egmctl bringup" if report.fabric else "egmctl fleet",
         subject=f"{several(len(report.asked.nodes), 'node')} {report.folded}",
+        facts=(time_words(report.started_at), _by(report), *((f"results in {report.folder}",) * bool(report.folder))),
         banners=(*of_nodes, *(bench_banners(run) if run and not report.comparison else ())),
         body=tuple(_body(report)),
     )
@@ -55,26 +58,47 @@ def fleet_document(report: FleetReport) -> doc.Document:
 
 def _body(report: FleetReport) -> Iterator[doc.Block]:
     yield from answer(report)
+    causes = doc.Section("Causes", tuple(doc.limited(_all_causes(report), CAUSES_SHOWN)))
     if any(answer.gpus for answer in report.answers):
         answers = sorted(report.answers, key=lambda answer: natural(answer.node))
-        yield doc.Diagram(partial(_trays, report, answers), lines=partial(_tray_lines, answers))
-    asked = report.asked
-    words = " ".join(("egmctl", asked.command.value, *asked.arguments))
-    by = f"by {report.launcher}: {words}; results: {report.folder}" if report.launcher else f"as one MPI job: {words}"
-    yield doc.Paragraph(f"{several(len(asked.nodes), 'node')} {report.folded} {by}", tone=Tone.DIM)
+        drawing = doc.Diagram(partial(_trays, report, answers), lines=partial(_tray_lines, answers))
+        yield replace(drawing, paged=False)
+        yield doc.Section("GPUs by node", (drawing,), level=Level.PAGE)
+        large = len(answers) > NODES_WITH_WORDS
+        yield replace(causes, beside=not large, level=Level.PAGE)
+    else:
+        yield replace(causes, level=Level.PAGE)
+    by = f"{_by(report)}; results in {report.folder}" if report.launcher else _by(report)
+    names = f"{several(len(report.asked.nodes), 'node')} {report.folded}"
+    yield replace(doc.Paragraph(f"{names} {by}", tone=Tone.DIM), paged=False)
+    yield replace(causes, paged=False)
+    run = report.fabric.run if report.fabric else None
+    if run is not None:
+        fabric = partial(part, partial(bench_document, run))
+        yield doc.Section("Fabric", fabric, folded=True, note=tally(run), level=Level.VERBOSE)
+    if report.comparison is not None:
+        yield doc.Section("Nodes", partial(_shares, report, report.comparison), level=Level.PAGE)
+        compared = report.comparison.answer
+        title, note = f"Compared: {heading(report.comparison)}", f"{compared.word}: {compared.sentence}"
+        yield doc.Section(title, tuple(_own(compare_document(report.comparison))), folded=True, note=note)
+    groups = partial(map, _group, report.groups, count())
+    note = f"{several(len(report.groups), 'group')}: what each node found"
+    yield doc.Section("Nodes that are alike", groups, note=note, level=Level.VERBOSE)
+
+
+def _by(report: FleetReport) -> str:
+    """Return how the nodes were asked, and with which command."""
+    words = " ".join(("egmctl", report.asked.command.value, *report.asked.arguments))
+    return f"by {report.launcher}: {words}" if report.launcher else f"as one MPI job: {words}"
+
+
+def _all_causes(report: FleetReport) -> Iterator[doc.Entry]:
+    """Yield the causes on the nodes, then those that the run between them found itself."""
+    yield from _causes(report)
     run = report.fabric.run if report.fabric else None
     # The other causes of the run are findings of doctor, which the nodes have.
     fabric = [cause for cause in run.causes if cause.by_run] if run is not None else []
-    of_run = (cause_entry(run, cause, cause.status.upper(), fix=True, with_cause=False) for cause in fabric)
-    yield doc.Section("Causes", tuple(doc.limited((*_causes(report), *of_run), CAUSES_SHOWN)))
-    if run is not None:
-        yield doc.Section("Fabric", partial(part, partial(bench_document, run)), level=Level.VERBOSE)
-    if report.comparison is not None:
-        yield doc.Section("Nodes", partial(_shares, report, report.comparison), level=Level.PAGE)
-        title = f"Compared: {heading(report.comparison)}"
-        yield doc.Section(title, tuple(_own(compare_document(report.comparison))))
-    groups = partial(map, _group, report.groups, count())
-    yield doc.Section("Nodes that are alike", groups, level=Level.VERBOSE)
+    yield from (cause_entry(run, cause, cause.status.upper(), fix=True, with_cause=False) for cause in fabric)
 
 
 def _own(compared: doc.Document) -> Iterator[doc.Block]:
@@ -93,21 +117,25 @@ def answer(report: FleetReport) -> Iterator[doc.Block]:
     yield verdict(report.answer)
     states = {node.node: node.state for node in report.answers}
     groups = report.groups or tuple(NodeGroup(nodes=(node,), folded=node, lines=()) for node in states)
-    words: list[str | doc.Span] = []
+    parts: list[doc.Part] = []
     for state in reversed(State):
-        parts = []
+        names = []
         for group in groups:
             nodes = [node for node in group.nodes if states.get(node) is state]
-            names = group.folded if len(nodes) == len(group.nodes) else ",".join(nodes)
+            folded = group.folded if len(nodes) == len(group.nodes) else ",".join(nodes)
             first = next((_words(line) for line in group.lines if line.status and state is not State.GOOD), "")
             if nodes:
-                parts.append(f"{names} ({first})" if first else names)
-        if parts:
-            count = list(states.values()).count(state)
-            words += [" \N{MIDDLE DOT} "] if words else []
-            name = WORDS[asked(report.asked.command)][state]
-            words += [doc.Span(f"{name} {count}", Tone(TABLE[state].tone)), f": {', '.join(parts)}"]
-    yield doc.Paragraph(tuple(words) or "no node was asked", level=Level.SUMMARY)
+                names.append(f"{folded} ({first})" if first else folded)
+        if names:
+            word = f"{WORDS[asked(report.asked.command)][state]} {list(states.values()).count(state)}"
+            parts.append(doc.Part(name="", word=word, tone=Tone(TABLE[state].tone), sentence=", ".join(names)))
+    words: list[str | doc.Span] = []
+    for each in parts:
+        words += [" \N{MIDDLE DOT} "] if words else []
+        words += [doc.Span(each.word, each.tone), f": {each.sentence}"]
+    yield doc.Paragraph(tuple(words) or "no node was asked", level=Level.SUMMARY, paged=not parts)
+    # The worst first, as on every page.
+    yield doc.Parts(tuple(reversed(parts)), level=Level.PAGE)
 
 
 _MARKS = {
@@ -170,7 +198,8 @@ def _trays(report: FleetReport, answers: Sequence[NodeResult]) -> Element:
         for answer in members:
             words = _tray_words(answer)
             states = map(_state, answer.gpus)
-            squares = [element("i", _MARKS[s][0], class_=s) if s != "ready" else element("i") for s in states]
+            tick = "" if large else "✓"
+            squares = [element("i", _MARKS[s][0], class_=s) if s != "ready" else element("i", tick) for s in states]
             link = element(
                 "a",
                 answer.node,
@@ -208,7 +237,10 @@ def _entry(line: GroupLine) -> doc.Entry:
 
 def _group(group: NodeGroup, place: int) -> doc.Section:
     title = group.folded if len(group.nodes) == 1 else f"{group.folded}  {several(len(group.nodes), 'node')}"
-    return doc.Section(title, tuple(map(_entry, group.lines)), anchor=f"group-{place}", level=Level.VERBOSE)
+    faults = sum(bool(line.status) for line in group.lines)
+    note = several(faults, "problem") if faults else "no problem"
+    body = tuple(map(_entry, group.lines))
+    return doc.Section(title, body, folded=True, note=note, anchor=f"group-{place}", level=Level.VERBOSE)
 
 
 def _shares(report: FleetReport, comparison: Comparison) -> Iterator[doc.Matrix]:

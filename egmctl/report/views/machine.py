@@ -42,9 +42,39 @@ def subject(machine: Machine) -> str:
     return origin.name or hostname or "this node"
 
 
+def page_facts(machine: Machine, *further: str, at: str = "", took_s: float | None = None) -> tuple[str, ...]:
+    """Return when a result was made, on which GPUs, with which driver, by which version, and how long it took.
+
+    Parameters
+    ----------
+    further
+        What else identifies it, e.g. the platform.
+    at
+        When it was made, in UTC; empty for the time when the machine was read.
+    """
+    origin, driver = machine.origin, machine.driver
+    version = driver and (driver.driver_version or driver.module_version)
+    words = (
+        time_words(at or (origin.recorded_at if origin.kind is not OriginKind.MODELLED else "")),
+        counted(gpu_name(gpu.name) for gpu in machine.gpus or ()),
+        *further,
+        f"driver {version}" if version else "",
+        f"took {took_s:.0f} s" if took_s is not None else "",
+        origin.tool if origin.kind is not OriginKind.MODELLED else "",
+    )
+    return tuple(filter(None, words))
+
+
+def time_words(at: str) -> str:
+    """Return a time in UTC, ISO 8601, for people: ``2026-11-20 22:48 UTC``."""
+    day, _, clock = at.partition("T")
+    return f"{day} {clock[:5]} UTC" if clock else at
+
+
 def machine_section(machine: Machine) -> Section:
     """Return a machine's facts, with pseudonyms for private values, because pages are shared."""
-    return Section("Machine", partial(_machine, machine), level=Level.PAGE)
+    note = "GPUs, driver, CPUs, memory"
+    return Section("Machine", partial(_machine, machine), folded=True, printed=True, note=note, level=Level.PAGE)
 
 
 def _machine(machine: Machine) -> Iterator[Block]:

@@ -6,6 +6,7 @@ classes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
@@ -15,6 +16,7 @@ from egmctl.model.gpu import Gpu
 from egmctl.report.document import Dot, Tone, number
 from egmctl.report.render.page import element
 from egmctl.report.views import node_text
+from egmctl.report.views.faults import Fault, Faults
 from egmctl.report.views.machine import port_rates
 from egmctl.topology.links import NEAR, Link
 from egmctl.topology.topology import Topology
@@ -50,6 +52,7 @@ class _Size:
 
 
 _WIDE = _Size()
+_LARGE = _Size(column=224, gap=12, left=24)
 _NARROW = _Size(column=74, gap=3, pad=4, between=8, left=8, host=0, least=320, narrow=True)
 _PHONE_ROW = 4
 """The number of GPUs side by side on a phone."""
@@ -65,6 +68,11 @@ _PAIRS_DRAWN = 28
 _SLOW_DRAWN = 6
 """The maximum number of slow pairs that are drawn in a switch."""
 _STATES = {Tone.BAD: "bad", Tone.WARN: "warn"}
+_FAULTY = {Tone.BAD: "slow", Tone.WARN: "degraded"}
+"""The classes of boxes of devices that fail and warn."""
+_MEMORY = re.compile(r" [0-9]+GB.*")
+"""The part of a GPU's name from its memory on, for which a phone has no space."""
+_FAULT_SIGNS = {Tone.BAD: "✕", Tone.WARN: "▲"}
 
 
 @dataclass(slots=True)
@@ -95,22 +103,33 @@ class _Node(node_text.Devices):
         return self.x + self.size.pad + left + place * step + self.size.column / 2
 
 
-def node_drawing(topology: Topology, rates: Rates | None = None) -> Element:
+_NO_FAULTS: Faults = {}
+
+
+def node_drawing(
+    topology: Topology, rates: Rates | None = None, faults: Faults = _NO_FAULTS, *, large: bool = False
+) -> Element:
     """Return the drawing of a node as SVG.
 
     Parameters
     ----------
     rates
         The measured bandwidths, shown in addition to the nominal rates. Links are painted by their verdicts.
+    faults
+        What is wrong with the devices, which are painted.
+    large
+        Whether a few GPUs fill a page.
     """
-    return _Drawing(topology, rates or {}, list(topology.gpus), _WIDE).drawing()
+    size = _LARGE if large and len(topology.gpus) <= _PHONE_ROW else _WIDE
+    return _Drawing(topology, rates or {}, faults, list(topology.gpus), size).drawing()
 
 
-def phone_drawings(topology: Topology, rates: Rates | None = None) -> Element:
+def phone_drawings(topology: Topology, rates: Rates | None = None, faults: Faults = _NO_FAULTS) -> Element:
     """Return the drawings of a node for a phone, without NICs: one for every :data:`_PHONE_ROW` GPUs."""
     gpus = list(topology.gpus)
     rows = [gpus[place : place + _PHONE_ROW] for place in range(0, len(gpus), _PHONE_ROW)]
-    return element("div", [_Drawing(topology, rates or {}, row, _NARROW).drawing() for row in rows])
+    drawn = [_Drawing(topology, rates or {}, faults, row, _NARROW, again=row is not rows[0]) for row in rows]
+    return element("div", [each.drawing() for each in drawn])
 
 
 def _box(look: str, x: float, y: float, width: float, height: float, radius: float = 0) -> Element:
@@ -130,8 +149,19 @@ def _text(text: str, x: float, y: float, look: str = "") -> Element:
 class _Drawing:
     """The layout of a drawing: the position of each device and the height of each row."""
 
-    def __init__(self, topology: Topology, rates: Rates, gpus: Sequence[str], size: _Size) -> None:
-        self.topology, self.rates, self.size = topology, rates, size
+    def __init__(
+        self,
+        topology: Topology,
+        rates: Rates,
+        faults: Faults,
+        gpus: Sequence[str],
+        size: _Size,
+        *,
+        again: bool = False,
+    ) -> None:
+        self.again = again
+        """Whether a drawing above has the same switches."""
+        self.topology, self.rates, self.faults, self.size = topology, rates, faults, size
         self.gpus = {label: topology.gpus[label] for label in gpus}
         self.behind = {} if size.narrow else _behind_switches(topology)
         self.nodes = [
@@ -160,7 +190,7 @@ class _Drawing:
         return element(
             "svg",
             element("title", f"Topology: {self.topology.platform.line}"),
-            element("desc", "; ".join(_sentences(self.topology, self.behind))),
+            element("desc", "; ".join((*self.wrong(), *_sentences(self.topology, self.behind)))),
             _box("sheet", 0, 0, self.width, height),
             parts,
             below,
@@ -171,14 +201,31 @@ class _Drawing:
             height=height,
         )
 
+    def wrong(self) -> Iterator[str]:
+        """Yield what is wrong with each device, in words."""
+        yield from dict.fromkeys(fault.words for fault in self.faults.values())
+
+    def marked(self, look: str, label: str) -> str:
+        """Return the classes of a device's box: painted by its fault, if it has one."""
+        fault = self.faults.get(label)
+        return look if fault is None else f"{look} {_FAULTY[fault.tone]}"
+
+    def sign(self, label: str, x: float, y: float) -> Iterator[Element]:
+        """Yield the sign of a device's fault, which ends at ``x``."""
+        if fault := self.faults.get(label):
+            yield _sign(fault, x, y)
+
     def node(self, node: _Node) -> Iterator[Element]:
         inner, wide = node.x + self.size.pad, node.width - 2 * self.size.pad
         yield _box("box", node.x, self.size.pad / 2, node.width, self.bottom - self.size.pad / 2, radius=10)
-        yield _box("host", inner, self.top, wide, _HOST, radius=6)
+        label = f"NUMA{node.node}"
+        yield _box(self.marked("host", label), inner, self.top, wide, _HOST, radius=6)
         name, *further = node_text.host_words(self.topology, node.node)[: 1 if self.size.narrow else None]
         name = _cut(name.removeprefix("CPU, "), wide) if self.size.narrow else name
         yield _text(name, inner + self.size.left - 4, self.top + 23, "strong")
-        yield _text(" · ".join(further), inner + wide - 12, self.top + 23, "dim end")
+        yield from self.sign(label, inner + wide - 10, self.top + 23)
+        right = 30 if label in self.faults else 12
+        yield _text(" · ".join(further), inner + wide - right, self.top + 23, "dim end")
         for place, label in enumerate(node.nics):
             row, column = divmod(place, node.columns)
             x = inner + column * (self.size.column + self.size.gap)
@@ -189,7 +236,8 @@ class _Drawing:
     def nic(self, label: str, x: float, y: float, width: float) -> Iterator[Element]:
         nic = self.topology.nics[label]
         ports = port_rates(nic)
-        yield _box("nic", x, y, width, _NIC, radius=6)
+        yield _box(self.marked("nic", label), x, y, width, _NIC, radius=6)
+        yield from self.sign(label, x + width - 6, y + 15)
         yield _text(_cut(f"{label} {nic.name}", width - 7), x + 6, y + (15 if ports else 22))
         if ports:
             yield _text(ports, x + 6, y + 29, "dim")
@@ -245,14 +293,18 @@ class _Drawing:
         x, y = self.centres[label] - self.size.column / 2, self.cards
         memory = (gpu.nvml and gpu.nvml.memory_total_bytes) or (gpu.cuda and gpu.cuda.memory_total_bytes)
         state, words = node_text.gpu_state(self.topology, gpu)
-        look = f"card {state}".rstrip()
+        look = self.marked(f"card {state}".rstrip(), label)
         if all(rate is not None and rate.tone is Tone.BAD for rate in self.trunk(label)):
             look = "card slow"
         yield _box(look, x, y, self.size.column, _CARD, radius=8)
         yield _text(label, x + 12, y + 21, "strong")
+        yield from self.sign(label, x + self.size.column - (4 if self.size.narrow else 10), y + 21)
         if memory and not self.size.narrow:
-            yield _text(format_size(memory), x + self.size.column - 12, y + 21, "dim end")
-        yield _text(_cut(gpu_name(gpu.name).removeprefix("NVIDIA "), self.size.column - 20), x + 12, y + 39)
+            right = 28 if label in self.faults else 12
+            yield _text(format_size(memory), x + self.size.column - right, y + 21, "dim end")
+        name = gpu_name(gpu.name).removeprefix("NVIDIA ")
+        name = _MEMORY.sub("", name) if self.size.narrow else name
+        yield _text(_cut(name, self.size.column - 20), x + 12, y + 39)
         if state or not self.size.narrow:
             style = {"blocked": "bad", "degraded": "warn"}.get(state, "dim mono")
             yield _text(_cut(words, self.size.column - 12), x + 12, y + 56, style)
@@ -302,7 +354,8 @@ class _Drawing:
             yield from self.labels(nominal, {"↓": out, "↑": back}, x + 17, self.bottom + 24)
         pad = self.size.pad
         yield _box("switch", pad, bar, self.width - 2 * pad, high, radius=8)
-        yield _text(node_text.switches_words(self.topology), pad + 12, bar + 22, "strong")
+        switches = node_text.switches_words(self.topology)
+        yield _text(f"the same {switches} as above" if self.again else switches, pad + 12, bar + 22, "strong")
         y = bar + 34.0
         for source, destination in slow[:_SLOW_DRAWN]:
             rate, start, end = self.rates[source, destination], self.centres[source], self.centres[destination]
@@ -356,6 +409,11 @@ def _behind_switches(topology: Topology) -> dict[str, list[str]]:
         if near:
             nics.setdefault(near[0], []).append(nic)
     return nics
+
+
+def _sign(fault: Fault, x: float, y: float) -> Element:
+    words = element("title", fault.words)
+    return element("text", _FAULT_SIGNS[fault.tone], words, x=x, y=y, class_=f"{_STATES[fault.tone]} end")
 
 
 def _median(rates: Sequence[Dot]) -> Dot | None:

@@ -2,190 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from egmctl.model.answer import State
-from egmctl.model.gpu import C2cLink, Gpu, NvLink
-from egmctl.model.host import Nic, PcieLink, PciFunction
-from egmctl.model.machine import Machine, OriginKind
-from egmctl.model.record import Reason, Record
-from egmctl.model.route import Hop, LinkClass, LinkKind, symbol_of
+from egmctl.model.answer import Cause, State
+from egmctl.model.gpu import Gpu
+from egmctl.model.route import LinkClass, LinkKind, symbol_of
 from egmctl.report import document as doc
 from egmctl.report.document import Align, Level, Tone
 from egmctl.report.views.causes import verdict
-from egmctl.report.views.machine import banners, machine_section, numa_rows, subject
+from egmctl.report.views.faults import faults
+from egmctl.report.views.machine import banners, machine_section, page_facts, subject
+from egmctl.report.views.topo_devices import devices, found_anyway
 from egmctl.topology.access import obstacle
 from egmctl.topology.links import NEAR, Link, nvlink
 from egmctl.topology.notes import NoteKind
 from egmctl.topology.platform import PlatformKind, own_node
 from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.topology.topology import Topology
-from egmctl.units import format_kernel_list, gpu_name, grouped, printable, several, shortened
+from egmctl.units import grouped, several
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
     from egmctl.report.views.node_drawing import Rates
 
-_FEW = 8
-"""The number of unread values that are named; JSON contains all of them."""
-
-
-def _devices(topology: Topology) -> Iterator[doc.Block]:
-    """Yield a note on GPU indices, the NUMA nodes, each GPU, the NICs, and the sources of a modelled machine."""
-    numbers = "GPU indices are NVML's, as in nvidia-smi, whatever CUDA_VISIBLE_DEVICES says."
-    yield doc.Paragraph(numbers, tone=Tone.DIM)
-    yield _part("NUMA nodes", numa_rows(topology.machine))
-    for label, gpu in topology.gpus.items():
-        rows = (*_gpu(gpu), *_atomics(topology, gpu), *_routes(topology, gpu), *_unread(gpu))
-        yield _part(f"{label}  {gpu_name(gpu.name)}", rows)
-    yield _part("NICs", ((label, _nic(nic)) for label, nic in topology.nics.items()))
-    origin = topology.machine.origin
-    if origin.kind is OriginKind.MODELLED:
-        sources = (("source", source) for source in origin.sources)
-        yield _part(f"Model {origin.name}", (("about", origin.description), *sources))
-
-
-def found_anyway(machine: Machine) -> tuple[tuple[str, str], ...]:
-    """Return the NUMA nodes and PCI devices of a machine whose topology cannot be determined."""
-    return (
-        *numa_rows(machine),
-        *((f"GPU{gpu.index}", _pci(gpu.bus_id, gpu.pci)) for gpu in machine.gpus or ()),
-        *((f"NVSwitch{n}", _pci(switch.pci.bus_id, switch.pci)) for n, switch in enumerate(machine.switches or ())),
-        *(
-            (f"NIC{n}", nic.name if nic.pci is None else f"{nic.name}, {_pci(nic.pci.bus_id, nic.pci)}")
-            for n, nic in enumerate(machine.nics or ())
-        ),
-    )
-
-
-def _pci(bus_id: str, pci: PciFunction | None) -> str:
-    if pci is None:
-        return bus_id
-    numa = f"NUMA {pci.numa_node}" if pci.numa_node is not None and pci.numa_node >= 0 else ""
-    driver = f"driver {pci.driver or 'none'}" if pci.driver is not None else ""
-    return ", ".join(filter(None, (bus_id, pci.pci_id, numa, driver)))
-
-
-def _part(title: str, rows: Iterable[tuple[str, str]]) -> doc.Section:
-    body = (doc.KeyValues(tuple(row for row in rows if row[1])),)
-    return doc.Section(title, body, folded=True, level=Level.VERBOSE)
-
-
-def _gpu(gpu: Gpu) -> Iterator[tuple[str, str]]:
-    yield "bus id", gpu.bus_id
-    yield "UUID", gpu.uuid or "not read"
-    nvml = gpu.nvml
-    platform = nvml and nvml.platform
-    if platform:
-        places = {"module": platform.module_id, "slot": platform.slot, "tray": platform.tray}
-        yield "place", ", ".join(f"{name} {number}" for name, number in places.items() if number is not None)
-    if gpu.node is not None:
-        yield "node", f"{gpu.node.path}: {gpu.node.access or 'access not read'}"
-    if link := (nvml and nvml.link) or (gpu.pci and gpu.pci.link):
-        yield "PCIe", _pcie(link)
-    if nvml is not None:
-        yield "NVLink", _nvlinks(nvml.nvlinks, nvml.nvlink_count)
-        yield "C2C", _c2c(nvml.c2c_links)
-        yield "EGM bit", {None: "", True: "set", False: "clear"}[nvml.egm_capable]
-        yield "addressing", nvml.addressing_mode or ""
-    fabric = nvml and nvml.fabric
-    if fabric and fabric.state:
-        cluster = f"cluster {fabric.cluster_uuid}" if fabric.cluster_uuid else ""
-        clique = f"clique {fabric.clique_id}" if fabric.clique_id is not None else ""
-        yield "fabric", ", ".join(filter(None, (fabric.state, cluster, clique)))
-    yield "known to", ", ".join(gpu.sources) or "nothing"
-
-
-def _atomics(topology: Topology, gpu: Gpu) -> Iterator[tuple[str, str]]:
-    """Yield the native atomic operations on host memory and on peers; peers with the same ones share a row."""
-    if gpu.cuda is not None:
-        yield "host atomics", _atomics_words(gpu.cuda, "host_atomics", gpu.cuda.host_atomics)
-    others = ((label, peer.bus_id) for label, peer in topology.gpus.items() if peer is not gpu)
-    pairs = ((label, topology.machine.pair(gpu.bus_id, bus_id)) for label, bus_id in others)
-    peers = grouped((_atomics_words(pair, "atomics", pair.atomics), label) for label, pair in pairs if pair is not None)
-    yield from (("peer atomics", f"{' '.join(labels)}: {words}") for words, labels in peers.items() if words)
-
-
-def _atomics_words(record: Record, field: str, atomics: Mapping[str, tuple[str, ...]] | None) -> str:
-    """Return the operations grouped by their capabilities, why they are unknown, or "" if they are not stated."""
-    if atomics is None:
-        unread = record.unread.get(field)
-        if unread is None or unread.reason is Reason.NOT_STATED:
-            return ""
-        return f"unknown, {unread.reason}: {printable(unread.detail)}"
-    alike = grouped((words, operation) for operation, words in atomics.items())
-    return "; ".join(f"{' '.join(names)}: {' '.join(words) or 'none'}" for words, names in alike.items())
-
-
-def _pcie(link: PcieLink) -> str:
-    speed, width = link.max_speed_gt_s or link.speed_gt_s, link.width or link.max_width
-    narrow = f" of x{link.max_width}" if link.width and link.max_width and link.width < link.max_width else ""
-    return f"{f'{speed:g}' if speed else '?'} GT/s x{width or '?'}{narrow}"
-
-
-def _nvlinks(links: tuple[NvLink, ...] | None, count: int | None) -> str:
-    if not links:
-        return ""
-    active = [link for link in links if link.active]
-    speeds = sorted({link.speed_mb_s for link in active if link.speed_mb_s is not None})
-    parts = [f"{len(active)} of {max(count or 0, len(links))} active", *(f"{speed} MB/s each" for speed in speeds)]
-    remotes = grouped(
-        (f"{link.remote_type or 'unknown'} {link.remote_bus_id or ''}".strip(), link.link) for link in active
-    )
-    return ", ".join((*parts, *(f"{format_kernel_list(numbers)} to {remote}" for remote, numbers in remotes.items())))
-
-
-def _c2c(links: tuple[C2cLink, ...] | None) -> str:
-    if not links:
-        return ""
-    active = [link for link in links if link.active]
-    rates = sorted({link.max_rate_mb_s for link in active if link.max_rate_mb_s is not None})
-    return ", ".join([f"{len(active)} of {len(links)} active", *(f"{rate} MB/s each" for rate in rates)])
-
-
-def _nic(nic: Nic) -> str:
-    parts = [nic.name]
-    if nic.pci is not None:
-        parts.append(nic.pci.bus_id if nic.host_numa_id is None else f"{nic.pci.bus_id}, NUMA {nic.host_numa_id}")
-    parts += [f"PCIe reads of {nic.max_read_request_bytes} B"] if nic.max_read_request_bytes else []
-    for port in nic.ports:
-        rate = "" if port.rate_gbit_s is None else f" {port.rate_gbit_s:g} Gbit/s"
-        parts.append(f"port {port.number} {port.link_layer or 'unknown'} {port.state or 'state unknown'}{rate}")
-    return ", ".join(parts)
-
-
-def _routes(topology: Topology, gpu: Gpu) -> Iterator[tuple[str, str]]:
-    """Yield the links of each route from a GPU to host memory, with the GPUs that a remote route can pass."""
-    for route in topology.routes:
-        if route.gpu != gpu.bus_id:
-            continue
-        hops = list(map(_hop, route.hops))
-        if route.via:
-            hops[-1] += f" of {' or '.join(map(topology.label, route.via))}"
-        yield f"to NUMA {route.numa_node}", ", then ".join(hops) or route.reason
-        if route.to_sibling is not None:
-            owner = " or ".join(map(topology.label, route.siblings))
-            source = "read in the driver's source, not measured"
-            yield "", f"where {owner} owns the memory: {_hop(route.to_sibling)}, then its c2c ({source})"
-
-
-def _hop(hop: Hop) -> str:
-    times = "" if hop.nvlinks is None else f" x{hop.nvlinks}"
-    rate = f"({hop.reason})" if hop.nominal_gb_s is None else f"{hop.nominal_gb_s:.1f} GB/s"
-    return f"{hop.link.value}{times} {rate}"
-
-
-def _unread(gpu: Gpu) -> Iterator[tuple[str, str]]:
-    """Yield the names of a GPU's unread values, by reason."""
-    records: list[tuple[str, Record | None]] = [("", gpu), ("nvml.", gpu.nvml), ("cuda.", gpu.cuda), ("pci.", gpu.pci)]
-    gaps = ((prefix + name, gap) for prefix, record in records if record for name, gap in record.unread.items())
-    reasons = grouped((gap.reason.value, name) for name, gap in gaps)
-    yield from (("unread", f"{reason}: {shortened(names, _FEW)}") for reason, names in reasons.items())
+CONNECTED = "What is connected to what"
+"""The title of the section with the drawing on a page."""
 
 
 _TONES = {NoteKind.HIDDEN: Tone.BAD, NoteKind.DEGRADED: Tone.WARN}
@@ -197,6 +43,7 @@ def topo_document(topology: Topology) -> doc.Document:
     return doc.Document(
         command="egmctl topo",
         subject=subject(topology.machine),
+        facts=page_facts(topology.machine),
         banners=banners(topology.machine.origin),
         body=tuple(_body(topology)),
     )
@@ -223,34 +70,75 @@ def _body(topology: Topology) -> Iterator[doc.Block]:
         yield doc.Section("Missing", (doc.Bullets(lacking.missing),))
         yield doc.Section("Found", (doc.KeyValues(found_anyway(topology.machine)),))
         return
-    if topology.answer.state in (State.WARN, State.BAD):
-        yield verdict(topology.answer)
-    yield from summary(topology)
-    yield replace(node_diagram(lambda: topology), lines=partial(_drawn, topology))
-    if topology.gpus:
-        yield gpu_matrix(topology)
-    if topology.nics:
-        yield _matrix(topology, "NIC links", list(topology.gpus), list(topology.nics), _nic_names(topology))
-        nics = list(topology.nics)
-        yield replace(_matrix(topology, "NIC to NIC links", nics, nics), level=Level.VERBOSE)
-    if topology.routes:
-        yield _topo_routes(topology)
+    shown = topology.answer.state in (State.WARN, State.BAD)
+    # Text of a node without faults begins with the sentences, of which the first is the answer.
+    yield verdict(topology.answer) if shown else replace(verdict(topology.answer), level=Level.PAGE)
+    sentences, entries = summary(topology)
+    yield from (replace(sentence, paged=False) for sentence in sentences)
+    yield from entries
+    drawing = node_diagram(lambda: topology, causes=topology.answer.causes, large=True)
+    yield replace(drawing, lines=partial(_drawn, topology), paged=False)
+    words = doc.Paragraph(" ".join(map(doc.plain, (each.words for each in sentences))), tone=Tone.DIM)
+    note = "Nominal GB/s in each direction."
+    yield doc.Section(CONNECTED, (words, replace(drawing, note=note)), level=Level.PAGE)
+    tables = tuple(_tables(topology))
+    yield from (replace(table, paged=False) for table in tables)
+    yield from _tables_on_page(topology, tables)
     yield from _p2p(topology)
     remarks = tuple(note.words for note in topology.notes if note.kind is NoteKind.REMARK)
     yield doc.Section("Notes", (doc.Bullets(remarks),))
-    yield doc.Section("Devices", partial(_devices, topology), level=Level.VERBOSE)
+    each = partial(devices, topology)
+    yield doc.Section("Devices", each, folded=True, note=_devices_note(topology), level=Level.VERBOSE)
     yield machine_section(topology.machine)
-    yield doc.Section("Legend", partial(_legend, topology))
+    yield doc.Section("Legend", partial(_legend, topology), folded=True, note="the symbols of the tables")
 
 
-def summary(topology: Topology) -> Iterator[doc.Block]:
-    """Yield sentences on the connections of a node, and an entry for each hidden GPU and degraded link."""
-    for sentence in _sentences(topology):
-        yield doc.Paragraph(sentence, level=Level.SUMMARY)
-    for note in topology.notes:
-        if note.kind in _TONES:
-            words = note.words.removeprefix("* ")
-            yield doc.Entry(note.kind.upper(), _TONES[note.kind], words, level=Level.SUMMARY)
+def _tables(topology: Topology) -> Iterator[doc.Matrix]:
+    if topology.gpus:
+        yield gpu_matrix(topology)
+    if topology.nics:
+        nics = list(topology.nics)
+        yield _matrix(topology, "NIC links", list(topology.gpus), nics, _nic_names(topology))
+        yield replace(_matrix(topology, "NIC to NIC links", nics, nics), level=Level.VERBOSE)
+    if topology.routes:
+        yield _topo_routes(topology)
+
+
+def _tables_on_page(topology: Topology, tables: Sequence[doc.Matrix]) -> Iterator[doc.Section]:
+    """Yield the routes beside the links between GPUs, then the other tables, folded."""
+    of_gpus = [table for table in tables if table.caption == _GPU_LINKS]
+    routes = [table for table in tables if table.caption.endswith(_ROUTES_CAPTION)]
+    rest = [table for table in tables if table not in (*of_gpus, *routes)]
+    for table in routes:
+        title, _, note = table.caption.partition(" (")
+        words = doc.Paragraph(note.removesuffix(")").capitalize().replace("gb/s", "GB/s"), tone=Tone.DIM)
+        yield doc.Section(title, (words, replace(table, headed=True)), level=Level.PAGE)
+    for table in of_gpus:
+        words = doc.Paragraph("As in nvidia-smi topo -m.", tone=Tone.DIM)
+        bare = replace(table, headed=True, groups=table.groups[:-1])
+        yield doc.Section(_GPU_LINKS, (words, bare), beside=bool(routes), level=Level.PAGE)
+        affinities = replace(table, caption="Affinities", headed=True, groups=table.groups[-1:])
+        note = "CPUs and NUMA nodes of each GPU"
+        yield doc.Section("Affinities", (affinities,), folded=True, note=note, level=Level.PAGE)
+    for table in rest:
+        note = several(len(topology.nics), "NIC")
+        yield doc.Section(table.caption, (replace(table, headed=True),), folded=True, note=note, level=Level.PAGE)
+
+
+def _devices_note(topology: Topology) -> str:
+    counts = {"GPU": len(topology.gpus), "NIC": len(topology.nics), "NUMA node": len(topology.numa_nodes)}
+    return ", ".join(several(count, name) for name, count in counts.items() if count)
+
+
+def summary(topology: Topology) -> tuple[list[doc.Paragraph], list[doc.Entry]]:
+    """Return sentences on the connections of a node, and an entry for each hidden GPU and degraded link."""
+    sentences = [doc.Paragraph(sentence, level=Level.SUMMARY) for sentence in _sentences(topology)]
+    entries = [
+        doc.Entry(note.kind.upper(), _TONES[note.kind], note.words.removeprefix("* "), level=Level.SUMMARY)
+        for note in topology.notes
+        if note.kind in _TONES
+    ]
+    return sentences, entries
 
 
 def _sentences(topology: Topology) -> Iterator[str]:
@@ -308,19 +196,32 @@ def _joined(topology: Topology, pair: tuple[str, str]) -> str:
     return f"{several(link.nvlinks or 0, 'NVLink')}{through}{each}"
 
 
-def node_diagram(topology: Callable[[], Topology], rates: Callable[[], Rates] = dict, note: str = "") -> doc.Diagram:
+def node_diagram(
+    topology: Callable[[], Topology],
+    rates: Callable[[], Rates] = dict,
+    note: str = "",
+    *,
+    causes: Sequence[Cause] = (),
+    large: bool = False,
+) -> doc.Diagram:
     """Return the diagram of a node.
 
     Parameters
     ----------
     rates
         Returns the bandwidths measured over the links. Neither function is called unless the diagram is shown.
+    causes
+        The causes of the answer, which mark the devices that they are about.
+    large
+        Whether the diagram has the full width of a page.
     """
 
     def draw(*, narrow: bool = False) -> Element:
         from egmctl.report.views.node_drawing import node_drawing, phone_drawings
 
-        return (phone_drawings if narrow else node_drawing)(topology(), rates())
+        node = topology()
+        wrong = faults(node, causes)
+        return phone_drawings(node, rates(), wrong) if narrow else node_drawing(node, rates(), wrong, large=large)
 
     return doc.Diagram(draw, partial(draw, narrow=True), note)
 
@@ -334,7 +235,7 @@ def _drawn(topology: Topology, width: int) -> Iterator[doc.Words]:
 def gpu_matrix(topology: Topology, labels: Sequence[str] = ()) -> doc.Matrix:
     """Return the matrix of the links between GPUs, or between these GPUs and NICs, with each GPU's affinities."""
     labels = labels or list(topology.gpus)
-    matrix = _matrix(topology, "GPU links", labels, labels)
+    matrix = _matrix(topology, _GPU_LINKS, labels, labels)
     gpus = ((label, topology.gpus.get(label)) for label in labels)
     affinities = doc.grid("", ((label, _affinities(gpu) if gpu else {}) for label, gpu in gpus), align=Align.LEFT)
     return replace(matrix, groups=(*matrix.groups, tuple(doc.columns(affinities))))
@@ -361,6 +262,10 @@ def link_cell(link: Link) -> doc.Cell:
     return doc.Cell(link.symbol, Tone.WARN if mark or link.symbol == "?" else Tone.PLAIN, mark)
 
 
+_GPU_LINKS, _ROUTES_CAPTION = "GPU links", " to host memory (nominal GB/s per direction)"
+"""The captions of two tables; the second without its first word."""
+
+
 def _topo_routes(topology: Topology) -> doc.Matrix:
     tones = {RouteKind.BLOCKED: Tone.BAD, RouteKind.UNKNOWN: Tone.WARN}
     groups = []
@@ -371,9 +276,7 @@ def _topo_routes(topology: Topology) -> doc.Matrix:
         wrap = any(route.siblings for route in routes)
         groups.append((doc.Series((f"NUMA {node}",), symbols, align=Align.LEFT, wrap=wrap), doc.Series((), rates)))
     name = "EGM routes" if any(route.egm for route in topology.routes) else "Routes"
-    return doc.Matrix(
-        caption=f"{name} to host memory (nominal GB/s per direction)", rows=tuple(topology.gpus), groups=tuple(groups)
-    )
+    return doc.Matrix(caption=f"{name}{_ROUTES_CAPTION}", rows=tuple(topology.gpus), groups=tuple(groups))
 
 
 def route_words(topology: Topology, route: HostRoute) -> str:
