@@ -30,7 +30,10 @@ def _text(result: Any, text: str) -> Fault:
 def _html(result: Any, page: str) -> Fault:
     answer = result.answer
     tone = TABLE[answer.state].tone if not isinstance(result, Explanations) else ""
-    found = re.search(r'class="verdict (\w+)"[^>]*><div[^>]*><p class="word">([^<]*)<', page)
+    # A sign stands before the word, for who cannot tell colours apart.
+    found = re.search(
+        r'id="answer" class="answer (\w+)"[^>]*><h1[^>]*><span class="word[^"]*">(?:[^\w ] )?([^<]*)<', page
+    )
     if found is None:
         return "no answer"
     looks = {"": "plain", "unknown": "plain", "bad": "fail", "good": "pass"}
