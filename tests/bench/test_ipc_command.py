@@ -94,11 +94,18 @@ def test_list_and_dry_run_start_nothing(egmctl: RunEgmctl, fake_node: MakeFakeNo
 
 @pytest.mark.long
 def test_a_soak_measures_in_both_kinds_of_processes_again_and_again(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-    ended = egmctl(*SMALL, "--duration", "1", "--json", env=fake_node("gb200-tray").environment(), timeout_s=280)
-    result = json.loads(ended.out)["result"]
-    assert ended.code == 0, result["problems"]
-    assert {m["status"] for m in result["measurements"]} <= {"ok", "unstable"}
-    assert min(m["attempts"] for m in result["measurements"]) > 1
+    environment = fake_node("gb200-tray").environment()
+    attempts = 0
+    # On a busy machine, one round may take longer than a short soak.
+    for duration_s in ("1", "10", "60"):
+        ended = egmctl(*SMALL, "--duration", duration_s, "--json", env=environment, timeout_s=280)
+        result = json.loads(ended.out)["result"]
+        assert ended.code == 0, result["problems"]
+        assert {m["status"] for m in result["measurements"]} <= {"ok", "unstable"}
+        attempts = min(m["attempts"] for m in result["measurements"])
+        if attempts > 1:
+            break
+    assert attempts > 1
 
 
 @pytest.mark.long

@@ -282,6 +282,8 @@ def test_a_signal_reaches_the_program_and_its_end_is_the_end(number: signal.Sign
         env=command_environment({}),
         start_new_session=True,
         text=True,
+        # Tests that a shell runs in the background have SIGINT and SIGQUIT ignored, and what is ignored stays so.
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
     while not ready.exists():
         assert process.poll() is None

@@ -35,7 +35,7 @@ from tests.doctor.scenes import scenes
 from tests.doctor.sick import SICK
 from tests.mutation import mutated
 
-RANDOM_MACHINES = int(os.environ.get("EGMCTL_FUZZ", "10000")) // 100
+RANDOM_MACHINES = int(os.environ.get("EGMCTL_FUZZ", "2000")) // 100
 NAMED = Scope(purposes=tuple(Guard))
 
 

@@ -188,7 +188,7 @@ def test_a_command_that_is_killed_is_named_in_the_report_and_the_job_ends(
 ) -> None:
     written = tmp_path / "report.json"
     nodes = [Place(fake_node(in_domain("rack1-n1")), 2), Place(fake_node(in_domain("rack1-n2")), 1)]
-    arguments = ("bench", *QUICK, "--samples", "500", "--timeout", "4", "-o", written)
+    arguments = ("bench", *QUICK, "--samples", "500", "--timeout", "2", "-o", written)
     with ThreadPoolExecutor() as beside:
         job = beside.submit(egmctl_under_mpi, nodes, *arguments, options=options, program=IMPATIENT, timeout_s=90)
         wait_for(lambda: bool(nodes[1].node.calls("cuEventRecord")), job)

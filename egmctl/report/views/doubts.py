@@ -45,10 +45,11 @@ def doubts_section(report: RunReport) -> Iterator[Section]:
     """
     if not report.doubts:
         return
-    order = list(Effect)
+    # A newer egmctl may know more effects; they come last.
+    order = {effect: place for place, effect in enumerate(Effect)}
     alike = grouped(((doubt.effect, doubt.reason), doubt) for doubt in report.doubts)
     rows = []
-    for (effect, reason), doubts in sorted(alike.items(), key=lambda item: order.index(item[0][0])):
+    for (effect, reason), doubts in sorted(alike.items(), key=lambda item: order.get(item[0][0], len(order))):
         paths = dict.fromkeys(report.measurements[doubt.measurement].path for doubt in doubts)
         means, tone = _MEANS.get(effect, (str(effect), Tone.PLAIN))
         details = dict.fromkeys(printable(part) for doubt in doubts for part in doubt.detail.split("; ") if part)
