@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from egmctl.doctor.findings import fact
 from egmctl.doctor.restrictions import gpu_numbers, minor_of
-from egmctl.doctor.situation import in_container, loss
+from egmctl.doctor.situation import in_container, loss, lost
 from egmctl.model.finding import Evidence
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Process
@@ -29,10 +29,6 @@ _COUNTS = ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")
 _REQUEST = "NVIDIA_VISIBLE_DEVICES"
 """The GPUs that a container asks its runtime for: numbers in the order of the bus, UUIDs, or ``all``, which images of
 CUDA set by themselves (NVIDIA Container Toolkit, "Environment variables")."""
-
-
-WITHHELD = frozenset({Block.DEVICE_CGROUP, Block.NOT_IN_CONTAINER})
-"""The blocks by which a resource manager or a container runtime keeps a GPU from a process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +82,8 @@ def own_job(machine: Machine, withheld: Sequence[Gpu]) -> OwnJob:
 
 def of_others(machine: Machine) -> frozenset[str]:
     """Return the bus ids of the GPUs that are withheld from this process and known to be not of its job."""
-    withheld = [gpu for gpu in machine.gpus or () if loss(machine, gpu) in WITHHELD]
+    # By a resource manager or by a container runtime.
+    withheld = lost(machine, Block.DEVICE_CGROUP, Block.NOT_IN_CONTAINER)
     job = own_job(machine, withheld)
     return frozenset(gpu.bus_id for gpu in withheld if job.sign is not None and gpu not in job.gpus)
 

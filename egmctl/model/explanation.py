@@ -15,7 +15,7 @@ from egmctl.model.remedy import Remedy
 
 
 class Library(StrEnum):
-    """Who numbers an error: a library, or the kernel drivers; and messages of programs, which have no numbers."""
+    """The source of an error's number: a library or the kernel driver. Messages of programs have no numbers."""
 
     CUDA = "cuda"
     NVML = "nvml"

@@ -68,10 +68,10 @@ class DriverMessage(StrEnum):
     FELL_OFF_BUS = "fallen off the bus"
     INIT_FAILED = "RmInitAdapter failed"
     NEEDS_OPEN_MODULES = "requires use of the NVIDIA open kernel modules"
-    """Of the proprietary modules, about a GPU from Blackwell on
+    """The proprietary modules write it about a GPU from Blackwell on
     (https://github.com/NVIDIA/open-gpu-kernel-modules/issues/872)."""
     NEEDS_PROPRIETARY_MODULES = "is not supported by open nvidia.ko"
-    """Of the open modules, about a GPU before Turing (open-gpu-kernel-modules, nv-pci.c)."""
+    """The open modules write it about a GPU before Turing (open-gpu-kernel-modules, nv-pci.c)."""
     VERSION_MISMATCH = "API mismatch: the client"
 
 

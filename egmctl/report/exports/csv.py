@@ -89,7 +89,7 @@ def bench_csv(report: RunReport, *, samples: bool = False) -> str:
             whole = run | _cells(measurement) | _answered(report)
             for judgement in judged.get(number, ()):
                 if judgement.yardstick not in set(Yardstick):
-                    # Of a newer version: it has no column here.
+                    # Only a newer version knows this yardstick, so it has no column here.
                     continue
                 whole[f"verdict_{judgement.yardstick}"] = judgement.grade
                 if judgement.yardstick is Yardstick.PROFILE:

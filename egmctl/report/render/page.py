@@ -110,7 +110,7 @@ class Head:
     command: str
     """The command that wrote it, e.g. ``egmctl bench``."""
     subject: str
-    """What it is about, e.g. a node's name."""
+    """The page's subject, e.g. the name of a node."""
     facts: Sequence[str]
     """When it was made, on what, and by which version."""
     banners: Sequence[str]

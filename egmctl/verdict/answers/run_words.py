@@ -177,7 +177,7 @@ def _slow(run: Decided, verdict: RunVerdict) -> str:
     known = [cause for cause in run.explaining_slow if cause.finding.check != UNEXPLAINED]
     explained = first_causes(run.report, known, 1)
     if not known and run.report.machines and not run.kernel_tells and not run.whole_node:
-        # Of a bring-up, the diagnosis may explain it.
+        # In a bring-up, the diagnosis may explain it.
         explained = "nothing that was read explains it"
     slow = f"{len(bad)} of {len(verdict.classes)} path classes are {how}"
     return "; ".join(filter(None, (slow, _where(verdict.culprits), explained)))
