@@ -148,6 +148,19 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HealthyRuns:
+    """How often a profile and the rules of a verdict were wrong about idle, healthy machines of its kind."""
+
+    machines: int
+    runs: int
+    """The number of whole runs of such machines that were judged."""
+    alarms: int
+    """The number of those runs in which something was called slow, or was not believed."""
+    source: Plain
+    """The key of the source in the profile's sources."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """A performance profile of one machine type."""
 
@@ -159,6 +172,8 @@ class Profile:
     sources: Mapping[Plain, Source]
     links: tuple[LinkFacts, ...] = ()
     references: tuple[Reference, ...] = ()
+    healthy: HealthyRuns | None = None
+    """``None`` if no run of a machine of this kind was judged by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from egmctl.compat import StrEnum
+from egmctl.model.profile import HealthyRuns
 from egmctl.model.record import BusId, Plain
 from egmctl.model.task import USUAL, Point
 
@@ -191,6 +192,8 @@ class RunVerdict:
     """The name of the profile; ``None`` if none matches."""
     profile_reason: Plain
     """The reason for that choice."""
+    healthy: HealthyRuns | None = None
+    """How often the profile called healthy machines slow; ``None`` if it does not say so."""
     classes: tuple[ClassVerdict, ...]
     culprits: tuple[Culprit, ...]
     judged: tuple[Judged, ...]

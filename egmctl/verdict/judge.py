@@ -88,6 +88,7 @@ def judge(report: RunReport, profile: Profile | None, *, profile_reason: str = "
     return RunVerdict(
         profile=profile.name if profile else None,
         profile_reason=profile_reason,
+        healthy=profile.healthy if profile else None,
         classes=classes,
         culprits=tuple(culprits),
         judged=tuple(by_number[number] for number in sorted(by_number)),
@@ -157,7 +158,10 @@ def _class_verdict(
         grade = Grade.NO_REFERENCE
     values = [value for number in numbers if (value := yardsticks.value_of(measurements[number])) is not None]
     unit = unit_of(measurements[numbers[0]])
-    known = profile if grades[Yardstick.PROFILE] is not Grade.NO_REFERENCE else None
+    by_profile = [judgement for judgement in judgements if judgement.yardstick is Yardstick.PROFILE]
+    # A reference without bounds judges nothing, but says what is usual.
+    compared = any(each.grade is not Grade.NO_REFERENCE or each.expected is not None for each in by_profile)
+    known = profile if compared else None
     reference = yardsticks.reference_for(measurements[numbers[0]], known)[0] if known else None
     return ClassVerdict(
         path_class=path_class.name,

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median, stdev
 from typing import Any
 
 from egmctl.bench.path_class import class_of, unit_of
 from egmctl.errors import UsageError
 from egmctl.model.codec import to_json
+from egmctl.model.doubt import Effect
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, RunReport, Status
-from egmctl.model.profile import PROFILE_SCHEMA, Profile, Reference, Signature, Source, SourceKind, Unit
+from egmctl.model.profile import PROFILE_SCHEMA, HealthyRuns, Profile, Reference, Signature, Source, SourceKind, Unit
 from egmctl.model.task import Pattern, Point
+from egmctl.model.verdict import BAD_GRADES
 from egmctl.topology.platform import C2c, c2c, platform
 from egmctl.units import several
+from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.profiles import gpu_kind, nvlinks_between
 from egmctl.verdict.trust import Use, unbelieved
 from egmctl.verdict.yardsticks import JUDGED_FROM_BYTES, not_judged, value_of
@@ -73,7 +76,7 @@ def learn(runs: Sequence[Run], name: str, date: str) -> Profile:
     nodes = len({run.node for run in runs})
     base = f"{several(len(runs), 'run')} on {several(nodes, 'machine')}"
     source = Source(kind=SourceKind.MEASURED, text=f"by egmctl, {base}, learnt {date}", machines=nodes, runs=len(runs))
-    return Profile(
+    profile = Profile(
         schema=PROFILE_SCHEMA,
         name=name,
         title=f"{_kind(first.machine)}, learnt from {base}",
@@ -81,6 +84,15 @@ def learn(runs: Sequence[Run], name: str, date: str) -> Profile:
         sources={"runs": source, "bounds": Source(kind=SourceKind.RULE, text=RULE)},
         references=tuple(_references(learnt)),
     )
+    alarms = sum(raises_alarm(run.report, profile) for run in runs)
+    return replace(profile, healthy=HealthyRuns(machines=nodes, runs=len(runs), alarms=alarms, source="runs"))
+
+
+def raises_alarm(report: RunReport, profile: Profile) -> bool:
+    """Return whether a profile calls a path of a run slow, or something of the run is not believed."""
+    judged = with_verdict(report, profile)
+    slow = judged.verdict is not None and any(each.grade in BAD_GRADES for each in judged.verdict.classes)
+    return slow or any(doubt.effect is not Effect.NOTE for doubt in judged.doubts)
 
 
 SPREADS_WARN, LEAST_WARN = 1.5, 0.025
@@ -209,6 +221,8 @@ def dump(profile: Profile) -> str:
     document = to_json(profile)
     tables = [("", {key: document[key] for key in ("schema", "name", "title")}), ("[match]", document["match"])]
     tables += [(f"[sources.{_key(name)}]", source) for name, source in document["sources"].items()]
+    if document["healthy"] is not None:
+        tables.append(("[healthy]", document["healthy"]))
     tables += [(f"[[{name}]]", table) for name in ("links", "references") for table in document[name]]
     return "\n\n".join("\n".join([header, *_pairs(table)]) for header, table in tables).strip("\n") + "\n"
 

@@ -283,6 +283,12 @@ def _faults(profile: Profile) -> Iterator[tuple[str, str]]:
         if order != sorted(order):
             better = "fail <= warn <= typical" if sign > 0 else "typical <= warn <= fail"
             yield f"references[{index}].case", f"the bounds have to be {better}"
+    if (healthy := profile.healthy) is not None:
+        sources.append(("healthy.source", healthy.source))
+        if not 0 < healthy.machines <= healthy.runs:
+            yield "healthy.machines", "expected at least 1, and no more than the runs"
+        if not 0 <= healthy.alarms <= healthy.runs:
+            yield "healthy.alarms", "expected at least 0, and no more than the runs"
     for source_key, source in sources:
         if source not in profile.sources:
             known = ", ".join(profile.sources) or "none"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median, median_high, median_low
 
 from egmctl.bench.engine import ENGINES
@@ -193,6 +193,10 @@ def against_profile(measurement: Measurement, value: float, profile: Profile | N
         return no_reference(Yardstick.PROFILE, value, missing)
     if (excess := more_than_it_carries(measurement, reference)) is not None:
         return no_reference(Yardstick.PROFILE, value, f"{profile.name} is wrong: {excess}")
+    if reference.warn is None and reference.fail is None:
+        reason = f"{profile.name} has no bounds for it"
+        missing_bounds = no_reference(Yardstick.PROFILE, value, reason)
+        return replace(missing_bounds, expected=reference.typical, source=cite(profile, reference))
     bounds = Bounds(reference.warn, reference.fail, latency=reference.unit is Unit.NS)
     grade, link = bounds.grade(value), class_of(measurement).link
     bound = {Grade.FAIL: reference.fail, Grade.WARN: reference.warn}.get(grade)

@@ -93,6 +93,7 @@ def test_every_shipped_profile_fits_the_schema_and_names_the_source_of_each_numb
         assert source.kind is not SourceKind.PUBLISHED or (source.url or "").startswith("https://")
         assert source.kind is not SourceKind.MEASURED or (source.machines and source.runs)
     cited = {profile.match.source, *(w.source for w in profile.links)}
+    cited |= {profile.healthy.source} if profile.healthy else set()
     cited |= {name for r in profile.references for name in (r.source, r.bounds_source) if name}
     assert cited == set(profile.sources), "a source that nothing cites says nothing"
 

@@ -186,7 +186,10 @@ def _body(report: RunReport) -> Iterator[doc.Block]:
     staged = tuple(bench_answer.staged_lines(report))
     more = (f"and {len(staged) - _STAGED} more pairs",) if len(staged) > _STAGED else ()
     notes = [
-        *filter(None, (bench_answer.egm_line(report), bench_answer.route_line(report))),
+        *filter(
+            None,
+            (bench_answer.alarm_line(report), bench_answer.egm_line(report), bench_answer.route_line(report)),
+        ),
         *unexpected_owners(report),
     ]
     notes += [*staged[:_STAGED], *more, *_skipped(report), *report.problems]

@@ -10,8 +10,10 @@ from egmctl.model.finding import OTHERS, THROTTLED, Status
 from egmctl.model.kernel_log import LoggedFault
 from egmctl.model.measurement import LinkEvidence, LinkProof, Measurement, RunReport, Verification
 from egmctl.model.measurement import Status as MeasurementStatus
+from egmctl.model.profile import HealthyRuns
 from egmctl.model.route import LinkKind
 from egmctl.model.task import Quantity
+from egmctl.model.verdict import BAD_GRADES
 from egmctl.units import format_size, grouped, printable, several, shortened
 
 
@@ -130,6 +132,21 @@ def route_line(report: RunReport) -> str | None:
     }
     parts = [f"{counts[verdict]} {meaning}" for verdict, meaning in meanings.items() if counts[verdict]]
     return f"Route confirmed by link counters: {', '.join(parts)}."
+
+
+def false_alarms(profile: str, healthy: HealthyRuns) -> str:
+    """Return a sentence on how often a profile called healthy machines slow."""
+    runs, machines = several(healthy.runs, "run"), several(healthy.machines, "healthy machine")
+    return f"Profile {profile}: {several(healthy.alarms, 'alarm')} in {runs} of {machines} of this kind."
+
+
+def alarm_line(report: RunReport) -> str | None:
+    """Return how often the profile that calls a path slow was wrong before; ``None`` if it calls none slow."""
+    verdict = report.verdict
+    if verdict is None or verdict.profile is None or verdict.healthy is None:
+        return None
+    slow = any(path_class.by_profile in BAD_GRADES for path_class in verdict.classes)
+    return false_alarms(verdict.profile, verdict.healthy) if slow else None
 
 
 def egm_line(report: RunReport) -> str | None:

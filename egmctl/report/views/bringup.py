@@ -13,8 +13,8 @@ from egmctl.model.finding import UNEXPLAINED
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words, plain
 from egmctl.report.views.bench import bench_banners, bench_document, drawings, pairs
+from egmctl.report.views.bench_answer import alarm_line, tally
 from egmctl.report.views.bench_answer import seen as seen_by_bench
-from egmctl.report.views.bench_answer import tally
 from egmctl.report.views.bench_classes import main_rates
 from egmctl.report.views.causes import CAUSES, PATHS, cause_entry, verdict
 from egmctl.report.views.doctor import doctor_document
@@ -125,6 +125,8 @@ def _parts(bringup: Bringup) -> Iterator[doc.Part]:
     yield _part("doctor", bringup.diagnosis.answer)
     yield doc.Part(name="topo", sentence=platform(bringup.machine).line)
     yield doc.Part(name="bench", sentence="not run") if run is None else _part("bench", run.answer)
+    if run is not None and (words := alarm_line(run)) is not None:
+        yield doc.Part(name="alarms", sentence=words)
     # Evidence of the run that no cause reports.
     warnings = {} if run is None else seen_by_bench(run, causes=False)
     sentences = [f"{sentence} ({several(len(paths), 'path')})" for sentence, paths in warnings.items()]

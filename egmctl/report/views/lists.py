@@ -15,6 +15,7 @@ from egmctl.model.profile import LinkFacts, MatchResult, Profile, ProfileList, R
 from egmctl.model.task import Quantity, named
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone
+from egmctl.report.views.bench_answer import false_alarms
 from egmctl.report.views.machine import banners
 from egmctl.topology.platform import platform
 from egmctl.units import format_size, grouped, several, shortened
@@ -111,6 +112,9 @@ def profile_document(profile: Profile) -> doc.Document:
         by_link = grouped((reference.link, reference) for reference in profile.references)
         tables = tuple(_references(link, references, marks) for link, references in by_link.items())
         body.append(doc.Section("References (GB/s, latencies in ns)", tables))
+    if profile.healthy:
+        alarms = f"{false_alarms(profile.name, profile.healthy)} {marks[profile.healthy.source]}"
+        body.append(doc.Section("False alarms", (doc.Paragraph(alarms),)))
     sources = tuple(
         f"{marks[name]} {source}{f' {source.url}' if source.url else ''}" for name, source in profile.sources.items()
     )
