@@ -127,7 +127,9 @@ def test_a_module_that_is_not_loaded_is_the_one_cause(link: str, modules: tuple[
     library = LibraryFailure(how="missing", detail="libnvidia-ml.so.1: cannot open shared object file")
     machine = patched(one_generation("proprietary", device_id=0x1DB5), "gpus[*]", node=None, proc=None)
     machine = patched(patched(machine, "gpus[*].pci", driver=link), "host", cpu_model=None, architecture="ppc64le")
-    nodes = tuple(DeviceNode(path=f"/dev/{name}", exists=False, access="ENOENT") for name in ("nvidiactl", "nvidia-uvm"))
+    nodes = tuple(
+        DeviceNode(path=f"/dev/{name}", exists=False, access="ENOENT") for name in ("nvidiactl", "nvidia-uvm")
+    )
     gone = dict.fromkeys(("module_version", "module_flavour", "driver_version", "nvml_version", "libcuda_version"))
     machine = patched(machine, "driver", **gone, modules=modules, nodes=nodes, nvml_failure=library)
     machine = patched(machine, "driver", unread={"module_version": absent})
@@ -135,4 +137,4 @@ def test_a_module_that_is_not_loaded_is_the_one_cause(link: str, modules: tuple[
     causes = [finding for finding in found if finding.status in TOLD and not finding.explained_by]
     assert [finding.check for finding in causes if finding.status is Status.FAIL] == ["dev.driver-binding"]
     assert {"dev.control-nodes", "dev.count-consistency", "drv.libraries"} <= set(causes[0].explains)
-    assert causes[0].remedy is not None and causes[0].remedy.run == "modprobe nvidia"
+    assert causes[0].remedy is not None and "modprobe nvidia" in causes[0].remedy.text
