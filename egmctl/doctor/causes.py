@@ -15,7 +15,7 @@ from typing import Any
 
 from egmctl.doctor import effects_on_findings as when
 from egmctl.doctor import effects_on_paths as paths
-from egmctl.doctor.checks import egm, kernel
+from egmctl.doctor.checks import egm, fabric, kernel
 from egmctl.doctor.checks.access import lacks_all_gpus
 from egmctl.doctor.checks.active import KINDS
 from egmctl.doctor.effects_on_paths import Flows, Node, Symptom, Trouble, on
@@ -214,6 +214,8 @@ ON_FINDINGS: tuple[Rule, ...] = (
     Rule(("drv.nouveau",), ("dev.driver-binding", "drv.libraries", "dev.count-consistency"), when.always),
     Rule(("dev.driver-binding",), ("drv.libraries",), when.same_gpus),
     Rule(("drv.versions",), ("drv.libraries",), when.versions_differ),
+    # An update of the packages replaces the fabric manager's too, and the old module stays loaded.
+    Rule(("drv.versions",), ("fabric.manager",), when.effect_quotes(fabric.MANAGER_VERSION)),
     Rule(("dev.driver-binding", *WITHHELD), ("pcie.link",), when.undetermined),
     Rule(("drv.flavour",), ("egm.preconditions",), when.effect_quotes(egm.FLAVOUR)),
     # A GB10 with the proprietary modules logs Xid 169 and RmInitAdapter failed (tests/incidents, gb10-proprietary).
@@ -273,8 +275,8 @@ ON_FINDINGS: tuple[Rule, ...] = (
     Rule(("ipc.ptrace",), ("ipc.pidfd-active",), when.always),
 )
 """The rules for findings that explain findings, from upstream to downstream: device, module, access, platform, mode,
-fabric, start, log, feature. A test holds their order and direction (tests/doctor/test_causes_upstream.py), and each pair
-has one (tests/doctor/test_causes.py)."""
+fabric, start, log, feature. A test holds their order and direction (tests/doctor/test_causes_upstream.py); each pair
+has one too (tests/doctor/test_causes.py)."""
 
 
 # --- paths ------------------------------------------------------------------------------------------------------------

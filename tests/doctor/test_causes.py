@@ -29,6 +29,7 @@ from egmctl.report.exports.json import result_json
 from egmctl.report.exports.junit import doctor_junit
 from egmctl.report.exports.nagios import doctor_nagios
 from tests.answers import diagnose
+from tests.doctor.checks.test_fabric_manager import board
 from tests.doctor.faults import by_nouveau, excluded, faults, healthy, with_switches, without_umad
 from tests.doctor.machines import patched, with_gpu_denied
 
@@ -203,6 +204,7 @@ PAIRS: dict[tuple[str, str], Machine] = {
     ("dev.control-nodes", "egm.alloc-active"): without_uvm(),
     ("drv.libraries", "egm.alloc-active"): probes_failing(without_cuda(healthy(), 999), "cuInit", 999),
     ("fabric.manager", "drv.libraries"): waiting(unmanaged()),
+    ("drv.versions", "fabric.manager"): board("590.48.01", runs=False, driver="580.126.09", library="590.48.01"),
     ("fabric.management", "drv.libraries"): waiting(without_umad()),
     ("fabric.state", "drv.libraries"): waiting(IN_PROGRESS),
     ("gpu.cc-mode", "drv.libraries"): waiting(

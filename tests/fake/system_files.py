@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from egmctl.facts import system as services
 from egmctl.facts.gpus import DEVICES
+from egmctl.facts.service_logs import IMEX_LOG
 from egmctl.model.host import Bridge, Imex, System
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def _bridge(tree: Tree, bridge: Bridge) -> None:
 
 def _imex(tree: Tree, imex: Imex) -> None:
     if imex.session_in_use is not None:
-        tree.write(services.IMEX_LOG, "NV_ERR_IN_USE" if imex.session_in_use else "READY")
+        tree.write(IMEX_LOG, "NV_ERR_IN_USE" if imex.session_in_use else "READY")
     if imex.configured_nodes is not None:
         addresses = [f"10.0.0.{number}" for number in range(imex.configured_nodes - (imex.duplicate_nodes or 0))]
         tree.write(services.IMEX_NODES, "\n".join(addresses + addresses[: imex.duplicate_nodes or 0]))

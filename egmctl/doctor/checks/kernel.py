@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, noted, passed, unknown, warned
-from egmctl.doctor.situation import coherent, coherent_gpus, kernel, need_c2c, usable, virtual
+from egmctl.doctor.situation import NO_NVIDIA_GPU, coherent, coherent_gpus, kernel, need_c2c, usable, virtual
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard
 from egmctl.model.host import CpuFrequencies, Host
 from egmctl.model.machine import Machine
@@ -108,6 +108,30 @@ def _balancing(machine: Machine, _scope: Scope) -> Verdicts:
         yield warned("automatic NUMA balancing is on: it unmaps pages that GPUs use", remedy, cause=cause)
     else:
         yield passed("automatic NUMA balancing is off")
+
+
+@check("numa.huge-pages", Guard.PERF, sections=("host", "gpus"))
+def _huge_pages(machine: Machine, _scope: Scope) -> Verdicts:
+    host = machine.host or Host()
+    if not machine.gpus:
+        skip(NO_NVIDIA_GPU)
+    mode = known(
+        host.transparent_huge_pages,
+        "the mode of transparent huge pages was not read",
+        host.unread.get("transparent_huge_pages"),
+    )
+    yield fact("/sys/kernel/mm/transparent_hugepage/enabled", mode)
+    if mode == "never":
+        cause = "buffers in host memory then have small pages only, which costs lookups in CPU, IOMMU and SMMU"
+        remedy = as_root(
+            "Where programs use large host buffers, allow them to ask for huge pages.",
+            run="echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+        )
+        yield noted(
+            "transparent huge pages are off (never): no program gets them, even by request", remedy=remedy, cause=cause
+        )
+    else:
+        yield passed(f"transparent huge pages: {mode}")
 
 
 @check("numa.page-size", Guard.PERF, sections=("host", "gpus"))

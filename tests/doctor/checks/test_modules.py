@@ -89,7 +89,8 @@ def test_a_legacy_gpu_in_the_log_is_the_effect_of_the_driver_that_dropped_it() -
     log = KernelLog(source="/dev/kmsg", now_s=100.0, first_s=0.0, events=(logged,))
     machine = patched(one_generation("proprietary", device_id=0x1C81), "", kernel_log=log)
     alone = run_one("kernel.driver-messages", machine)
-    assert alone.remedy is not None and "580.xx" in alone.remedy.text
+    assert alone.remedy is not None
+    assert "580.xx" in alone.remedy.text
     absent = patched(patched(machine, "gpus[*].pci", driver=""), "gpus[*]", nvml=None, cuda=None)
     absent = patched(absent, "driver", modules=(), module_version=None, nvml_version="13.595.71.05")
     found = diagnose(absent, EVERYTHING, CHECKS).findings
@@ -137,4 +138,5 @@ def test_a_module_that_is_not_loaded_is_the_one_cause(link: str, modules: tuple[
     causes = [finding for finding in found if finding.status in TOLD and not finding.explained_by]
     assert [finding.check for finding in causes if finding.status is Status.FAIL] == ["dev.driver-binding"]
     assert {"dev.control-nodes", "dev.count-consistency", "drv.libraries"} <= set(causes[0].explains)
-    assert causes[0].remedy is not None and "modprobe nvidia" in causes[0].remedy.text
+    assert causes[0].remedy is not None
+    assert "modprobe nvidia" in causes[0].remedy.text
