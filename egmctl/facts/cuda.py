@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 from pathlib import Path, PurePosixPath
 from typing import Any
 

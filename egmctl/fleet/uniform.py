@@ -89,7 +89,8 @@ def marked(
 def _marked(
     answer: NodeResult, machines: Mapping[str, Machine], reasons: Mapping[tuple[str, str], str]
 ) -> Iterator[FleetGpu]:
-    indices = {gpu.index: gpu.bus_id for gpu in (machines[answer.node].gpus or ())} if answer.node in machines else {}
+    own = machines[answer.node].gpus if answer.node in machines else None
+    bus_ids: dict[int | None, str] = {gpu.index: gpu.bus_id for gpu in own or ()}
     for gpu in answer.gpus:
-        reason = reasons.get((answer.node, indices.get(gpu.index, "")))
+        reason = reasons.get((answer.node, bus_ids.get(gpu.index, "")))
         yield replace(gpu, reason=reason) if reason and gpu.kind is None and not gpu.reason else gpu

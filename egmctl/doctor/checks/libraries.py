@@ -143,11 +143,11 @@ def _limits(machine: Machine, _scope: Scope) -> Verdicts:
         low = f"the address space is limited to {format_size(space)}, less than the memory of the GPUs"
         remedy = todo("Lift the limit: CUDA reserves addresses for all memory.", run="ulimit -v unlimited")
         faults.append(warned(low, remedy))
-    memory = confinement.memory_limit_bytes
-    yield fact("memory.max", "unlimited" if memory is not None and memory < 0 else memory)
+    allowed = confinement.memory_limit_bytes
+    yield fact("memory.max", "unlimited" if allowed is not None and allowed < 0 else allowed)
     needed = _LEAST_MEMORY + _MEMORY_PER_GPU * len(gpus)
-    if memory is not None and 0 <= memory < needed:
-        low = f"the memory cgroup allows {format_size(memory)}, little for CUDA on {several(len(gpus), 'GPU')}"
+    if allowed is not None and 0 <= allowed < needed:
+        low = f"the memory cgroup allows {format_size(allowed)}, little for CUDA on {several(len(gpus), 'GPU')}"
         cause = "a process that exceeds it is killed, or its allocations of host memory fail; /dev/shm counts too"
         remedy = todo(
             f"Ask for {format_size(needed)} or more (Slurm: --mem; Kubernetes: resources.limits.memory; docker run "

@@ -86,6 +86,7 @@ def test_a_legacy_gpu_in_the_log_is_the_effect_of_the_driver_that_dropped_it() -
         logged = event(12.0, record)
         assert logged is not None
         assert (logged.message, logged.bus_id) == (DriverMessage.LEGACY_DRIVER, None)
+    assert logged is not None
     log = KernelLog(source="/dev/kmsg", now_s=100.0, first_s=0.0, events=(logged,))
     machine = patched(one_generation("proprietary", device_id=0x1C81), "", kernel_log=log)
     alone = run_one("kernel.driver-messages", machine)

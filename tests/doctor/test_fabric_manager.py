@@ -15,7 +15,7 @@ from egmctl.model.host import FabricManager
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
 from tests.answers import diagnose
-from tests.doctor.faults import Fault, with_switches
+from tests.doctor.faults import with_switches
 from tests.doctor.machines import patched, run_one
 from tests.fake.sysroot import Tree
 
@@ -25,7 +25,6 @@ LINE = (
 )
 PACKAGE = "Package: {}\nStatus: install ok installed\nArchitecture: amd64\nVersion: {}-0ubuntu0.22.04.1\n\n"
 OTHER = "Package: nvidia-fabricmanager-550\nStatus: deinstall ok config-files\nVersion: 550.1.1-1\n\n"
-FAULTS: dict[str, Fault] = {}
 
 
 def read(tmp_path: Path, **files: str) -> FabricManager:
