@@ -10,9 +10,10 @@ import struct
 from typing import TYPE_CHECKING
 
 from egmctl.facts import system as services
+from egmctl.facts.containers import ENGINES, TOOLKIT
 from egmctl.facts.gpus import DEVICES
 from egmctl.facts.service_logs import IMEX_LOG
-from egmctl.model.host import Bridge, Imex, System
+from egmctl.model.host import Bridge, Containers, Imex, System
 
 if TYPE_CHECKING:
     from tests.fake.sysroot import Tree
@@ -46,6 +47,8 @@ def write_system(tree: Tree, system: System) -> None:
             tree.write(f"/proc/{1000 + number}/cgroup", "0::/system.slice/nvidia-imex.service")
     if system.imex is not None:
         _imex(tree, system.imex)
+    if system.containers is not None:
+        _containers(tree, system.containers)
     for name, version in (system.module_versions or {}).items():
         tree.folder(f"/sys/module/{name}")
         tree.write(f"/sys/module/{name}/version", version or None)
@@ -68,6 +71,17 @@ def _bridge(tree: Tree, bridge: Bridge) -> None:
     if bridge.acs_control is not None:
         # One extended capability: its id and version, ACS' own capabilities, and its control.
         tree.write(f"{folder}/config", bytes(256) + struct.pack("<IHH", 0x0001000D, 0, bridge.acs_control))
+
+
+def _containers(tree: Tree, containers: Containers) -> None:
+    if containers.toolkit:
+        tree.write(TOOLKIT[0], "")
+    for specification in containers.specifications or ():
+        tree.write(specification.path, "".join(f"- libcuda.so.{each}\n" for each in specification.driver_versions))
+    for number, engine in enumerate(containers.engines or ()):
+        process, (file, *_) = ENGINES[engine.name]
+        tree.write(f"/proc/{1100 + number}/comm", process)
+        tree.write(file, "nvidia-container-runtime" if engine.nvidia_runtime else "")
 
 
 def _imex(tree: Tree, imex: Imex) -> None:

@@ -38,8 +38,13 @@ def _gpu_containers(machine: Machine, _scope: Scope) -> Verdicts:
         words = {True: "NVIDIA's runtime", False: "no NVIDIA runtime", None: "not read"}[engine.nvidia_runtime]
         yield fact(engine.name, words)
     loaded = driver.module_version
-    # A specification of a driver in a container's root names that driver's libraries, as the GPU operator's does.
-    stale = [s for s in specifications if s.driver_versions and loaded is not None and loaded not in s.driver_versions]
+    # After an update of the driver its old module stays loaded, and a new specification is of the new files.
+    installed = {loaded, driver.driver_version}
+    stale = [
+        s
+        for s in specifications
+        if s.driver_versions and loaded is not None and installed.isdisjoint(s.driver_versions)
+    ]
     for specification in stale:
         versions = ", ".join(specification.driver_versions)
         summary = f"{specification.path} is of driver {versions}, and {loaded} is loaded"

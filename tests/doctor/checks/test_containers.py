@@ -75,6 +75,7 @@ def test_the_driver_of_the_tests_is_the_loaded_one() -> None:
             {"specifications": (specification("575.57.08"), specification(LOADED, "/var/run/cdi/nvidia.yaml"))},
             Status.WARN,
         ),
+        ({"specifications": (specification("595.71.05"),)}, Status.WARN),
         ({"specifications": (CdiSpecification(path="/etc/cdi/nvidia.yaml"),)}, Status.PASS),
         ({"specifications": None}, Status.UNKNOWN),
         ({"toolkit": None}, Status.UNKNOWN),

@@ -74,8 +74,8 @@ def test_a_virtual_machine_without_cpufreq_has_nothing_to_say(tmp_path: Path) ->
     assert run_one("cpu.governor", inside).status is Status.SKIP
 
 
-POOL = HugePages(page_size_bytes=GIB, total=400, free=200)
-IDLE = "a pool of huge pages holds 400 GiB of 957 GiB, 200 GiB of it unused"
+POOL = HugePages(page_size_bytes=GIB, total=400, free=300)
+IDLE = "a pool of huge pages holds 400 GiB of 957 GiB, 300 GiB of it unused"
 
 
 def with_pool(*, of_nodes: tuple[HugePages, ...] | None = None, total: int = 957 * GIB) -> Machine:
