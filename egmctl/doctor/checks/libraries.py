@@ -12,6 +12,7 @@ from egmctl.model.finding import Finding, Guard
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Confinement, Driver, Process, System
 from egmctl.model.machine import Machine
+from egmctl.model.record import Reason
 from egmctl.model.remedy import Need
 from egmctl.topology.access import Block
 from egmctl.units import GIB, MIB, format_size, several
@@ -155,10 +156,13 @@ def _limits(machine: Machine, _scope: Scope) -> Verdicts:
         )
         faults.append(warned(low, remedy, cause=cause))
     yield from faults
-    if not faults and any(limits.get(name) is None for name in sources):
-        yield unknown("a limit of descriptors, processes or address space was not read")
+    # Older recordings do not state the limit of memory.
+    is_unread = allowed is None and confinement.reason_of("memory_limit_bytes") not in (None, Reason.NOT_STATED)
+    if not faults and (is_unread or any(limits.get(name) is None for name in sources)):
+        yield unknown("a limit of descriptors, processes, address space or memory was not read")
     elif not faults:
-        yield passed("descriptors, processes and address space are enough for CUDA")
+        words = "descriptors, processes and address space" if allowed is None else "descriptors, processes and memory"
+        yield passed(f"{words} are enough for CUDA")
 
 
 @check("ns.container", Guard.IPC, sections=("process",))
