@@ -63,7 +63,7 @@ _ALLOW_PTRACE = todo(
 
 _ONE_DRIVER = todo(
     "Start all processes that share memory with the same libraries: one image, or the same LD_LIBRARY_PATH.",
-    look="grep -hE 'libcuda(rt)?\\.so' /proc/PID/maps",
+    look="ldconfig -p | grep -E 'libcuda|libcudart'",
 )
 
 

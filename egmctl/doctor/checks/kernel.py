@@ -132,7 +132,7 @@ def _huge_pages(machine: Machine, _scope: Scope) -> Verdicts:
 
 _MADVISE = as_root(
     "Where programs have large host buffers, let them ask for huge pages.",
-    run="echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+    run="printf madvise > /sys/kernel/mm/transparent_hugepage/enabled",
 )
 
 
