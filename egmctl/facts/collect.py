@@ -182,7 +182,7 @@ def _machine(node: _Node, asked: Collection[str]) -> Machine:
 def _with_cuda_processes(root: Root, own: Process, gpus: Iterable[Gpu]) -> Process:
     """Return the process with the libraries of the processes that NVML lists, and of itself if it is another one."""
     reasons = Reasons()
-    pids = [found.pid for gpu in gpus for found in (gpu.nvml.processes if gpu.nvml else None) or ()]
+    pids = [user.pid for gpu in gpus for user in (gpu.nvml.processes if gpu.nvml else None) or ()]
     groups = reasons.read("cuda_processes", lambda: libraries.cuda_processes(root, pids, own.pid))
     unread = {name: why for name, why in own.unread.items() if name != "cuda_processes"}
     return dataclasses.replace(own, cuda_processes=groups, unread={**unread, **reasons.unread})

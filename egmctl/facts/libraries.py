@@ -79,16 +79,16 @@ def cuda_processes(root: Root, pids: Iterable[int], asked: int = 0) -> tuple[Cud
     """
     if root.is_live and root.link("/proc/self/ns/pid") != f"pid:[{INITIAL_NAMESPACES['pid']}]":
         raise Unreadable(Reason.NOT_SUPPORTED, "a PID namespace of its own: NVML states the host's process ids")
-    found: list[tuple[tuple[int, str, str, bool], bool]] = []
+    processes: list[tuple[tuple[int, str, str, bool], bool]] = []
     for pid in list(dict.fromkeys((*((asked,) if asked else ()), *pids)))[:_MOST]:
         # A process may have ended, or be another user's.
         with suppress(Unreadable):
             text = root.read(f"/proc/{pid}/maps")
             libcuda = mapped(text, "cuda")
             user = root.numbers(f"/proc/{pid}/status", "Uid", least=4)[1]
-            found.append(((user, str(libcuda), _file(text, "cudart"), pid == asked), pid == asked))
-    users = list(dict.fromkeys(user for (user, *_), _ in found))
-    groups = grouped(found)
+            processes.append(((user, str(libcuda), _file(text, "cudart"), pid == asked), pid == asked))
+    users = list(dict.fromkeys(user for (user, *_), _ in processes))
+    groups = grouped(processes)
     return tuple(
         _group(users.index(user), len(members), PurePosixPath(libcuda), runtime, is_asked=is_asked)
         for (user, libcuda, runtime, is_asked), members in groups.items()
@@ -102,12 +102,12 @@ def _file(text: str, library: str) -> str:
         return ""
 
 
-def _group(user: int, processes: int, libcuda: PurePosixPath, runtime: str, *, is_asked: bool) -> CudaProcesses:
+def _group(user: int, count: int, libcuda: PurePosixPath, runtime: str, *, is_asked: bool) -> CudaProcesses:
     no_runtime = Unreadable(Reason.NOT_PRESENT, "maps: no libcudart")
     return Reasons().record(
         CudaProcesses,
         user=user,
-        processes=processes,
+        processes=count,
         asked=is_asked,
         libcuda_version=lambda: version_of(libcuda),
         libcuda_compat=is_compat(libcuda),

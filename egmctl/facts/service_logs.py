@@ -64,10 +64,10 @@ def _package(root: Root) -> str:
 
 def _refusal(root: Root) -> tuple[str, str]:
     """Return the versions in the last line of a fabric manager that refused a driver: its own, and the driver's."""
-    found = [match for text in _texts(root) for match in _REFUSED.findall(text)[-1:]]
-    if not found:
+    refusals = [match for text in _texts(root) for match in _REFUSED.findall(text)[-1:]]
+    if not refusals:
         raise Unreadable(Reason.NOT_PRESENT, f"{FABRIC_LOG}: no line on another driver version")
-    own, driver = found[0]
+    own, driver = refusals[0]
     return own, driver
 
 

@@ -157,11 +157,11 @@ def folded(report: FleetReport, document: Callable[[NodeResult], Saved], warn: C
     comparison = compare(results, spread=spread_of(results, warn)) if len(results) > 1 else None
     answers, ready = judged_gpus(report.asked, answers, loaded)
     machines = {node: machine for node, saved in loaded.items() for machine in saved.machines}
-    found = uniform.unlike(machines)
-    lines |= {node: (*lines[node], *more) for node, more in uniform.lines(found).items()}
-    answers = uniform.marked(answers, found, machines)
+    unlike = uniform.unlike(machines)
+    lines |= {node: (*lines[node], *more) for node, more in uniform.lines(unlike).items()}
+    answers = uniform.marked(answers, unlike, machines)
     report = dataclasses.replace(
-        report, answers=tuple(answers), counts=counts(answers), comparison=comparison, unlike=found
+        report, answers=tuple(answers), counts=counts(answers), comparison=comparison, unlike=unlike
     )
     return answered(dataclasses.replace(report, groups=groups(answers, lines), readiness=ready))
 

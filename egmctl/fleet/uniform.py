@@ -31,7 +31,7 @@ def unlike(machines: Mapping[str, Machine]) -> tuple[UnlikeGpus, ...]:
     """
     gpus = [(node, gpu) for node, machine in machines.items() for gpu in machine.gpus or () if gpu.nvml is not None]
     kinds = grouped(((gpu.pci and gpu.pci.pci_id, gpu.name), (node, gpu)) for node, gpu in gpus)
-    return tuple(found for of_kind in kinds.values() for prop in PROPERTIES for found in _differences(prop, of_kind))
+    return tuple(item for of_kind in kinds.values() for prop in PROPERTIES for item in _differences(prop, of_kind))
 
 
 def _differences(compared: Property, gpus: Sequence[tuple[str, Gpu]]) -> Iterator[UnlikeGpus]:
@@ -67,9 +67,9 @@ def _is_named_there(members: Sequence[tuple[str, Gpu]], value: str) -> bool:
     return having < len(members) and 2 * having <= len(members)
 
 
-def lines(found: Sequence[UnlikeGpus]) -> dict[str, tuple[GroupLine, ...]]:
+def lines(differing: Sequence[UnlikeGpus]) -> dict[str, tuple[GroupLine, ...]]:
     """Return what is unlike on each node, as lines of its group."""
-    by_node = grouped((item.node, item) for item in found)
+    by_node = grouped((item.node, item) for item in differing)
     return {node: tuple(map(_line, items)) for node, items in by_node.items()}
 
 
@@ -79,10 +79,10 @@ def _line(item: UnlikeGpus) -> GroupLine:
 
 
 def marked(
-    answers: Sequence[NodeResult], found: Sequence[UnlikeGpus], machines: Mapping[str, Machine]
+    answers: Sequence[NodeResult], differing: Sequence[UnlikeGpus], machines: Mapping[str, Machine]
 ) -> list[NodeResult]:
     """Return the answers in which GPUs that are slower for it, and of which nothing else is wrong, have that reason."""
-    reasons = {(item.node, bus_id): item.words for item in reversed(found) if item.slows for bus_id in item.gpus}
+    reasons = {(item.node, bus_id): item.words for item in reversed(differing) if item.slows for bus_id in item.gpus}
     return [replace(answer, gpus=tuple(_marked(answer, machines, reasons))) for answer in answers]
 
 

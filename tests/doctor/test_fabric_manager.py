@@ -88,5 +88,5 @@ def test_one_that_runs_is_well_and_says_that_its_package_is_another() -> None:
 def test_packages_that_are_newer_than_the_loaded_driver_are_one_cause() -> None:
     """The update replaced the libraries and the fabric manager; the old module stayed loaded."""
     machine = board("590.48.01", runs=False, driver="580.126.09", library="590.48.01")
-    found = {finding.check: finding for finding in diagnose(machine, EVERYTHING, CHECKS).findings}
-    assert found["fabric.manager"].explained_by == ("drv.versions",)
+    findings = {finding.check: finding for finding in diagnose(machine, EVERYTHING, CHECKS).findings}
+    assert findings["fabric.manager"].explained_by == ("drv.versions",)

@@ -19,8 +19,8 @@ WELL = healthy()
 
 def fleet(*nodes: Machine) -> list[tuple[str, str, str, str]]:
     """Return what is unlike: the node, its GPUs, the words and the status."""
-    found = unlike({f"tray{number}": machine for number, machine in enumerate(nodes, start=1)})
-    return [(item.node, item.label, item.words, item.status.value) for item in found]
+    items = unlike({f"tray{number}": machine for number, machine in enumerate(nodes, start=1)})
+    return [(item.node, item.label, item.words, item.status.value) for item in items]
 
 
 def other(gpus: str = "*", **changes: Any) -> Machine:

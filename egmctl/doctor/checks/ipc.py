@@ -96,7 +96,7 @@ def _libraries(machine: Machine, _scope: Scope) -> Verdicts:
     elif any(group.libcuda_version is None for members in users for group in members):
         yield unknown("the version of a process' libcuda is not in its file's name")
     else:
-        yield passed("the processes that use these GPUs have one libcuda for each user")
+        yield passed("the processes on these GPUs that could be read have one libcuda for each user")
 
 
 def _differing(groups: Sequence[CudaProcesses]) -> Iterator[str]:

@@ -112,13 +112,13 @@ def test_toolkit_specifications_and_engines_are_read_from_files(tmp_path: Path) 
     tree.write(f"{CDI_FOLDERS[1]}/amd.yaml", SPECIFICATION.format("1", "1"))
     tree.write(ENGINES["docker"][1][0], '{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}')
     tree.write(f"{ENGINES['containerd'][1][1]}/10.toml", "[plugins]")
-    found = containers(Root(str(tmp_path)), lambda: {"dockerd": ["1"], "containerd": ["2"], "sshd": ["3"]})
-    assert found.toolkit is True
-    assert found.specifications == (
+    facts = containers(Root(str(tmp_path)), lambda: {"dockerd": ["1"], "containerd": ["2"], "sshd": ["3"]})
+    assert facts.toolkit is True
+    assert facts.specifications == (
         specification("575.57.08"),
         CdiSpecification(path="/var/run/cdi/k8s.gpu.nvidia.com-claim.json"),
     )
-    assert found.engines == (
+    assert facts.engines == (
         ContainerEngine(name="docker", nvidia_runtime=True),
         ContainerEngine(name="containerd", nvidia_runtime=False),
     )

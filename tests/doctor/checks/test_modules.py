@@ -94,8 +94,8 @@ def test_a_legacy_gpu_in_the_log_is_the_effect_of_the_driver_that_dropped_it() -
     assert "580.xx" in alone.remedy.text
     absent = patched(patched(machine, "gpus[*].pci", driver=""), "gpus[*]", nvml=None, cuda=None)
     absent = patched(absent, "driver", modules=(), module_version=None, nvml_version="13.595.71.05")
-    found = diagnose(absent, EVERYTHING, CHECKS).findings
-    assert [finding.explained_by for finding in found if finding.check == "kernel.driver-messages"] == [
+    findings = diagnose(absent, EVERYTHING, CHECKS).findings
+    assert [finding.explained_by for finding in findings if finding.check == "kernel.driver-messages"] == [
         ("dev.driver-binding",)
     ]
 
@@ -135,8 +135,8 @@ def test_a_module_that_is_not_loaded_is_the_one_cause(link: str, modules: tuple[
     gone = dict.fromkeys(("module_version", "module_flavour", "driver_version", "nvml_version", "libcuda_version"))
     machine = patched(machine, "driver", **gone, modules=modules, nodes=nodes, nvml_failure=library)
     machine = patched(machine, "driver", unread={"module_version": absent})
-    found = diagnose(machine, EVERYTHING, CHECKS).findings
-    causes = [finding for finding in found if finding.status in TOLD and not finding.explained_by]
+    findings = diagnose(machine, EVERYTHING, CHECKS).findings
+    causes = [finding for finding in findings if finding.status in TOLD and not finding.explained_by]
     assert [finding.check for finding in causes if finding.status is Status.FAIL] == ["dev.driver-binding"]
     assert {"dev.control-nodes", "dev.count-consistency", "drv.libraries"} <= set(causes[0].explains)
     assert causes[0].remedy is not None
