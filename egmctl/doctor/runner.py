@@ -38,6 +38,7 @@ _ORDER = (
         "modules",
         "starting",
         "libraries",
+        "containers",
         "gpu",
         "siblings",
         "egm",

@@ -511,6 +511,7 @@ _GPU = (
     Question("serial", "nvmlDeviceGetSerial"),
     Question("board_part_number", "nvmlDeviceGetBoardPartNumber"),
     Question("vbios", "nvmlDeviceGetVbiosVersion"),
+    Question("inforom_image", "nvmlDeviceGetInforomImageVersion"),
     Question("minor", "nvmlDeviceGetMinorNumber"),
     Question("compute_capability", "nvmlDeviceGetCudaComputeCapability"),
     Question(

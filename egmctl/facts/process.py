@@ -66,6 +66,7 @@ def process(root: Root, pid: int = 0) -> Process:
         effective_uid=lambda: root.numbers(f"{folder}/status", "Uid", least=4)[1] if pid else os.geteuid(),
         cgroups=lambda: cgroups(root, folder),
         container_signs=_container_signs(root, pid, environment or {}),
+        cuda_processes=Unreadable(Reason.NOT_ASKED, "NVML lists them with the GPUs"),
         environment=environment and {key: environment[key] for key in ENVIRONMENT_KEYS if key in environment},
     )
 

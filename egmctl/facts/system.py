@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from egmctl.driver.reading import Reasons, Unreadable, read_or
 from egmctl.facts import gpus as pci
-from egmctl.facts import host
+from egmctl.facts import host, service_logs
+from egmctl.facts.containers import containers
 from egmctl.facts.root import READ_LIMIT, OtherRoot, Root, program_output
 from egmctl.model.host import Bridge, DeviceNode, Imex, Nic, NicPort, PciFunction, System, VerbsNode
 from egmctl.model.record import Reason, Unread
@@ -203,9 +204,6 @@ IMEX_CONTROL = ("/usr/bin/nvidia-imex-ctl", "/opt/nvidia/imex/bin/nvidia-imex-ct
 IMEX_TIMEOUT_S = 1.5
 """The timeout of nvidia-imex-ctl, which answers at once or hangs (kubernetes-sigs/dra-driver-nvidia-gpu issue 1417)."""
 
-IMEX_LOG = "/var/log/nvidia-imex.log"
-_LOG_BYTES = 1 << 16
-
 COMPUTE_DOMAIN_PLUGIN = "/var/lib/kubelet/plugins/compute-domain.nvidia.com"
 _COMPUTE_DOMAIN_CDI = "k8s.compute-domain.nvidia.com"
 _COMPUTE_DOMAIN_COMM = "compute-domain-"
@@ -263,7 +261,9 @@ def imex(root: Root, running: Callable[[], Processes]) -> Imex:
         kubelet=lambda: not _KUBELETS.isdisjoint(running()),
         compute_domains=lambda: _compute_domains(root, running()),
         compute_domain_mode=lambda: _mode(root, running()),
-        session_in_use=lambda: _session_in_use(root),
+        session_in_use=lambda: service_logs.imex_session_in_use(root),
+        version=lambda: service_logs.imex_version(root),
+        unanswered_unimport=lambda: service_logs.imex_unanswered(root),
     )
 
 
@@ -301,11 +301,6 @@ def _mode(root: Root, running: Processes) -> str:
         mode = re.search(r"(?:^|\0)IMEX_MODE=(driverManaged|hostManaged)(?:\0|$)", environment)
         return mode[1] if mode else "driverManaged"
     raise unread
-
-
-def _session_in_use(root: Root) -> bool:
-    log = root.read_bytes(IMEX_LOG, _LOG_BYTES, from_end=True)
-    return log.rfind(b"NV_ERR_IN_USE") > log.rfind(b"READY")
 
 
 def _addresses(root: Root) -> tuple[int, int]:
@@ -374,6 +369,8 @@ def system(root: Root) -> System:
         ats=lambda: _ats(root, functions()),
         daemons=lambda: daemons(running()),
         imex=imex(root, running),
+        fabric_manager=service_logs.fabric_manager(root),
+        containers=containers(root, running),
         module_versions=lambda: _module_versions(root),
         peer_memory_clients=lambda: tuple(root.names_if_any("/sys/kernel/mm/memory_peers")),
         peermem_linked=lambda: _peermem_linked(root),

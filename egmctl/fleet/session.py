@@ -12,6 +12,7 @@ from pathlib import Path
 from egmctl.comparison import compare
 from egmctl.comparison.paths import spread_of
 from egmctl.errors import EgmctlError, UsageError
+from egmctl.fleet import uniform
 from egmctl.fleet.folder import REPORT, Folder, document_of, groups, lines_of, new_folder, old_folder
 from egmctl.fleet.judge import judged_gpus
 from egmctl.fleet.nodes import check_names
@@ -155,7 +156,13 @@ def folded(report: FleetReport, document: Callable[[NodeResult], Saved], warn: C
     results = list(loaded.values())
     comparison = compare(results, spread=spread_of(results, warn)) if len(results) > 1 else None
     answers, ready = judged_gpus(report.asked, answers, loaded)
-    report = dataclasses.replace(report, answers=tuple(answers), counts=counts(answers), comparison=comparison)
+    machines = {node: machine for node, saved in loaded.items() for machine in saved.machines}
+    unlike = uniform.unlike(machines)
+    lines |= {node: (*lines[node], *more) for node, more in uniform.lines(unlike).items()}
+    answers = uniform.marked(answers, unlike, machines)
+    report = dataclasses.replace(
+        report, answers=tuple(answers), counts=counts(answers), comparison=comparison, unlike=unlike
+    )
     return answered(dataclasses.replace(report, groups=groups(answers, lines), readiness=ready))
 
 

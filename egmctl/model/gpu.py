@@ -171,6 +171,9 @@ class GpuNvml(Record):
     serial: str | None = None
     board_part_number: Plain | None = None
     vbios: Plain | None = None
+    inforom_image: Plain | None = None
+    """The version of the InfoROM's image, which holds the configuration of the board
+    (``nvmlDeviceGetInforomImageVersion``)."""
     minor: int | None = None
     compute_capability: tuple[int, int] | None = None
     memory_total_bytes: int | None = None

@@ -337,6 +337,52 @@ class Imex(Record):
     """``driverManaged`` or ``hostManaged``, from the environment of that driver. Only root may read it."""
     session_in_use: bool | None = None
     """Whether the service log has a rejected second daemon (``NV_ERR_IN_USE``) after its last ``READY``."""
+    version: Plain | None = None
+    """The version that the service log states at the last start."""
+    unanswered_unimport: bool | None = None
+    """Whether, by the service log since the last start, another node did not answer when memory was released."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricManager(Record):
+    """The fabric manager's version, which must be the driver's."""
+
+    version: Plain | None = None
+    """The version of the installed package (Debian), or of the program that refused the driver."""
+    refused_driver: Plain | None = None
+    """The driver version that it refused last; ``not-present`` if no log says so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CdiSpecification(Record):
+    """A file of the Container Device Interface that gives containers this node's GPUs."""
+
+    path: Plain
+    """``/etc/cdi/nvidia.yaml``."""
+    driver_versions: tuple[Plain, ...] = ()
+    """The driver versions in the names of the libraries that it mounts (``libcuda.so.580.65.06``), sorted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerEngine(Record):
+    """A container engine that runs on this node, and whether it can give GPUs to containers."""
+
+    name: Plain
+    """``docker``, ``containerd`` or ``crio``."""
+    nvidia_runtime: bool | None = None
+    """Whether its configuration names NVIDIA's runtime."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Containers(Record):
+    """What gives containers this host's GPUs: the NVIDIA Container Toolkit, CDI specifications, and engines."""
+
+    toolkit: bool | None = None
+    """Whether the toolkit is installed (``nvidia-ctk``)."""
+    specifications: tuple[CdiSpecification, ...] | None = None
+    """The CDI specifications of NVIDIA's GPUs in ``/etc/cdi`` and ``/var/run/cdi``; empty if there are none."""
+    engines: tuple[ContainerEngine, ...] | None = None
+    """The engines that run here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,6 +425,8 @@ class System(Record):
     """The running daemons among ``egmctl.facts.system.DAEMONS``; in a container, only those of its own PID
     namespace."""
     imex: Imex | None = None
+    fabric_manager: FabricManager | None = None
+    containers: Containers | None = None
     module_versions: Mapping[Plain, Plain] | None = None
     """The versions of the loaded modules among ``egmctl.facts.system.RDMA_MODULES``; ``""`` if a module states no
     version."""
@@ -422,6 +470,24 @@ class Cgroup(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CudaProcesses(Record):
+    """Processes of one user that use GPUs and have loaded the same libraries."""
+
+    user: int
+    """The user's number among those here, in the order in which they were seen."""
+    processes: int
+    """The number of the processes."""
+    asked: bool = False
+    """Whether the process of ``--pid`` is among them."""
+    libcuda_version: Plain | None = None
+    """The version in the name of their libcuda: ``580.65.06``."""
+    libcuda_compat: bool | None = None
+    """Whether it is of CUDA's compat package."""
+    runtime_version: Plain | None = None
+    """The version in the name of their libcudart; ``not-present`` if a program has it inside."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Process(Record):
     """The process: its cgroups, signs of a container, and the environment variables that affect drivers."""
 
@@ -434,6 +500,9 @@ class Process(Record):
     none."""
     environment: Mapping[Plain, Annotated[str, Share.ENVIRONMENT]] | None = None
     """The variables that are set among ``egmctl.facts.process.ENVIRONMENT_KEYS``."""
+    cuda_processes: tuple[CudaProcesses, ...] | None = None
+    """The processes that use GPUs here and whose maps this process may read, as NVML lists them, and that of
+    ``--pid``; only in the host's PID namespace, whose ids NVML states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -498,6 +567,8 @@ class Confinement(Record):
     unlimited."""
     pids_left: int | None = None
     """The number of further processes and threads that the cgroups allow (``pids.max``); -1 is unlimited."""
+    memory_limit_bytes: int | None = None
+    """The memory that the cgroups allow (``memory.max``), page cache and /dev/shm included; -1 is unlimited."""
     mounts: tuple[Mount, ...] | None = None
     shm_total_bytes: int | None = None
     """The size of ``/dev/shm``."""

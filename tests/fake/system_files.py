@@ -10,8 +10,10 @@ import struct
 from typing import TYPE_CHECKING
 
 from egmctl.facts import system as services
+from egmctl.facts.containers import ENGINES, TOOLKIT
 from egmctl.facts.gpus import DEVICES
-from egmctl.model.host import Bridge, Imex, System
+from egmctl.facts.service_logs import IMEX_LOG
+from egmctl.model.host import Bridge, Containers, Imex, System
 
 if TYPE_CHECKING:
     from tests.fake.sysroot import Tree
@@ -45,6 +47,8 @@ def write_system(tree: Tree, system: System) -> None:
             tree.write(f"/proc/{1000 + number}/cgroup", "0::/system.slice/nvidia-imex.service")
     if system.imex is not None:
         _imex(tree, system.imex)
+    if system.containers is not None:
+        _containers(tree, system.containers)
     for name, version in (system.module_versions or {}).items():
         tree.folder(f"/sys/module/{name}")
         tree.write(f"/sys/module/{name}/version", version or None)
@@ -69,9 +73,20 @@ def _bridge(tree: Tree, bridge: Bridge) -> None:
         tree.write(f"{folder}/config", bytes(256) + struct.pack("<IHH", 0x0001000D, 0, bridge.acs_control))
 
 
+def _containers(tree: Tree, containers: Containers) -> None:
+    if containers.toolkit:
+        tree.write(TOOLKIT[0], "")
+    for specification in containers.specifications or ():
+        tree.write(specification.path, "".join(f"- libcuda.so.{each}\n" for each in specification.driver_versions))
+    for number, engine in enumerate(containers.engines or ()):
+        process, (file, *_) = ENGINES[engine.name]
+        tree.write(f"/proc/{1100 + number}/comm", process)
+        tree.write(file, "nvidia-container-runtime" if engine.nvidia_runtime else "")
+
+
 def _imex(tree: Tree, imex: Imex) -> None:
     if imex.session_in_use is not None:
-        tree.write(services.IMEX_LOG, "NV_ERR_IN_USE" if imex.session_in_use else "READY")
+        tree.write(IMEX_LOG, "NV_ERR_IN_USE" if imex.session_in_use else "READY")
     if imex.configured_nodes is not None:
         addresses = [f"10.0.0.{number}" for number in range(imex.configured_nodes - (imex.duplicate_nodes or 0))]
         tree.write(services.IMEX_NODES, "\n".join(addresses + addresses[: imex.duplicate_nodes or 0]))

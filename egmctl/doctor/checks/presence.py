@@ -229,6 +229,9 @@ def _binding(machine: Machine, scope: Scope) -> Verdicts:
 def _not_bound(machine: Machine, scope: Scope, gpu: Gpu) -> Verdicts:
     driver = (gpu.pci and gpu.pci.driver) or ""
     text = f"bound to {driver}, not to nvidia" if driver else "no kernel driver is bound"
+    if driver == "nvidia":
+        # Only a partial copy of a node's files has the link without the module.
+        text = "the NVIDIA kernel module, to which it is bound, is not loaded"
     yield fact(f"/sys/bus/pci/devices/{gpu.bus_id}/driver", driver or "none")
     # A hypervisor on Grace has nvgrace_gpu_vfio_pci.
     if "vfio" in driver:
@@ -238,7 +241,7 @@ def _not_bound(machine: Machine, scope: Scope, gpu: Gpu) -> Verdicts:
             yield noted(text, remedy=remedy, cause=cause)
             return
         text += ", but it is required (--gpus, --expect)"
-    elif driver:
+    elif driver not in ("", "nvidia"):
         remedy = as_root(f"Keep {driver} from loading (modprobe.blacklist={driver}), and reboot.", Need.REBOOT)
         cause = "another driver took it first"
     elif (last := _dropped(machine, gpu)) is not None:
@@ -251,7 +254,7 @@ def _not_bound(machine: Machine, scope: Scope, gpu: Gpu) -> Verdicts:
         cause = "the module is loaded but did not bind to it"
     else:
         remedy = as_root("Load the driver's kernel module, or install it.", run="modprobe nvidia")
-        cause = "the NVIDIA kernel module is not loaded"
+        cause = "/proc/driver/nvidia is not there" if driver else "the NVIDIA kernel module is not loaded"
     yield failed(text, remedy, cause=cause)
 
 
