@@ -137,7 +137,7 @@ _WITHOUT_FABRIC = ("fabric.state", "fabric.domain", "p2p.status", *_OVER_NVLINK)
 
 _RELATED: Mapping[str, tuple[str, ...]] = {
     "dev.fell-off-bus": ("dev.driver-binding", "dev.permissions", "gpu.health", "pcie.link", *_LOST_GPU_EFFECTS),
-    "dev.driver-binding": ("dev.control-nodes", *_LOST_GPU_EFFECTS),
+    "dev.driver-binding": ("dev.control-nodes", "egm.mode", *_LOST_GPU_EFFECTS),
     "dev.excluded": _LOST_GPU_EFFECTS,
     "dev.cgroup-restricted": _LOST_GPU_EFFECTS,
     "dev.nodes-missing": _LOST_GPU_EFFECTS,
@@ -154,7 +154,7 @@ _RELATED: Mapping[str, tuple[str, ...]] = {
     "nvlink.bw-mode": ("p2p.status", "egm.peer-route", "fabric.alloc-active", "p2p.verify"),
     "nvlink.links": ("nvlink.errors", "p2p.status", "egm.peer-route", "fabric.state", "p2p.verify"),
     "c2c.link": ("egm.platform", *_EGM, "egm.alloc-active"),
-    "egm.hypervisor-mode": (*_EGM, "egm.alloc-active"),
+    "egm.mode": (*_EGM, "egm.alloc-active"),
     "egm.override-key": (*_EGM, "egm.alloc-active"),
     # Without EGM, the same memory is still available as ordinary system memory.
     "egm.capability": tuple(check for check in _EGM if check != "egm.capability"),
@@ -336,7 +336,7 @@ ON_PATHS: tuple[Rule, ...] = (
     Rule(("c2c.link",), _BOTH | _NO_MEMORY | _REFUSED, on(Flows.C2C, via_owner=True)),
     # Without EGM, the same memory is still available as ordinary system memory.
     Rule(("egm.capability", "egm.preconditions", "egm.override-key"), _SLOW, on(Flows.NUMA)),
-    Rule(("egm.hypervisor-mode",), _BOTH, on(Flows.NUMA)),
+    Rule(("egm.mode",), _BOTH, on(Flows.NUMA)),
     # Managed memory is then accessed over C2C as ordinary system memory, without an error (open-gpu-kernel-modules,
     # uvm_va_block.c; not measured).
     Rule(("egm.capability", "egm.preconditions", "egm.cgroup-route"), _SLOW, on(Flows.MANAGED)),

@@ -41,6 +41,7 @@ _ORDER = (
         "gpu",
         "siblings",
         "egm",
+        "egm_mode",
         "numa",
         "kernel",
         "kernel_log",

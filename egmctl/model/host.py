@@ -287,7 +287,7 @@ class Driver(Record):
     nvlink_bandwidth_mode: Plain | None = None
     """The result of ``nvmlSystemGetNvlinkBwMode``: ``full``, ``off``, ``min``, ``half`` or ``3quarter``."""
     modules: tuple[Plain, ...] | None = None
-    """The loaded modules among nvidia, nvidia_uvm, nvidia_peermem, nvgrace_gpu, nvgrace_egm, nouveau and gdrdrv."""
+    """The loaded modules among ``egmctl.facts.gpus.MODULES``."""
     module_parameters: Mapping[Plain, Annotated[str, Share.PARAMETER]] | None = None
     """``/proc/driver/nvidia/params``."""
     uvm_parameters: Mapping[Plain, Annotated[str, Share.PARAMETER]] | None = None
@@ -349,6 +349,17 @@ class VerbsNode(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FirmwareEgm(Record):
+    """An area of EGM memory that the firmware declares in the ACPI tables."""
+
+    proximity_domain: int | None = None
+    """``nvidia,egm-pxm``. NVIDIA's firmware states the number of the socket, or 4 more if it keeps the area for a
+    hypervisor (edk2-nvidia, GPUMemoryInfo.c); in a virtual machine it is one of the machine's own domains."""
+    size_bytes: int | None = None
+    """``nvidia,egm-size``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class System(Record):
     """The system around the driver: kernel settings, PCIe, IOMMU, daemons, IMEX and RDMA.
 
@@ -360,8 +371,12 @@ class System(Record):
     """``y``, ``m`` or ``n`` for each of ``egmctl.facts.system.CONFIGURATION_KEYS``."""
     acpi_egm: bool | None = None
     """Whether the ACPI tables declare EGM memory (``nvidia,egm-base-pa``). Only root may read them."""
+    firmware_egm: tuple[FirmwareEgm, ...] | None = None
+    """The EGM areas in the ACPI tables, one per proximity domain; empty if there are none. Only root may read them."""
     egm_regions: tuple[Plain, ...] | None = None
     """The devices in ``/sys/class/egm``, which pass EGM memory to virtual machines; empty if there are none."""
+    egm_region_bytes: Mapping[Plain, int] | None = None
+    """The size of each of them that states one (``egm_size``)."""
     max_map_count: int | None = None
     """``vm.max_map_count``."""
     remove_ipc: bool | None = None

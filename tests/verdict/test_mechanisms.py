@@ -121,7 +121,7 @@ TABLE: dict[str, tuple[Does, ...]] = {
     "c2c.link": (Does(HOST, "slow failed", "unsupported-memory refused"),),
     **dict.fromkeys(("egm.capability", "egm.preconditions"), (Does(f"{ON_NUMA} managed", "slow"),)),
     "egm.override-key": (Does(ON_NUMA, "slow"),),
-    "egm.hypervisor-mode": (Does(ON_NUMA, "slow failed"),),
+    "egm.mode": (Does(ON_NUMA, "slow failed"),),
     "egm.cgroup-route": (EGM_ROUTE, Does("managed", "slow")),
     "egm.peer-route": (Does(ON_NUMA, "degraded"), Does("blocked", "slow failed", "egm-blocked refused")),
     "egm.fabric-address": (Does("egm-handle", "failed", "unsupported-memory refused"),),
