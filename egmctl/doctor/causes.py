@@ -301,6 +301,7 @@ ON_PATHS: tuple[Rule, ...] = (
     Rule(("env.visible-devices",), {WaiverKind.GPU_HIDDEN}, on()),
     # Uncorrectable memory errors end the work that accesses the memory; ECC does not slow it down.
     Rule(("gpu.health",), _FAILED | _CORRUPT | _NO_GPU, on()),
+    Rule(("gpu.memory-limit",), _FAILED | {Symptom.LOST, WaiverKind.NO_ROOM}, paths.on_allocation),
     # An Xid can end contexts. Only 79 (off the bus), 109 and Xids of links explain slow paths.
     Rule(("kernel.xid",), _FAILED | _NO_GPU, on(given=paths.hits_gpu)),
     Rule(("kernel.xid",), _SLOW, on(given=paths.has_xid(79, 109))),

@@ -39,6 +39,7 @@ _ORDER = (
         "starting",
         "libraries",
         "gpu",
+        "memory_limits",
         "siblings",
         "egm",
         "egm_mode",

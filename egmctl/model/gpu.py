@@ -175,6 +175,13 @@ class GpuNvml(Record):
     compute_capability: tuple[int, int] | None = None
     memory_total_bytes: int | None = None
     memory_used_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    """The hard limit of the process' cgroup on this GPU's memory (``nvmlDeviceGetMemoryLimits_v1``), which
+    ``memory_total_bytes`` then is too; -1 is unlimited."""
+    memory_soft_limit_bytes: int | None = None
+    """The soft limit: MPS may end a client that holds more, if another one needs memory; -1 is all."""
+    memory_limit_used_bytes: int | None = None
+    """What the cgroup holds of this GPU's memory."""
     bar1_total_bytes: int | None = None
     """The size of BAR1, through which other devices reach the GPU's memory (``nvmlDeviceGetBAR1MemoryInfo``)."""
     link: PcieLink | None = None

@@ -437,6 +437,23 @@ class Cgroup(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemoryLimit(Record):
+    """What one cgroup states about the memory of one GPU (the ``dmem`` controller, Linux 6.14)."""
+
+    cgroup: Annotated[str, Share.CGROUP_PATH]
+    """The path of the cgroup: that of the process or an ancestor."""
+    bus_id: BusId
+    max_bytes: int | None = None
+    """``dmem.max``: allocations beyond it fail; -1 is unlimited."""
+    min_bytes: int | None = None
+    """``dmem.min``: what is guaranteed, MPS's soft limit; -1 is all."""
+    low_bytes: int | None = None
+    """``dmem.low``: what is spared as long as others can give memory back; -1 is all."""
+    current_bytes: int | None = None
+    """``dmem.current``: what the cgroup and those below it hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Process(Record):
     """The process: its cgroups, signs of a container, and the environment variables that affect drivers."""
 
@@ -444,6 +461,11 @@ class Process(Record):
     """The process id that ``--pid`` specifies; 0 for the tool itself."""
     effective_uid: int | None = None
     cgroups: tuple[Cgroup, ...] | None = None
+    device_memory: tuple[DeviceMemoryLimit, ...] | None = None
+    """What the cgroups from the visible root to that of the process state about the memory of each GPU; empty if none
+    of them has the controller ``dmem``. A container does not see those above its own."""
+    device_memory_capacity: Mapping[BusId, int] | None = None
+    """``dmem.capacity``: the memory of each GPU, whatever the limits. Only the root cgroup has it."""
     container_signs: tuple[Plain, ...] | None = None
     """Signs such as ``/.dockerenv``, ``/run/.containerenv``, ``KUBERNETES_SERVICE_HOST``, ``overlay root``; empty if
     none."""

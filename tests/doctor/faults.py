@@ -471,5 +471,5 @@ ONLY_TOLD = frozenset(
 )
 """Checks that tell what is so, and never that it is a fault."""
 
-NOTED = frozenset({"gpu.power-limit", "numa.page-size", "rdma.bar1"})
+NOTED = frozenset({"gpu.memory-limit", "gpu.power-limit", "numa.page-size", "rdma.bar1"})
 """Checks whose fault is a setting that stops nothing by itself, so that they only note it."""
