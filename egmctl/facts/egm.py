@@ -10,7 +10,7 @@ import functools
 import re
 from collections.abc import Iterator
 
-from egmctl.driver.reading import Unreadable, read_or
+from egmctl.driver.reading import Reasons, Unreadable, read_or
 from egmctl.facts.root import Root
 from egmctl.model.host import FirmwareEgm
 from egmctl.model.record import Reason
@@ -56,8 +56,12 @@ def firmware_egm(root: Root, architecture: str) -> tuple[FirmwareEgm, ...]:
     tables = [name for name in root.names(ACPI_TABLES) if re.fullmatch("DSDT|SSDT[0-9]{0,3}", name)]
     if not tables:
         raise Unreadable(Reason.NOT_PRESENT, f"{ACPI_TABLES}: neither DSDT nor SSDT")
-    areas = (area for name in tables for area in _areas(root.read_bytes(f"{ACPI_TABLES}/{name}")))
-    return tuple(dict.fromkeys(areas))
+    areas: list[FirmwareEgm] = []
+    for name in tables:
+        for area in _areas(root.read_bytes(f"{ACPI_TABLES}/{name}")):
+            if area not in areas:
+                areas.append(area)
+    return tuple(areas)
 
 
 def _areas(table: bytes) -> Iterator[FirmwareEgm]:
@@ -73,7 +77,14 @@ def _areas(table: bytes) -> Iterator[FirmwareEgm]:
 
 
 def _area(values: dict[bytes, int | None]) -> FirmwareEgm:
-    return FirmwareEgm(proximity_domain=values.get(b"pxm"), size_bytes=values.get(b"size"))
+    properties = {"proximity_domain": b"pxm", "size_bytes": b"size"}
+    absent = {name: _without(word) for name, word in properties.items() if values.get(word) is None}
+    known = {name: values[word] for name, word in properties.items() if name not in absent}
+    return Reasons().record(FirmwareEgm, **known, **absent)
+
+
+def _without(word: bytes) -> Unreadable:
+    return Unreadable(Reason.FAILED, f"nvidia,egm-{word.decode()}: no integer in the tables")
 
 
 def _integer(table: bytes, offset: int) -> int | None:

@@ -568,6 +568,7 @@ _GPU = (
             ask_struct("nvmlDeviceGetSramEccErrorStatus", "EccSramErrorStatus_v1_t", handle).bThresholdExceeded
         ),
     ),
+    Question("channel_repair_pending tpc_repair_pending", "nvmlDeviceGetRepairStatus", lambda flags: map(bool, flags)),
     Question("performance_state", "nvmlDeviceGetPerformanceState"),
     Question("sm_clock_mhz", "nvmlDeviceGetClockInfo", arguments=(_CLOCK_SM,)),
     Question("sm_clock_max_mhz", "nvmlDeviceGetMaxClockInfo", arguments=(_CLOCK_SM,)),

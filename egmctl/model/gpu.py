@@ -224,6 +224,10 @@ class GpuNvml(Record):
     sram_threshold_exceeded: bool | None = None
     """Whether the driver asks to have the GPU serviced, as its SRAM had too many uncorrectable errors
     (``bThresholdExceeded`` of ``nvmlDeviceGetSramEccErrorStatus``). Only root may read it on some drivers."""
+    channel_repair_pending: bool | None = None
+    """Whether a memory channel will be repaired at the next reset (``nvmlDeviceGetRepairStatus``)."""
+    tpc_repair_pending: bool | None = None
+    """Whether a texture processing cluster, a part with SMs, will be repaired at the next reset (same call)."""
     recovery_action: Plain | None = None
     """The action that the driver requests (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION): ``none``, ``gpu-reset``,
     ``node-reboot``, ``drain-p2p``, ``drain-and-reset``, ``recover-imex-domain``, ``bus-reset``, ``system-reboot``."""

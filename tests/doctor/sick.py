@@ -111,7 +111,9 @@ SICK: Mapping[str, Scene] = {
     "gb200-fatal-aer": Scene(_of("kernel.aer"), why="Documentation/PCI/pcieaer-howto.rst."),
     "gb200-egm-address": Scene(_of("kernel.driver-messages"), why="open-gpu-kernel-modules, mem_mgr.c: its messages."),
     "gb200-egm-hv": Scene(with_carve_out, ("--for", "egm"), why="edk2-nvidia, TH500ResourceConfig.c: EGM With HV."),
-    "gb200-egm-host": Scene(virtualization_host, why="NVIDIA/NV-Kernels, pull requests 119 and 559: nvgrace-egm."),
+    "gb200-egm-host": Scene(
+        virtualization_host, ("--for", "egm"), why="NVIDIA/NV-Kernels, pull requests 119 and 559: nvgrace-egm."
+    ),
     "gb200-egm-override": Scene(_of("egm.override-key"), why="open-gpu-kernel-modules, nvrm_registry.h."),
     "gb200-no-peer-route": Scene(_of("egm.peer-route"), why="nvml.h: nvmlDeviceGetP2PStatus."),
     "gb200-memory-offline": Scene(_of("numa.mode"), why="NVIDIA driver README: NUMA status of GPU memory."),

@@ -93,5 +93,7 @@ def _aml_integer(value: int) -> bytes:
     """Return an integer in the shortest form of AML (ACPI specification, 20.2.3)."""
     if value in (0, 1):
         return bytes([value])
-    prefix, size = next((prefix, size) for prefix, size in ((0x0A, 1), (0x0B, 2), (0x0C, 4), (0x0E, 8)) if value < 256**size)
+    prefix, size = next(
+        (prefix, size) for prefix, size in ((0x0A, 1), (0x0B, 2), (0x0C, 4), (0x0E, 8)) if value < 256**size
+    )
     return bytes([prefix]) + value.to_bytes(size, "little")

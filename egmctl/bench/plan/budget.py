@@ -253,8 +253,8 @@ def most_bytes(machine: Machine, peak: Peak) -> int | None:
     if end is not None and end.bus_id is not None:
         gpu = machine.gpu(end.bus_id)
         limit = memory_limit(machine, gpu)
-        known = (gpu.nvml and gpu.nvml.memory_total_bytes, limit and limit.max_bytes)
-        return min((size for size in known if size is not None), default=None)
+        total = None if gpu.nvml is None else gpu.nvml.memory_total_bytes
+        return total if limit is None else min(limit.max_bytes, total or limit.max_bytes)
     if end is None:
         return host.memory_total_bytes if host else None
     nodes = (host.numa_nodes if host else None) or ()

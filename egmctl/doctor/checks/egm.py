@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from egmctl.doctor import situation
-from egmctl.doctor.check import Scope, Verdicts, check, known, skip
+from egmctl.doctor.check import Scope, Verdicts, check, skip
 from egmctl.doctor.findings import (
     as_root,
     fact,

@@ -16,8 +16,9 @@ from egmctl.topology.egm_mode import EgmMode, all_handed_over, egm_mode
 from egmctl.units import format_size
 
 _NO_CARVE_OUT = as_root(
-    "If no virtual machines are to run here, leave EGM on in the firmware setup and set 'EGM Hypervisor reserved memory "
-    "per socket' to 0 (Redfish: EGMHypervisorReservedMemory in /Bios/Attributes; your vendor may name them otherwise).",
+    "If no virtual machines are to run here, leave EGM on in the firmware setup and set 'EGM Hypervisor reserved "
+    "memory per socket' to 0 (Redfish: EGMHypervisorReservedMemory in /Bios/Attributes; your vendor may name them "
+    "otherwise).",
     Need.REBOOT,
 )
 

@@ -40,7 +40,8 @@ def limited(*limits: tuple[str, int, int], capacity: int | None = None, total: i
     machine = well(shipped("hgx-h200x4"))
     gpu = bus_id(machine, 1)
     entries = tuple(
-        DeviceMemoryLimit(cgroup=cgroup, bus_id=gpu, max_bytes=most, current_bytes=held) for cgroup, most, held in limits
+        DeviceMemoryLimit(cgroup=cgroup, bus_id=gpu, max_bytes=most, current_bytes=held)
+        for cgroup, most, held in limits
     )
     capacities = None if capacity is None else {gpu: capacity}
     machine = patched(machine, "process", device_memory=entries, device_memory_capacity=capacities)
