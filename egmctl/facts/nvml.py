@@ -159,7 +159,9 @@ def read(_parent: object, arguments: dict[str, Any]) -> Any:
         facts = read_record(_SYSTEM)
     try:
         count = _believed(ask("nvmlDeviceGetCount"), _MOST_GPUS, "nvmlDeviceGetCount", "GPUs, a node")
-        facts |= _gpus(count, lost_calls, pairs=arguments.get("pairs", True), cgroup=arguments.get("cgroup"))
+        limits = functools.partial(_memory_limits, arguments.get("cgroup"))
+        questions = (*_GPU, Question("memory_limit_bytes memory_soft_limit_bytes memory_limit_used_bytes", limits))
+        facts |= _gpus(count, lost_calls, questions, pairs=arguments.get("pairs", True))
     except Unreadable as error:
         facts |= {"absent": error.unread, "failure": error.library_failure("nvmlDeviceGetCount")}
     with contextlib.suppress(Unreadable):
@@ -195,15 +197,15 @@ def _believed(count: int, most: int, source: str, what: str) -> int:
     return count
 
 
-def _gpus(count: int, lost_calls: Mapping[str, str], *, pairs: bool, cgroup: str | None) -> dict[str, Any]:
+def _gpus(count: int, lost_calls: Mapping[str, str], questions: tuple[Question, ...], *, pairs: bool) -> dict[str, Any]:
     """Return the fields of ``egmctl.facts.gpus.NvmlFacts`` about GPUs.
 
     Parameters
     ----------
     lost_calls
         The earlier calls, about no GPU in particular, that NVML ended because of a lost one.
-    cgroup
-        The directory of a cgroup, ``None`` if there is none to ask about.
+    questions
+        What is asked of each GPU.
     """
     handles = {}
     lost = []
@@ -220,8 +222,7 @@ def _gpus(count: int, lost_calls: Mapping[str, str], *, pairs: bool, cgroup: str
     gpus = {}
     for index, (bus_id, handle) in handles.items():
         with about(bus_id) as own_lost_calls:
-            limits = Question(_LIMITS, lambda handle: _memory_limits(handle, cgroup))
-            gpus[bus_id] = read_record((*_GPU, limits), handle, index=index)
+            gpus[bus_id] = read_record(questions, handle, index=index)
         gpus[bus_id]["lost_calls"] = own_lost_calls
     read_pairs, lost_pairs = [], {}
     for source, target in itertools.permutations(handles.values(), 2) if pairs else ():
@@ -237,11 +238,10 @@ def _gpus(count: int, lost_calls: Mapping[str, str], *, pairs: bool, cgroup: str
     return {"gpus": gpus, "lost": lost, "pairs": read_pairs}
 
 
-_LIMITS = "memory_limit_bytes memory_soft_limit_bytes memory_limit_used_bytes"
 _UNLIMITED = (1 << 64) - 1
 
 
-def _memory_limits(handle: Any, cgroup: str | None) -> tuple[int, int, int]:
+def _memory_limits(cgroup: str | None, handle: Any) -> tuple[int, int, int]:
     """Return the hard and the soft limit of a cgroup and what it holds, in bytes; -1 is unlimited.
 
     The structure has no version (nvidia-ml-py 13.615.71). No driver that answers this call was seen.
