@@ -34,7 +34,9 @@ def _memory_limit(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
     if limit is not None:
         own = own_memory(machine, gpu)
         of_all = "" if own is None else f" of {format_size(own)}"
-        by = "by its cgroup or MPS (NVML)" if limit.cgroup is None else f"by cgroup {limit.cgroup}"
+        # In a container its own cgroup is the visible root. The real root has no limits.
+        names = {None: "by its cgroup or MPS (NVML)", "/": "by the cgroup of this process"}
+        by = names.get(limit.cgroup, f"by cgroup {limit.cgroup}")
         yield noted(
             f"GPU memory is limited to {format_size(limit.max_bytes)}{of_all} {by}",
             remedy=_ASK,
