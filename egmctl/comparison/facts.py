@@ -160,7 +160,8 @@ def _folded(labels: Iterable[str]) -> str:
 
 _LEFT_OUT = {
     # Values that change from moment to moment.
-    *("memory_available_bytes", "memory_free_bytes", "memory_used_bytes", "free", "shm_free_bytes"),
+    *("memory_available_bytes", "memory_free_bytes", "memory_used_bytes", "memory_limit_used_bytes"),
+    *("free", "shm_free_bytes"),
     *("uptime_s", "pid", "processes", "namespaces"),
     *("sm_clock_mhz", "memory_clock_mhz", "performance_state", "power_state", "throttle_reasons", "temperature_c"),
     # PCIe links and NVLinks save power while they are idle.
@@ -168,7 +169,7 @@ _LEFT_OUT = {
     # Identifiers of a node, a part, a boot or a job.
     *("bus_id", "index", "ordinal", "major", "minor", "majors", "id", "remote_bus_id", "source", "target"),
     *("uuid", "serial", "slot", "tray", "host_id", "cluster_uuid", "chassis_serial", "node_guid"),
-    *("hostname", "interfaces", "cgroups", "device_programs"),
+    *("hostname", "interfaces", "cgroups", "device_programs", "device_memory", "device_memory_capacity"),
 }
 """Facts that are never compared, because they differ between any two results."""
 

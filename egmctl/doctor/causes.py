@@ -137,7 +137,7 @@ _WITHOUT_FABRIC = ("fabric.state", "fabric.domain", "p2p.status", *_OVER_NVLINK)
 
 _RELATED: Mapping[str, tuple[str, ...]] = {
     "dev.fell-off-bus": ("dev.driver-binding", "dev.permissions", "gpu.health", "pcie.link", *_LOST_GPU_EFFECTS),
-    "dev.driver-binding": ("dev.control-nodes", *_LOST_GPU_EFFECTS),
+    "dev.driver-binding": ("dev.control-nodes", "egm.mode", *_LOST_GPU_EFFECTS),
     "dev.excluded": _LOST_GPU_EFFECTS,
     "drv.flavour": ("dev.driver-binding", "dev.count-consistency", "drv.libraries", *_NOT_STARTED),
     "dev.cgroup-restricted": _LOST_GPU_EFFECTS,
@@ -163,7 +163,7 @@ _RELATED: Mapping[str, tuple[str, ...]] = {
     ),
     "drv.libraries": ("egm.platform", "drv.versions", "gpu.cc-mode", *_BY_NVML, *_EGM),
     "gpu.health": _ACTIVE,
-    "egm.hypervisor-mode": (*_EGM, "egm.alloc-active"),
+    "egm.mode": (*_EGM, "egm.alloc-active"),
     "egm.override-key": (*_EGM, "egm.alloc-active"),
     # Without EGM, the same memory is still available as ordinary system memory.
     "egm.capability": tuple(check for check in _EGM if check != "egm.capability"),
@@ -308,6 +308,7 @@ ON_PATHS: tuple[Rule, ...] = (
     Rule(("env.visible-devices",), {WaiverKind.GPU_HIDDEN}, on()),
     # Uncorrectable memory errors end the work that accesses the memory; ECC does not slow it down.
     Rule(("gpu.health",), _FAILED | _CORRUPT | _NO_GPU, on()),
+    Rule(("gpu.memory-limit",), _FAILED | {Symptom.LOST, WaiverKind.NO_ROOM}, paths.on_allocation),
     # An Xid can end contexts. Only 79 (off the bus), 109 and Xids of links explain slow paths.
     Rule(("kernel.xid",), _FAILED | _NO_GPU, on(given=paths.hits_gpu)),
     Rule(("kernel.xid",), _SLOW, on(given=paths.has_xid(79, 109))),
@@ -343,7 +344,7 @@ ON_PATHS: tuple[Rule, ...] = (
     Rule(("c2c.link",), _BOTH | _NO_MEMORY | _REFUSED, on(Flows.C2C, via_owner=True)),
     # Without EGM, the same memory is still available as ordinary system memory.
     Rule(("egm.capability", "egm.preconditions", "egm.override-key"), _SLOW, on(Flows.NUMA)),
-    Rule(("egm.hypervisor-mode",), _BOTH, on(Flows.NUMA)),
+    Rule(("egm.mode",), _BOTH, on(Flows.NUMA)),
     # Managed memory is then accessed over C2C as ordinary system memory, without an error (open-gpu-kernel-modules,
     # uvm_va_block.c; not measured).
     Rule(("egm.capability", "egm.preconditions", "egm.cgroup-route"), _SLOW, on(Flows.MANAGED)),

@@ -12,8 +12,8 @@ An entry is a table ``[ID]`` with these keys:
 * ``doctor``: the :class:`~egmctl.model.kernel_log.DriverMessage` that doctor reads in the same line.
 
 A cause is a table ``[NAME]`` with ``cause``, a clause; the keys of its :class:`~egmctl.model.remedy.Remedy`: ``text``
-(one sentence or two), ``look``, ``run``, ``needs`` and ``works_in``; and ``see``, ``checks``, ``decides``, ``holds_in``
-as in :class:`~egmctl.model.explanation.KnownCause`.
+(one sentence or two), ``look``, ``run``, ``needs`` and ``works_in``; and ``see``, ``checks``, ``decides``, ``noted``,
+``holds_in`` as in :class:`~egmctl.model.explanation.KnownCause`.
 
 A text of 200 MB has millions of lines, few of which match. So each pattern has an anchor, a part that is rare in logs,
 and one pattern of all anchors decides whether a line is looked at.
@@ -163,6 +163,7 @@ def known_cause(table: Mapping[str, Any]) -> KnownCause:
         see=_folded(table.get("see", "")),
         checks=tuple(table.get("checks", ())),
         decides=table.get("decides", False),
+        noted=table.get("noted", False),
         holds_in=table.get("holds_in", ""),
         log=table.get("log", ""),
     )

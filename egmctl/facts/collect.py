@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from egmctl import __version__, launch
 from egmctl.driver.reading import Reasons, Unreadable, read_or
 from egmctl.errors import ChildFailed, UsageError
-from egmctl.facts import confinement, gpus, host, inside, kernel_log, libraries, process, system
+from egmctl.facts import confinement, device_memory, gpus, host, inside, kernel_log, libraries, process, system
 from egmctl.facts.gpus import CudaFacts, NvmlFacts
 from egmctl.facts.root import Root
 from egmctl.model.gpu import Gpu
@@ -211,7 +211,8 @@ class _Node:
         minors = [gpu.minor for gpu in known if gpu.minor is not None]
         self._nodes = _attempt(lambda: inside.read_all(root, pid, minors) if pid else system.read_all(root, minors))
         arguments = {"pairs": "pairs" in asked}
-        self._nvml_child = _start("egmctl.facts.nvml:read", arguments, children)
+        cgroup = read_or(None, lambda: device_memory.directory(root, pid))
+        self._nvml_child = _start("egmctl.facts.nvml:read", {**arguments, "cgroup": cgroup}, children)
         self._cuda_child = _start("egmctl.facts.cuda:read", arguments, children) if cuda else None
 
     @cached_property

@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from egmctl.driver.reading import Reasons, Unreadable, read_or
+from egmctl.facts import egm, host, service_logs
 from egmctl.facts import gpus as pci
-from egmctl.facts import host, service_logs
 from egmctl.facts.containers import containers
 from egmctl.facts.root import READ_LIMIT, OtherRoot, Root, program_output
 from egmctl.model.host import Bridge, DeviceNode, Imex, Nic, NicPort, PciFunction, System, VerbsNode
@@ -334,10 +334,6 @@ RDMA_MODULES = ("nvidia_peermem", "nv_peer_mem", "gdrdrv", "ib_core", "ib_umad",
 """The kernel modules of GPUDirect RDMA and its dependencies, and ib_umad, which the management of NVLink 5 switches
 needs."""
 
-ACPI_TABLES = "/sys/firmware/acpi/tables"
-_EGM_PROPERTY = b"nvidia,egm-base-pa"
-"""The device property by which the firmware passes EGM memory to the driver (nv.c, nv_acpi_get_egm_info)."""
-
 LOGIND_FILES = ("/etc/systemd/logind.conf", "/run/systemd/logind.conf", "/usr/lib/systemd/logind.conf")
 _VERBS = "/sys/class/infiniband_verbs"
 
@@ -355,12 +351,15 @@ def system(root: Root) -> System:
     running = functools.cache(lambda: processes(root))
     functions = functools.cache(lambda: _functions(root))
     data_direct = functools.cache(lambda: pci.data_direct(root))
+    firmware_egm = functools.cache(lambda: egm.firmware_egm(root, host.machine_architecture(root)))
     return Reasons().record(
         System,
         uptime_s=lambda: float(root.search("/proc/uptime", r"\A[0-9]{1,12}(\.[0-9]{1,3})?", "no number")[0]),
         kernel_configuration=lambda: _configuration(root),
-        acpi_egm=lambda: _acpi_egm(root),
-        egm_regions=tuple(root.names_if_any("/sys/class/egm")),
+        acpi_egm=lambda: bool(firmware_egm()),
+        firmware_egm=firmware_egm,
+        egm_regions=tuple(root.names_if_any(egm.EGM_CLASS)),
+        egm_region_bytes=lambda: egm.region_sizes(root),
         max_map_count=lambda: root.number("/proc/sys/vm/max_map_count"),
         remove_ipc=lambda: _remove_ipc(root),
         iommu_domains=lambda: _iommu_domains(root, functions()),
@@ -405,15 +404,6 @@ def _configuration_text(root: Root) -> str:
         return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(packed, READ_LIMIT).decode(errors="replace")
     except zlib.error:
         raise Unreadable(Reason.FAILED, "/proc/config.gz: not compressed data") from None
-
-
-def _acpi_egm(root: Root) -> bool:
-    if (architecture := host.machine_architecture(root)) != "aarch64":
-        raise Unreadable(Reason.NOT_SUPPORTED, f"{architecture}: only Grace has EGM")
-    tables = [name for name in root.names(ACPI_TABLES) if re.fullmatch("DSDT|SSDT[0-9]{0,3}", name)]
-    if not tables:
-        raise Unreadable(Reason.NOT_PRESENT, f"{ACPI_TABLES}: neither DSDT nor SSDT")
-    return any(_EGM_PROPERTY in root.read_bytes(f"{ACPI_TABLES}/{name}") for name in tables)
 
 
 def _remove_ipc(root: Root) -> bool:

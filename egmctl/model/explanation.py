@@ -127,11 +127,13 @@ class KnownCause:
     """The checks of doctor that fail where it holds."""
     decides: bool = False
     """Whether it does not hold where these checks pass."""
+    noted: bool = False
+    """Whether a note of these checks shows that it holds: it is a deliberate setting."""
     log: Plain = ""
     """Words of CUDA's own error log that state it."""
     state: CauseState = CauseState.UNKNOWN
     findings: tuple[Finding, ...] = ()
-    """The findings of these checks that fail or warn; for an unknown cause, those that lack data."""
+    """The findings of these checks that fail or warn, or note it; for an unknown cause, those that lack data."""
 
     def __str__(self) -> str:
         text = self.remedy.text

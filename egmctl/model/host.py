@@ -287,7 +287,7 @@ class Driver(Record):
     nvlink_bandwidth_mode: Plain | None = None
     """The result of ``nvmlSystemGetNvlinkBwMode``: ``full``, ``off``, ``min``, ``half`` or ``3quarter``."""
     modules: tuple[Plain, ...] | None = None
-    """The loaded modules among nvidia, nvidia_uvm, nvidia_peermem, nvgrace_gpu, nvgrace_egm, nouveau and gdrdrv."""
+    """The loaded modules among ``egmctl.facts.gpus.MODULES``."""
     module_parameters: Mapping[Plain, Annotated[str, Share.PARAMETER]] | None = None
     """``/proc/driver/nvidia/params``."""
     uvm_parameters: Mapping[Plain, Annotated[str, Share.PARAMETER]] | None = None
@@ -395,6 +395,17 @@ class VerbsNode(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FirmwareEgm(Record):
+    """An area of EGM memory that the firmware declares in the ACPI tables."""
+
+    proximity_domain: int | None = None
+    """``nvidia,egm-pxm``. NVIDIA's firmware states the number of the socket, or 4 more if it keeps the area for a
+    hypervisor (edk2-nvidia, GPUMemoryInfo.c); in a virtual machine it is one of the machine's own domains."""
+    size_bytes: int | None = None
+    """``nvidia,egm-size``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class System(Record):
     """The system around the driver: kernel settings, PCIe, IOMMU, daemons, IMEX and RDMA.
 
@@ -406,8 +417,12 @@ class System(Record):
     """``y``, ``m`` or ``n`` for each of ``egmctl.facts.system.CONFIGURATION_KEYS``."""
     acpi_egm: bool | None = None
     """Whether the ACPI tables declare EGM memory (``nvidia,egm-base-pa``). Only root may read them."""
+    firmware_egm: tuple[FirmwareEgm, ...] | None = None
+    """The EGM areas in the ACPI tables, one per proximity domain; empty if there are none. Only root may read them."""
     egm_regions: tuple[Plain, ...] | None = None
     """The devices in ``/sys/class/egm``, which pass EGM memory to virtual machines; empty if there are none."""
+    egm_region_bytes: Mapping[Plain, int] | None = None
+    """The size of each of them that states one (``egm_size``)."""
     max_map_count: int | None = None
     """``vm.max_map_count``."""
     remove_ipc: bool | None = None
@@ -488,6 +503,23 @@ class CudaProcesses(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemoryLimit(Record):
+    """What one cgroup states about the memory of one GPU (the ``dmem`` controller, Linux 6.14)."""
+
+    cgroup: Annotated[str, Share.CGROUP_PATH]
+    """The path of the cgroup: that of the process or an ancestor."""
+    bus_id: BusId
+    max_bytes: int | None = None
+    """``dmem.max``: allocations beyond it fail; -1 is unlimited."""
+    min_bytes: int | None = None
+    """``dmem.min``: what is guaranteed, MPS's soft limit; -1 is all."""
+    low_bytes: int | None = None
+    """``dmem.low``: what is spared as long as others can give memory back; -1 is all."""
+    current_bytes: int | None = None
+    """``dmem.current``: what the cgroup and those below it hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Process(Record):
     """The process: its cgroups, signs of a container, and the environment variables that affect drivers."""
 
@@ -495,6 +527,11 @@ class Process(Record):
     """The process id that ``--pid`` specifies; 0 for the tool itself."""
     effective_uid: int | None = None
     cgroups: tuple[Cgroup, ...] | None = None
+    device_memory: tuple[DeviceMemoryLimit, ...] | None = None
+    """What the cgroups from the visible root to that of the process state about the memory of each GPU; empty if none
+    of them has the controller ``dmem``. A container does not see those above its own."""
+    device_memory_capacity: Mapping[BusId, int] | None = None
+    """``dmem.capacity``: the memory of each GPU, whatever the limits. Only the root cgroup has it."""
     container_signs: tuple[Plain, ...] | None = None
     """Signs such as ``/.dockerenv``, ``/run/.containerenv``, ``KUBERNETES_SERVICE_HOST``, ``overlay root``; empty if
     none."""

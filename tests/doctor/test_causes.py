@@ -478,10 +478,11 @@ def test_no_fault_of_the_node_explains_that_mpi_did_not_start() -> None:
 
 
 def test_a_cause_is_as_grave_as_what_it_explains() -> None:
-    """A share of a node is a note, and no fault: that all of it is gone makes it one."""
-    machine = patched(patched(healthy(), "gpus[*].pci", driver="vfio-pci"), "gpus[*]", nvml=None, cuda=None, proc=None)
-    found = told(machine)
-    assert found.verdicts["dev.driver-binding"] is Status.FAIL
+    """A kernel without ACPI_NUMA is a note: that it leaves EGM off on one GPU of several makes it a fault."""
+    machine = patched(healthy(), "system", kernel_configuration={"ACPI_NUMA": "n"})
+    assert told(machine).verdicts["egm.preconditions"] is not Status.FAIL
+    found = told(patched(machine, "gpus[0].nvml", capabilities=0))
+    assert found.verdicts["egm.preconditions"] is Status.FAIL
     assert found.exit_code == 1
 
 

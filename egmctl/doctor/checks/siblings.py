@@ -14,6 +14,7 @@ from egmctl.model.gpu import Gpu, GpuNvml
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
 from egmctl.model.remedy import GPUS, Need, Remedy
+from egmctl.topology.memory_limit import memory_limit
 from egmctl.units import format_size
 
 
@@ -59,9 +60,11 @@ _CLOCKS = as_root(
 _WATTS = as_root("Set one power limit on all.", look=f"nvidia-smi -i {GPUS} -q -d POWER")
 _BOARD = todo("Compare the boards, and update the firmware of the one that is behind.", look=f"nvidia-smi -i {GPUS} -q")
 
+_MEMORY_SIZE = "memory"
+
 PROPERTIES = (
     Property("ECC", ("ecc_mode",), lambda nvml: "on" if nvml.ecc_mode else "off", _ECC),
-    Property("memory", ("memory_total_bytes",), lambda nvml: format_size(nvml.memory_total_bytes or 0), _MEMORY),
+    Property(_MEMORY_SIZE, ("memory_total_bytes",), lambda nvml: format_size(nvml.memory_total_bytes or 0), _MEMORY),
     Property("maximum SM clock", ("sm_clock_max_mhz",), _megahertz("sm_clock_max_mhz"), _CLOCKS),
     Property("maximum memory clock", ("memory_clock_max_mhz",), _megahertz("memory_clock_max_mhz"), _CLOCKS),
     Property("power limit", ("power_limit_mw",), lambda nvml: f"{(nvml.power_limit_mw or 0) / 1000:g} W", _WATTS),
@@ -85,10 +88,11 @@ def _uniform(machine: Machine, scope: Scope) -> Verdicts:
     faults: list[Finding] = []
     for gpus in siblings:
         for compared_property in PROPERTIES:
-            values = _values(gpus, compared_property)
-            if len(values) == len(gpus):
+            comparable = _comparable(machine, gpus, compared_property)
+            values = _values(comparable, compared_property)
+            if len(values) == len(comparable):
                 compared.append(compared_property.name)
-            elif compared_property.slows and not _absent(gpus, compared_property):
+            elif compared_property.slows and not _absent(comparable, compared_property):
                 unread.append(compared_property.name)
             faults += _differences(compared_property, values)
         faults += _slow_clocks(gpus)
@@ -100,6 +104,13 @@ def _uniform(machine: Machine, scope: Scope) -> Verdicts:
         if not compared:
             end(unknown("whether the GPUs are alike: nothing to compare was read"))
         yield passed(f"the GPUs are alike in {', '.join(dict.fromkeys(compared))}")
+
+
+def _comparable(machine: Machine, gpus: Sequence[Gpu], compared: Property) -> Sequence[Gpu]:
+    """Return the GPUs whose property is their own: under a limit, NVML reports the limit as the total memory."""
+    if compared.name != _MEMORY_SIZE:
+        return gpus
+    return [gpu for gpu in gpus if memory_limit(machine, gpu) is None]
 
 
 def _values(gpus: Sequence[Gpu], compared: Property) -> list[tuple[Gpu, str]]:

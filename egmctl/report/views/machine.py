@@ -11,6 +11,7 @@ from egmctl.model.host import Nic
 from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.model.route import HOST_NAMES, Carrier, Egm, LinkKind, MemoryKind, Route
 from egmctl.report.document import Block, KeyValues, Level, Matrix, Section, table
+from egmctl.report.views.node_text import gpu_memory
 from egmctl.units import counted, format_kernel_list, format_size, gpu_name, grouped, printable
 
 
@@ -130,7 +131,6 @@ def _gpus(machine: Machine) -> Matrix:
     rows = []
     for gpu in machine.gpus or ():
         nvml, link = gpu.nvml, (gpu.nvml and gpu.nvml.link) or (gpu.pci and gpu.pci.link)
-        memory = (nvml and nvml.memory_total_bytes) or (gpu.cuda and gpu.cuda.memory_total_bytes)
         speed, width = (link.max_speed_gt_s, link.width or link.max_width) if link else (None, None)
         modes = [] if nvml is None else [("ECC", nvml.ecc_mode), ("MIG", nvml.mig_mode)]
         rows.append(
@@ -138,7 +138,7 @@ def _gpus(machine: Machine) -> Matrix:
                 f"GPU{gpu.index}",
                 gpu_name(gpu.name),
                 gpu.bus_id,
-                format_size(memory) if memory else "-",
+                gpu_memory(machine, gpu) or "-",
                 f"{speed:g} GT/s x{width}" if speed and width else "-",
                 (nvml and nvml.vbios) or "-",
                 f"{nvml.sm_clock_max_mhz} MHz" if nvml and nvml.sm_clock_max_mhz else "-",

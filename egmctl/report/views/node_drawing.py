@@ -20,7 +20,7 @@ from egmctl.report.views.faults import Fault, Faults
 from egmctl.report.views.machine import port_rates
 from egmctl.topology.links import NEAR, Link
 from egmctl.topology.topology import Topology
-from egmctl.units import counted, format_size, gpu_name
+from egmctl.units import counted, gpu_name
 
 
 def _cut(text: str, width: float) -> str:
@@ -291,7 +291,7 @@ class _Drawing:
 
     def card(self, label: str, gpu: Gpu) -> Iterator[Element]:
         x, y = self.centres[label] - self.size.column / 2, self.cards
-        memory = (gpu.nvml and gpu.nvml.memory_total_bytes) or (gpu.cuda and gpu.cuda.memory_total_bytes)
+        memory = node_text.gpu_memory(self.topology.machine, gpu)
         state, words = node_text.gpu_state(self.topology, gpu)
         look = self.marked(f"card {state}".rstrip(), label)
         if all(rate is not None and rate.tone is Tone.BAD for rate in self.trunk(label)):
@@ -301,7 +301,7 @@ class _Drawing:
         yield from self.sign(label, x + self.size.column - (4 if self.size.narrow else 10), y + 21)
         if memory and not self.size.narrow:
             right = 28 if label in self.faults else 12
-            yield _text(format_size(memory), x + self.size.column - right, y + 21, "dim end")
+            yield _text(memory, x + self.size.column - right, y + 21, "dim end")
         name = gpu_name(gpu.name).removeprefix("NVIDIA ")
         name = _MEMORY.sub("", name) if self.size.narrow else name
         yield _text(_cut(name, self.size.column - 20), x + 12, y + 39)
