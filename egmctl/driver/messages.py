@@ -8,8 +8,8 @@ An entry is a table ``[ID]`` with these keys:
 * ``severity``: a :class:`~egmctl.model.explanation.Severity`.
 * ``states``: whether the line itself states its first cause.
 * ``means``: what the line says, as a clause. ``causes``: names of causes, the most likely first.
-* ``also``: a sentence that is true of this program alone, such as the setting with which it goes on. It follows the
-  remedy of the first cause. So a cause that several programs share names no setting that only one of them reads.
+* ``alternative``: what this program can do instead of the remedy of the first cause. So a cause that several programs
+  share names no setting that only one of them reads.
 * ``reports-xid``: whether the line repeats an Xid of the kernel log, which is then a failure of its own.
 * ``doctor``: the :class:`~egmctl.model.kernel_log.DriverMessage` that doctor reads in the same line.
 
@@ -172,10 +172,9 @@ def known_cause(table: Mapping[str, Any]) -> KnownCause:
 
 
 def _causes(table: Mapping[str, Any], causes: Mapping[str, KnownCause]) -> Iterator[KnownCause]:
-    """Yield the causes of an entry; the remedy of the first has what is true of the entry's program alone."""
+    """Yield the causes of an entry; the first has the alternative of the entry's program."""
     first, *others = (causes[name] for name in table["causes"])
-    text = f"{first.remedy.text} {_folded(table.get('also', ''))}".rstrip()
-    yield replace(first, remedy=replace(first.remedy, text=text))
+    yield replace(first, alternative=_folded(table.get("alternative", "")))
     yield from others
 
 

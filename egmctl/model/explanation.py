@@ -117,6 +117,8 @@ class KnownCause:
     remedy: Remedy
     """What to do. Where neither the node's GPUs nor the place of the process are known, its text says what is for the
     host."""
+    alternative: Plain = ""
+    """What the program of the message can do instead of the remedy, wherever it runs: a sentence."""
     see: Plain = ""
     """How to see it, in words; a command that shows it is in the remedy."""
     holds_in: Plain = ""

@@ -88,12 +88,14 @@ def _cause_entry(cause: KnownCause, *, brief: bool, is_answer: bool) -> doc.Entr
     word, tone = _STATES[cause.state]
     words = f"from {listed(cause.calls, 'or')}: {cause.cause}" if cause.calls else cause.cause
     rows: list[tuple[str, Words]] = [("see", cause.see)] if cause.see else []
+    alternative: list[tuple[str, Words]] = [("or", cause.alternative)] if cause.alternative else []
     if cause.state in DECIDED and cause.findings and not brief:
-        rows = [("found", cause.findings[0].title), *rows[:1]]
+        rows = [("found", cause.findings[0].title), *rows, *alternative]
         return finding_entry(
             cause.findings[0], words, word=word, tone=tone, rows=rows, fix=not is_answer, level=Level.NORMAL
         )
     rows += [] if is_answer else [("fix", cause.remedy.words)]
+    rows += alternative
     excluded = cause.state is CauseState.EXCLUDED
     lacking = ", ".join(dict.fromkeys(finding.check for finding in cause.findings))
     rows += [("no data", lacking)] if lacking else []
