@@ -18,24 +18,15 @@ from tests.handles.test_messages import explained
 ENTRIES = list(messages().entries.values())
 EVERY = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
 READERS = {
-    "NCCL": {"NCCL", "dynamic linker"},
+    # vLLM's workers run NCCL.
+    "NCCL": {"NCCL", "vLLM"},
     "NVSHMEM": {"NVSHMEM"},
     "UCX": {"UCX"},
     "TORCH": {"PyTorch"},
     "NIXL": {"NIXL"},
 }
 """Whose variables begin so, and the programs that read them in every message of theirs."""
-VARIABLE = re.compile(r"\b(NCCL|NVSHMEM|UCX|TORCH|NIXL)_[A-Z_]+")
-ALLOWED = {
-    # All three families are looked for, as either library prints it.
-    ("nccl-no-transport", "env-transports"),
-    ("ucx-no-transports", "env-transports"),
-    # vLLM's workers run NCCL, and a watchdog of PyTorch watches NCCL's collectives.
-    ("vllm-shm-broadcast", "NCCL"),
-    ("torch-watchdog", "NCCL"),
-    # NCCL prints through PyTorch.
-    ("torch-aborted", "NCCL"),
-}
+VARIABLE = re.compile(r"\b(NCCL|NVSHMEM|UCX|TORCH|NIXL)_[A-Z0-9_]+")
 
 
 def texts(cause: KnownCause) -> tuple[str, ...]:
