@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from egmctl.doctor.checks.siblings import PROPERTIES, Property
+from egmctl.doctor.checks.siblings import PROPERTIES, Property, comparable
 from egmctl.model.finding import Status, on_gpus
 from egmctl.model.fleet import FleetGpu, GroupLine, NodeResult, UnlikeGpus
 from egmctl.model.gpu import Gpu
@@ -29,9 +29,19 @@ def unlike(machines: Mapping[str, Machine]) -> tuple[UnlikeGpus, ...]:
     machines
         The machine of each node that answered.
     """
-    gpus = [(node, gpu) for node, machine in machines.items() for gpu in machine.gpus or () if gpu.nvml is not None]
+    return tuple(item for compared in PROPERTIES for item in _unlike_in(compared, machines))
+
+
+def _unlike_in(compared: Property, machines: Mapping[str, Machine]) -> Iterator[UnlikeGpus]:
+    gpus = [
+        (node, gpu)
+        for node, machine in machines.items()
+        for gpu in comparable(machine, machine.gpus or (), compared)
+        if gpu.nvml is not None
+    ]
     kinds = grouped(((gpu.pci and gpu.pci.pci_id, gpu.name), (node, gpu)) for node, gpu in gpus)
-    return tuple(item for of_kind in kinds.values() for prop in PROPERTIES for item in _differences(prop, of_kind))
+    for of_kind in kinds.values():
+        yield from _differences(compared, of_kind)
 
 
 def _differences(compared: Property, gpus: Sequence[tuple[str, Gpu]]) -> Iterator[UnlikeGpus]:

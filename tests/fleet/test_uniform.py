@@ -65,6 +65,11 @@ def test_equal_nodes_other_kinds_and_what_was_not_read_are_no_difference() -> No
     assert fleet(WELL, WELL, WELL) == fleet(WELL, WELL, board) == fleet(WELL, WELL, unread) == fleet(WELL) == []
 
 
+def test_memory_under_a_limit_is_not_the_size_of_the_gpu() -> None:
+    limited = other(memory_total_bytes=8 << 30, memory_limit_bytes=8 << 30)
+    assert fleet(WELL, limited, WELL) == []
+
+
 @pytest.mark.parametrize(("changes", "state"), [({"ecc_mode": False}, State.WARN), ({"vbios": "97.00.A1"}, State.GOOD)])
 def test_a_rack_names_the_tray_among_its_causes(rack: Ask, changes: dict[str, Any], state: State) -> None:  # noqa: F811
     report = rack({"tray07": other(**changes)})

@@ -88,7 +88,7 @@ def _uniform(machine: Machine, scope: Scope) -> Verdicts:
     faults: list[Finding] = []
     for gpus in siblings:
         for compared_property in PROPERTIES:
-            comparable = _comparable(machine, gpus, compared_property)
+            comparable = comparable(machine, gpus, compared_property)
             values = _values(comparable, compared_property)
             if len(values) == len(comparable):
                 compared.append(compared_property.name)
@@ -106,7 +106,7 @@ def _uniform(machine: Machine, scope: Scope) -> Verdicts:
         yield passed(f"the GPUs are alike in {', '.join(dict.fromkeys(compared))}")
 
 
-def _comparable(machine: Machine, gpus: Sequence[Gpu], compared: Property) -> Sequence[Gpu]:
+def comparable(machine: Machine, gpus: Sequence[Gpu], compared: Property) -> Sequence[Gpu]:
     """Return the GPUs whose property is their own: under a limit, NVML reports the limit as the total memory."""
     if compared.name != _MEMORY_SIZE:
         return gpus
