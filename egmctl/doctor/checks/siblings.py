@@ -88,11 +88,11 @@ def _uniform(machine: Machine, scope: Scope) -> Verdicts:
     faults: list[Finding] = []
     for gpus in siblings:
         for compared_property in PROPERTIES:
-            comparable = comparable(machine, gpus, compared_property)
-            values = _values(comparable, compared_property)
-            if len(values) == len(comparable):
+            alike = comparable(machine, gpus, compared_property)
+            values = _values(alike, compared_property)
+            if len(values) == len(alike):
                 compared.append(compared_property.name)
-            elif compared_property.slows and not _absent(comparable, compared_property):
+            elif compared_property.slows and not _absent(alike, compared_property):
                 unread.append(compared_property.name)
             faults += _differences(compared_property, values)
         faults += _slow_clocks(gpus)
