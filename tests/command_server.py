@@ -123,12 +123,20 @@ def serve(own: socket.socket) -> list[str]:
         own.send(json.dumps(os.waitstatus_to_exitcode(status)).encode())
 
 
+def _run() -> None:
+    from tests import forked
+
+    with forked.children():
+        runpy.run_module("egmctl", run_name="__main__", alter_sys=True)
+
+
 if __name__ == "__main__":
     sys.path.remove(str(Path(__file__).parent))
+    from egmctl.cli.app import parser
     from tests import forked
 
     forked.import_all()
+    parser()
     gc.freeze()
     sys.argv[1:] = serve(socket.socket(fileno=int(sys.argv[1])))
-    with forked.children():
-        runpy.run_module("egmctl", run_name="__main__", alter_sys=True)
+    forked.end_after(_run)
