@@ -278,7 +278,9 @@ def _redacting_tuple(kinds: tuple[Any, ...]) -> _Redacting:
 def _redacting_mapping(of_key: _Redacting, of_item: _Redacting) -> _Redacting:
     def mapping(redaction: _Redaction, value: Mapping[Any, Any], name: str, fact: bool) -> Mapping[Any, Any]:
         parts = [(of_key(redaction, key, name, fact), of_item(redaction, value[key], name, fact)) for key in value]
-        unchanged = all(key is before and item is value[before] for (key, item), before in zip(parts, value, strict=True))
+        unchanged = all(
+            key is before and item is value[before] for (key, item), before in zip(parts, value, strict=True)
+        )
         return value if unchanged else dict(parts)
 
     return mapping
