@@ -279,7 +279,7 @@ def rack(cluster: Cluster, fake_node: MakeFakeNode) -> Path:
     place.mkdir(exist_ok=True)
     for name in cluster.names:
         shutil.rmtree(place / f"{name}.driver", ignore_errors=True)
-        install(cluster.folder, place / name, fake_node(with_one_gpu(tray(name), name)).environment())
+        install(cluster.folder, place / name, fake_node(with_one_gpu(tray(name), name)).environment(), little=True)
     program(place / "egmctl", f'unset CUDA_VISIBLE_DEVICES\nexec {place}/$SLURMD_NODENAME "$@"')
     return place
 
