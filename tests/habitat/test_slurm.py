@@ -309,7 +309,7 @@ def test_without_mpi_each_node_answers_for_itself_and_is_incomplete_without_the_
     assert done.err.startswith("egmctl: the fabric is not measured: MPI_Init ")
     answers = [json.loads(path.read_text())["answer"] for path in sorted((cluster.folder / "out").glob("rack*.json"))]
     assert [(answer["state"], answer["gaps"][-1]["kind"]) for answer in answers] == [("incomplete", "fabric")] * 2
-    assert done.code in (3, 4), "a busy machine may break a measurement of the fake driver"
+    assert done.code == 3
 
 
 def with_one_gpu(machine: Machine, host: str) -> Machine:
