@@ -6,6 +6,7 @@ What such a command measures, in what order and how it judges stays the same; a 
 from __future__ import annotations
 
 import runpy
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 
@@ -16,14 +17,14 @@ from egmctl.units import MIB
 
 def measure_little() -> None:
     """Have every bench of this process do so; the processes that measure are told by its plan."""
-    usual = Bench.__dict__["settings"].func
+    usual: Callable[[Bench], Settings] = Bench.__dict__["settings"].func
 
     def settings(bench: Bench) -> Settings:
         return replace(usual(bench), size_bytes=MIB, copies=2, samples=2)
 
     little = cached_property(settings)
     little.__set_name__(Bench, "settings")
-    Bench.settings = little  # type: ignore[method-assign]
+    Bench.settings = little  # type: ignore[method-assign, assignment]
 
 
 if __name__ == "__main__":

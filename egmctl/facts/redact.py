@@ -181,8 +181,9 @@ class _Redaction:
             # The machines of a result are redacted separately.
             return record
         fact = fact or isinstance(record, Record)
+        kind: Any = type(record)
         changed: dict[str, Any] = {}
-        for name, redacting in _texts(type(record)):
+        for name, redacting in _texts(kind):
             before = getattr(record, name)
             after = redacting(self, before, name, fact)
             if after is not before:
@@ -193,8 +194,9 @@ class _Redaction:
             changed["unread"] = dataclasses.replace(record.unread, detail=detail)
         if isinstance(record, KernelEvent):
             text = without_process(record.text)
-            if len(record.process or "") >= _SHORTEST:
-                text = text.replace(record.process or "", changed.get("process", record.process))
+            process = record.process or ""
+            if len(process) >= _SHORTEST:
+                text = text.replace(process, changed.get("process", process))
             changed["text"] = self._sentence(text)
         return dataclasses.replace(record, **changed) if changed else record
 

@@ -43,7 +43,7 @@ def to_json(value: Any) -> Any:
     ValueError
         A float is infinite or not a number.
     """
-    kind = type(value)
+    kind: Any = type(value)
     if value is None or kind in (str, int, bool):
         return value
     if names := _written(kind):
