@@ -43,12 +43,11 @@ def to_json(value: Any) -> Any:
     ValueError
         A float is infinite or not a number.
     """
-    if value is None or type(value) in (str, int, bool):
+    kind: Any = type(value)
+    if value is None or kind in (str, int, bool):
         return value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            name: to_json(item) for name in _written(type(value)) if (item := getattr(value, name)) or name != "unread"
-        }
+    if names := _written(kind):
+        return {name: to_json(item) for name in names if (item := getattr(value, name)) or name != "unread"}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
@@ -62,8 +61,9 @@ def to_json(value: Any) -> Any:
 
 @functools.cache
 def _written(kind: type) -> tuple[str, ...]:
-    """Return the names of a dataclass' fields in the order of writing: ``unread`` is last."""
-    return tuple(f.name for f in sorted(dataclasses.fields(kind), key=lambda f: f.name == "unread"))
+    """Return the names of a dataclass' fields in the order of writing: ``unread`` is last. Other types have none."""
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    return tuple(f.name for f in sorted(fields, key=lambda f: f.name == "unread"))
 
 
 Readers = Mapping[Any, Callable[[Any, str], Any]]

@@ -27,6 +27,8 @@ _CUDA_STAND_INS = {
     "HANDLE_TYPE_FABRIC_SUPPORTED": 1,
     "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED": 1,
     "HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED": 1,
+    # Small: the chains of latencies are some times as long, and are written and walked by this CPU.
+    "L2_CACHE_SIZE": 1 << 24,
     "MAX_THREADS_PER_BLOCK": 1024,
     "MULTIPROCESSOR_COUNT": 132,
     "UNIFIED_ADDRESSING": 1,
