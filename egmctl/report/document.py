@@ -36,6 +36,8 @@ class Tone(StrEnum):
     WARN = "warn"
     BAD = "bad"
     UNKNOWN = "unknown"
+    ASSUMED = "assumed"
+    """As it is expected to be, and not read."""
     DIM = "dim"
     STRONG = "strong"
 

@@ -20,6 +20,7 @@ TONES = {
     Status.WARN: Tone.WARN,
     Status.UNKNOWN: Tone.UNKNOWN,
     Status.NOTE: Tone.UNKNOWN,
+    Status.ASSUMED: Tone.ASSUMED,
     Status.PASS: Tone.GOOD,
     Status.SKIP: Tone.DIM,
 }

@@ -21,7 +21,12 @@ from egmctl.report.views.topo import node_diagram
 from egmctl.topology.topology import topology
 from egmctl.units import grouped, shortened
 
-_TITLES = {Status.UNKNOWN: "Not determined", Status.PASS: "Passed", Status.SKIP: "Does not apply"}
+_TITLES = {
+    Status.UNKNOWN: "Not determined",
+    Status.PASS: "Passed",
+    Status.ASSUMED: "Assumed: the model's sources do not state it",
+    Status.SKIP: "Does not apply",
+}
 _NAMED = 12
 """The number of undetermined checks named without ``-v``."""
 
@@ -132,6 +137,7 @@ _COUNTED = {
     Status.NOTE: "noted",
     Status.UNKNOWN: "not determined",
     Status.PASS: "passed",
+    Status.ASSUMED: "assumed",
     Status.SKIP: "not applicable",
 }
 
