@@ -219,6 +219,8 @@ class Matrix(_Leveled):
     """The lines below the table."""
     better: Better | None = None
     """``None`` if the matrix is not shaded."""
+    keyed: bool = True
+    """Whether pages explain the shades."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -187,7 +187,7 @@ def _lines(entries: Sequence[doc.Entry], heading: str) -> Element:
 def _figures(blocks: Sequence[doc.Matrix | doc.Chart]) -> Iterator[Child]:
     drawn = [matrix_html(block) if isinstance(block, doc.Matrix) else _chart(block) for block in blocks]
     yield element("div", drawn, class_="grids")
-    if any(isinstance(block, doc.Matrix) and block.better is not None for block in blocks):
+    if any(isinstance(block, doc.Matrix) and block.better is not None and block.keyed for block in blocks):
         yield element("p", _SHADES, class_="key")
 
 

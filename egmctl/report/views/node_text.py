@@ -162,6 +162,13 @@ def own_nvlinks(topology: Topology, gpu: Gpu) -> tuple[int, str]:
     return most, f" of {fewer[1]}" if fewer else "*" if short else ""
 
 
+def nvlink_states(gpu: Gpu) -> list[bool]:
+    """Return whether each NVLink of a GPU is active; nothing if that is not known of each."""
+    links = (gpu.nvml and gpu.nvml.nvlinks) or ()
+    states = [link.active for link in links]
+    return [] if None in states else [bool(state) for state in states]
+
+
 def switches_words(topology: Topology) -> str:
     count = len(topology.machine.switches or ())
     return f"{count} NVSwitch{'es' * (count != 1)}" if count else "NVLink switches"
