@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, pairwise
 from xml.etree.ElementTree import Element
@@ -52,6 +52,8 @@ _LARGE = _Size(column=236, gap=12, left=24)
 _NARROW = _Size(column=74, gap=3, pad=4, between=8, left=8, link=42, near=8, host=0, least=320, narrow=True)
 _PHONE_ROW = 4
 """The number of GPUs side by side on a phone."""
+_PHONE_COLUMNS = {0: 152, 1: 152, 2: 152, 3: 96, 4: 74}
+"""The width of a GPU on a phone, by the number of GPUs side by side."""
 _HOST, _SWITCH = 36, 22
 """The heights of the boxes of CPUs and PCIe switches."""
 _LINE, _SMALL_LINE = 17, 14
@@ -90,7 +92,8 @@ def phone_drawings(topology: Topology, rates: Rates | None = None, faults: Fault
     links = node_text.nvlink_pairs(topology, gpus)
     each = 2 if any(link.through == "switch" for link in links.values()) else 1
     parts = [rows[place : place + each] for place in range(0, len(rows), each)]
-    drawings = [_Drawing(topology, rates or {}, faults, part, _NARROW, again=part is not parts[0]) for part in parts]
+    size = replace(_NARROW, column=_PHONE_COLUMNS[max(map(len, rows))])
+    drawings = [_Drawing(topology, rates or {}, faults, part, size, again=part is not parts[0]) for part in parts]
     return element("div", [each.drawing() for each in drawings])
 
 
