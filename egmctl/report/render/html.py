@@ -275,7 +275,7 @@ def _block(block: doc.Block) -> Child:
             return _parts(block)
         case doc.Command():
             name = element("span", f"{block.name} $ ", class_="command")
-            return element("pre", name, element("code", block.text))
+            return element("pre", name, element("code", list(_unbroken(block.text))))
         case doc.Entry():
             return _entry(block)
         case doc.Matrix():
@@ -296,6 +296,13 @@ def _block(block: doc.Block) -> Child:
             )
         case doc.Section():
             return [element("h3", block.title, id=block.anchor or None), list(_blocks(doc.body_of(block)))]
+
+
+def _unbroken(command: str) -> Iterator[Child]:
+    """Yield the words of a command, its options as elements: browsers break lines after a hyphen."""
+    for place, word in enumerate(command.split(" ")):
+        yield " " if place else ""
+        yield element("span", word) if word.startswith("-") else word
 
 
 def _verdict(block: doc.Verdict) -> Element:
@@ -340,6 +347,7 @@ def _entry_head(block: doc.Entry, heading: str) -> Element:
 _FIX = "fix"
 _REASONS = {
     "cause": "Why",
+    "costs": "What it costs",
     "explains": "What it explains",
     "paths": "Slow paths",
     "broke": "Paths that broke",
