@@ -13,7 +13,7 @@ from egmctl.model.evidence import State as Settled
 from egmctl.model.finding import UNEXPLAINED, PlaceKind
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words, plain
-from egmctl.report.views.bench import bench_banners, bench_document, drawings, pairs
+from egmctl.report.views.bench import bench_banners, bench_document, drawings, on_paper, pairs
 from egmctl.report.views.bench_answer import seen as seen_by_bench
 from egmctl.report.views.bench_answer import tally
 from egmctl.report.views.bench_classes import main_rates
@@ -119,7 +119,8 @@ def summary(bringup: Bringup) -> Iterator[doc.Block]:
     )
     yield from doc.limited(entries, CAUSES)
     if _is_broken(bringup):
-        words = ("Before a reset or a reboot, run ", doc.Span(_REPORT, code=True), " as root; serial numbers: --serials")
+        collect = doc.Span(_REPORT, code=True)
+        words = ("Before a reset or a reboot, run ", collect, " as root; serial numbers: --serials")
         yield doc.Entry("RMA", Tone.PLAIN, words)
     yield replace(parts, paged=False)
     yield doc.Hint("All checks and paths: -v; all of it as a page: -o node.html")
@@ -162,9 +163,12 @@ def _evidence(bringup: Bringup) -> Iterator[doc.Section]:
             yield doc.Section("What it reaches", (main_rates(run),), level=Level.PAGE)
             where = (*drawings(run, causes), *pairs(run))
         yield doc.Section("Where", where, beside=run is not None, level=Level.PAGE)
-    yield doc.Section("Record", (doc.KeyValues(tuple(_record(bringup))),), beside=run is None, level=Level.PAGE)
+    beside = run is None and node.missing is None
+    yield doc.Section("Record", (doc.KeyValues(tuple(_record(bringup))),), beside=beside, level=Level.PAGE)
     blank = doc.KeyValues((("Handed over by", ""), ("Accepted by", ""), ("Date", "")))
     yield doc.Section("Signed", (blank,), on_paper=True, level=Level.PAGE)
+    if run is not None:
+        yield from on_paper(run)
 
 
 def _record(bringup: Bringup) -> Iterator[tuple[str, Words]]:
