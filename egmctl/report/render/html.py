@@ -128,7 +128,17 @@ def _card(block: doc.Section, name: str) -> page.PageSection:
     )
     beside = [_squares(block.marks), element("span", block.note, class_="note")] if block.note else None
     look = " ".join(filter(None, looks))
-    return page.PageSection(name, block.title, body, block.folded, beside, look, joins=block.beside)
+    wide = any(isinstance(part, doc.Diagram) and _is_wide(part) for part in doc.body_of(block))
+    return page.PageSection(name, block.title, body, block.folded, beside, look, joins=block.beside, wide=wide)
+
+
+_HALF_PAGE = 660
+"""The natural width of a picture in pixels up to which its words can be read on half of a page."""
+
+
+def _is_wide(picture: doc.Diagram) -> bool:
+    """Return whether a picture needs the full width of a page."""
+    return float(picture.draw().get("width", "0").rstrip("%")) > _HALF_PAGE
 
 
 def _squares(marks: Sequence[Tone]) -> Child:
@@ -144,14 +154,16 @@ def _squares(marks: Sequence[Tone]) -> Child:
 def _rows(cards: Sequence[page.PageSection | Element]) -> Iterator[Element]:
     """Yield the elements of cards; two that are beside each other share a row."""
     pending: Element | None = None
+    wide_before = False
     for card in cards:
         shown = page.section(card) if isinstance(card, page.PageSection) else card
-        joins = isinstance(card, page.PageSection) and card.joins
+        wide = isinstance(card, page.PageSection) and card.wide
+        joins = isinstance(card, page.PageSection) and card.joins and not wide and not wide_before
         if pending is not None and joins:
             shown = element("div", pending, shown, class_="row")
         elif pending is not None:
             yield pending
-        pending = shown
+        pending, wide_before = shown, wide
     if pending is not None:
         yield pending
 
@@ -204,8 +216,9 @@ def _bars(block: doc.Bars, *, titled: bool = True) -> Child:
         heads = [element("span", head) for head in ("path class", "share of the link's or memory's rate", *_NUMBERS)]
         title = element("h3", block.caption) if titled else None
         return [title, element("p", heads, class_="rate-heads", aria_hidden="true"), lists]
-    beside = [element("div", _block(picture)) for picture in block.beside]
-    return element("div", element("div", lists), beside, class_="beside")
+    beside = [element("div", _block(picture)) for picture in block.beside if not _is_wide(picture)]
+    below = [_block(picture) for picture in block.beside if _is_wide(picture)]
+    return [element("div", element("div", lists), beside, class_="beside"), below]
 
 
 _NUMBERS = ("median", "worst", "expected")

@@ -130,10 +130,15 @@ _REPORT = "nvidia-bug-report.sh"
 """The script of the driver that collects its logs and the state of the GPUs, which vendors ask for; it needs root."""
 
 
+_OF_HARDWARE = ("gpu", "nvlink", "c2c", "pcie", "kernel", "bench", "dev.fell-off-bus")
+"""The checks, or their areas, whose failures may be of a broken part."""
+
+
 def _is_broken(bringup: Bringup) -> bool:
-    """Return whether a part of the node may be broken: a failure is about GPUs or the links between them."""
-    hardware = (PlaceKind.GPU, PlaceKind.PAIR)
-    return any(cause.state is State.BAD and cause.finding.place.kind in hardware for cause in bringup.answer.causes)
+    """Return whether a part of the node may be broken: GPUs, or the links between them."""
+    bad = (cause.finding for cause in bringup.answer.causes if cause.state is State.BAD)
+    on_gpus = (finding.check for finding in bad if finding.place.kind in (PlaceKind.GPU, PlaceKind.PAIR))
+    return any(check in _OF_HARDWARE or check.partition(".")[0] in _OF_HARDWARE for check in on_gpus)
 
 
 def _parts(bringup: Bringup) -> Iterator[doc.Part]:

@@ -30,6 +30,8 @@ CAUSES = 3
 """The number of causes shown without ``-v``."""
 COSTS = 3
 """The number of classes of paths for which the cost of a cause is shown."""
+EXPLAINED = 2
+"""The number of findings that are named where a cause explains them; doctor has all."""
 PATHS = 3
 """The number of paths named per cause."""
 TONES = {
@@ -166,7 +168,10 @@ def cause_entry(
     rows += [(name, shortened(items, PATHS)) for name, items in lists.items() if items]
     check, place = cause.finding.check, cause.finding.place
     own = [each for each in findings if check in each.explained_by and each.check in cause.finding.explains]
-    rows += [("explains", explained_words(each)) for each in own if place.meets(each.place)]
+    explained = [each for each in own if place.meets(each.place)]
+    rows += [("explains", explained_words(each)) for each in explained[:EXPLAINED]]
+    if more := len(explained[EXPLAINED:]):
+        rows.append(("explains", f"and {several(more, 'more finding')}"))
     tone = TONES[cause.status]
     return finding_entry(cause.finding, cause.title, word=word, tone=tone, cause=with_cause, fix=fix, rows=rows)
 

@@ -99,7 +99,7 @@ def _drawing(diagnosis: Diagnosis) -> Iterator[doc.Diagram]:
     """Yield the drawing of the node, if its topology is known."""
     shown = topology(diagnosis.machine)
     if shown.missing is None:
-        yield node_diagram(lambda: shown, causes=diagnosis.answer.causes)
+        yield node_diagram(lambda: shown, causes=diagnosis.answer.causes, large=True)
 
 
 _AREAS = {

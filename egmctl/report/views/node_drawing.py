@@ -49,11 +49,14 @@ class _Size:
 
 _WIDE = _Size()
 _LARGE = _Size(column=236, gap=12, left=24)
+_HALF = _Size(column=130, gap=8, pad=10, between=30, left=14, host=0)
 _NARROW = _Size(column=74, gap=3, pad=4, between=8, left=8, link=42, near=8, host=0, least=320, narrow=True)
 _PHONE_ROW = 4
 """The number of GPUs side by side on a phone."""
-_PHONE_COLUMNS = {0: 152, 1: 152, 2: 152, 3: 96, 4: 74}
+_PHONE_COLUMNS = {0: 148, 1: 148, 2: 148, 3: 92, 4: 74}
 """The width of a GPU on a phone, by the number of GPUs side by side."""
+_SIDES = 2
+"""The number of NUMA nodes with which a drawing has space for all words."""
 _HOST, _SWITCH = 36, 22
 """The heights of the boxes of CPUs and PCIe switches."""
 _LINE, _SMALL_LINE = 17, 14
@@ -79,9 +82,13 @@ def node_drawing(
     faults
         What is wrong with the devices, which are painted.
     large
-        Whether a few GPUs fill a page.
+        Whether a few GPUs fill a page. Else those of one or two NUMA nodes fill half of it.
     """
-    size = _LARGE if large and len(topology.gpus) <= _PHONE_ROW else _WIDE
+    few = len(topology.gpus) <= _PHONE_ROW
+    nodes = len(node_text.devices_by_node(topology, {}))
+    size = _LARGE if large and few else _HALF if few and nodes <= _SIDES else _WIDE
+    if nodes > _SIDES:
+        size = replace(size, host=_LARGE.column)
     return _Drawing(topology, rates or {}, faults, [list(topology.gpus)], size).drawing()
 
 
@@ -93,6 +100,8 @@ def phone_drawings(topology: Topology, rates: Rates | None = None, faults: Fault
     each = 2 if any(link.through == "switch" for link in links.values()) else 1
     parts = [rows[place : place + each] for place in range(0, len(rows), each)]
     size = replace(_NARROW, column=_PHONE_COLUMNS[max(map(len, rows))])
+    if len(node_text.devices_by_node(topology, {})) > _SIDES:
+        size = replace(size, column=min(size.column, 70), between=2)
     drawings = [_Drawing(topology, rates or {}, faults, part, size, again=part is not parts[0]) for part in parts]
     return element("div", [each.drawing() for each in drawings])
 
@@ -341,7 +350,7 @@ class _Drawing:
             y = row.at(row.host, _HOST) + _HOST / 2
             left, right = first.x + first.width - self.size.pad, second.x + self.size.pad
             yield line("link", (left, y), (right, y))
-            if not self.size.narrow:
+            if self.size.between > width_of("CPU to CPU", SMALL):
                 yield text("CPU to CPU", (left + right) / 2, y - 7, "dim middle halo")
 
     def around(self) -> Iterator[Element]:
@@ -377,9 +386,10 @@ class _Drawing:
         yield box(look, x, y, self.size.column, self.card_height, radius=8)
         yield text(label, x + inset, y + 21, "strong")
         yield from self.sign(label, x + self.size.column - (4 if self.size.narrow else 10), y + 21)
-        if memory and not self.size.narrow:
-            right = 28 if label in self.faults else 12
-            yield text(format_size(memory), x + self.size.column - right, y + 21, "dim end")
+        right = 28 if label in self.faults else 12
+        size = format_size(memory) if memory else ""
+        if width_of(size, SMALL) < self.size.column - inset - width_of(label) - 8 - right and not self.size.narrow:
+            yield text(size, x + self.size.column - right, y + 21, "dim end")
         for place, (words, style) in enumerate(self.card_lines(label)):
             yield text(words, x + inset, y + 38 + _LINE * place, style)
 
