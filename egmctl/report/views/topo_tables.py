@@ -155,11 +155,8 @@ def _route_cell(topology: Topology, route: HostRoute) -> doc.Cell:
         rest = f"of {' or '.join(map(topology.label, route.via))}"
     elif any(hop.link is LinkKind.SMP for hop in route.hops):
         rest = "the rate of the CPUs' link is not known"
-    words = (
-        Span(name.replace(">", " -> "), Tone.STRONG),
-        f"  {rate_text(route)}",
-        Span(f"\n{rest}".rstrip(), Tone.DIM),
-    )
+    below = (Span(f" {rest}", Tone.DIM),) if rest else ()
+    words = (Span(name, Tone.STRONG), f"  {rate_text(route)}", *below)
     return doc.Cell(words, Tone.STRONG if is_own else Tone.PLAIN)
 
 
