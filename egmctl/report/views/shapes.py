@@ -11,7 +11,7 @@ from xml.etree.ElementTree import Element
 
 from egmctl.report.document import Tone
 from egmctl.report.render.page import element
-from egmctl.report.views.faults import Fault
+from egmctl.report.views.faults import FAULT_SIGNS, Fault
 
 STATES = {Tone.BAD: "bad", Tone.WARN: "warn"}
 """The classes of links and words that fail and warn."""
@@ -19,7 +19,6 @@ SMALL = 11.5
 """The size of small words in pixels, as in ``figure.css``."""
 _EM = 0.592
 """The average width of a character, in sizes of its font."""
-_FAULT_SIGNS = {Tone.BAD: "✕", Tone.WARN: "▲"}
 
 
 def box(look: str, x: float, y: float, width: float, height: float, radius: float = 0) -> Element:
@@ -51,7 +50,7 @@ def width_of(words: str, size: float = 13) -> float:
 def sign(fault: Fault, x: float, y: float) -> Element:
     """Return the sign of a fault, which ends at ``x``."""
     words = element("title", fault.words)
-    return element("text", _FAULT_SIGNS[fault.tone], words, x=x, y=y, class_=f"{STATES[fault.tone]} end")
+    return element("text", FAULT_SIGNS[fault.tone], words, x=x, y=y, class_=f"{STATES[fault.tone]} end")
 
 
 def chip(words: str, tone: Tone, x: float, y: float) -> Iterator[Element]:

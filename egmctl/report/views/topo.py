@@ -221,7 +221,7 @@ def node_diagram(
 def _drawn(topology: Topology, width: int) -> Iterator[doc.Words]:
     from egmctl.report.views.node_text import node_text
 
-    return node_text(topology, width)
+    return node_text(topology, width, faults(topology, topology.answer.causes))
 
 
 def _p2p(topology: Topology) -> Iterator[doc.Block]:
