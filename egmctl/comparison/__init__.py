@@ -31,7 +31,7 @@ HARDLY = 0.25
 """The part of the smaller of two runs that both must have measured: a comparison of less would pass as one of the runs.
 The value is our choice."""
 _PLACES = {PlaceKind.GPU: "GPU", PlaceKind.PAIR: "pair", PlaceKind.NUMA: "NUMA", PlaceKind.NIC: "NIC"}
-_GRAVITY = {Status.PASS: 0, Status.NOTE: 1, Status.UNKNOWN: 1, Status.WARN: 2, Status.FAIL: 3}
+_GRAVITY = {Status.PASS: 0, Status.NOTE: 1, Status.ASSUMED: 1, Status.UNKNOWN: 1, Status.WARN: 2, Status.FAIL: 3}
 _FAULTS = (Status.WARN, Status.FAIL)
 
 

@@ -213,7 +213,7 @@ def _judged(failure: Failure, cause: KnownCause, diagnosis: Diagnosis | None) ->
     # A check that does not apply says nothing, and a note may be the cause: a deliberate configuration.
     passes = bool(own) and all(finding.status is Status.PASS for finding in own)
     is_excluded = passes and cause.decides and not (cause.holds_in == "container" and not _in_container(diagnosis))
-    unsure = tuple(finding for finding in own if finding.status is Status.UNKNOWN)
+    unsure = tuple(finding for finding in own if finding.status in (Status.UNKNOWN, Status.ASSUMED))
     return replace(cause, state=CauseState.EXCLUDED if is_excluded else CauseState.UNKNOWN, findings=unsure)
 
 

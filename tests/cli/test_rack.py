@@ -105,7 +105,7 @@ Ask = Callable[..., tuple[ExitCode, dict[str, Any], str]]
 def answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ask:
     """Return the exit code, the result and the text of a job's answer."""
 
-    def ask(job: Job, own: Machine = WELL, fabric: Fabric = MEASURED, file: str = "rack.json", **options: str) -> Any:
+    def ask(job: Job, own: Machine = WELL, fabric: Fabric = MEASURED, file: str = "rack.json", **options: Any) -> Any:
 
         def measured(*_: object) -> Fabric:
             if fabric is GONE:

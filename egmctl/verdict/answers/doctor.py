@@ -159,9 +159,9 @@ def _sentence(part: _Part) -> str:
     problems = " and ".join(several(count, what) for what, count in counts.items() if count)
     if part.gaps and not part.bad:
         reasons = "; ".join(gap.reason for gap in part.gaps)
-        rest = _counted(part.counts, Status.PASS, Status.SKIP)
+        rest = _counted(part.counts, Status.PASS, Status.ASSUMED, Status.SKIP)
         return "; ".join(filter(None, (reasons, problems, rest)))
-    rest = _counted(part.counts, Status.NOTE, Status.PASS, Status.UNKNOWN, Status.SKIP)
+    rest = _counted(part.counts, Status.NOTE, Status.PASS, Status.ASSUMED, Status.UNKNOWN, Status.SKIP)
     return "; ".join(filter(None, (problems, rest)))
 
 
@@ -169,6 +169,7 @@ def _counted(number: Mapping[Status, int], *statuses: Status) -> str:
     words = {
         Status.NOTE: ("note", "notes"),
         Status.PASS: ("check passed", "checks passed"),
+        Status.ASSUMED: ("assumed", "assumed"),
         Status.UNKNOWN: ("not determined", "not determined"),
         Status.SKIP: ("does not apply", "do not apply"),
     }
