@@ -8,8 +8,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pkgutil import resolve_name
 from statistics import mode
+from typing import Any
 
-from egmctl.documents import FILE_LIMIT, check_schema, parse_object, short
+from egmctl.documents import ENCODING, FILE_LIMIT, GZIP, check_schema, parse_object, short, unpacked
 from egmctl.errors import ERROR_SCHEMA, UsageError
 from egmctl.fleet.folder import Folder
 from egmctl.model.answer import WORDS, State
@@ -44,7 +45,8 @@ _INNER = (
     'case $2 in "~/"*) tool=$HOME/${2#??} ;; *) tool=$2 ;; esac; '
     'command -v "$tool" >/dev/null 2>&1 || { echo "$0 lacks"; exit 127; }; '
     'seen=$("$tool" --version 2>/dev/null | head -n 1); '
-    'echo "$0 version $seen"; case $1 in "" | "$seen") ;; *) exit 0 ;; esac; shift 2; exec "$tool" "$@"'
+    'echo "$0 version $seen"; case $1 in "" | "$seen") ;; *) exit 0 ;; esac; shift 2; '
+    f'export {ENCODING}={GZIP}; exec "$tool" "$@"'
 )
 
 
@@ -68,6 +70,7 @@ class Output:
     lacks: bool
     """Whether the node has no egmctl."""
     document: bytes
+    """As it was sent: packed, or plain by an older egmctl."""
     code: int | None
     """The command's exit code; ``None`` if the connection ended before the command."""
 
@@ -128,10 +131,16 @@ class Outcome:
     state: State = State.BROKE
     word: str = ""
     sentence: str = ""
+    document: dict[str, Any] | None = None
+    """The JSON data of its document."""
+    file: bytes = b""
+    """Its document as a gzip file."""
 
 
-def judge(asked: Asked, folder: Folder, ended: Ended, timeout_s: float) -> NodeResult:
-    """Return the outcome on a node; keep its document in the folder, and remove any other output.
+def judge(asked: Asked, folder: Folder, ended: Ended, timeout_s: float) -> tuple[NodeResult, dict[str, Any] | None]:
+    """Return the outcome on a node, and the JSON data of the document that is its answer, if it gave one.
+
+    The document is kept in the folder, and any other output removed.
 
     The document of a stopped command, with its results so far, is kept too, although it is not an answer.
     """
@@ -146,12 +155,12 @@ def judge(asked: Asked, folder: Folder, ended: Ended, timeout_s: float) -> NodeR
         outcome = Outcome(Reach.INTERRUPTED, "stopped by Ctrl-C", State.INTERRUPTED)
     reason = outcome.reason
     if has_result:
-        file = folder.keep(ended.node, output.document)
+        file = folder.keep(ended.node, document.file)
         reason += "; its results so far are kept" if outcome.reach is not Reach.ANSWERED else ""
     else:
         file = ""
         folder.discard(ended.node)
-    return NodeResult(
+    answer = NodeResult(
         node=ended.node,
         reach=outcome.reach,
         state=outcome.state,
@@ -162,6 +171,7 @@ def judge(asked: Asked, folder: Folder, ended: Ended, timeout_s: float) -> NodeR
         duration_s=round(ended.duration_s, 3),
         file=file,
     )
+    return answer, document.document if answer.reach is Reach.ANSWERED else None
 
 
 def _without_document(asked: Asked, ended: Ended, output: Output, timeout_s: float) -> Outcome | None:
@@ -200,10 +210,12 @@ def _document(asked: Asked, ended: Ended, output: Output) -> Outcome:
         return Outcome(Reach.FAILED, words or f"the command ended with {output.code} without a message")
     source = "what it sent"
     try:
-        document = parse_object(output.document, source, "result of egmctl")
+        content, file = unpacked(output.document, source)
+        document = parse_object(content, source, "result of egmctl")
         schema = check_schema(document, (SCHEMAS[asked.command], ERROR_SCHEMA), source, "result of egmctl")
         if schema == MACHINE_SCHEMA:
-            return Outcome(Reach.ANSWERED, state=State.GOOD, word=WORDS[Question.DOCTOR][State.GOOD])
+            word = WORDS[Question.DOCTOR][State.GOOD]
+            return Outcome(Reach.ANSWERED, state=State.GOOD, word=word, document=document, file=file)
         if schema == ERROR_SCHEMA or document.get("result") is None:
             match document.get("errors"):
                 case [{"message": str(message)}, *_]:
@@ -214,8 +226,9 @@ def _document(asked: Asked, ended: Ended, output: Output) -> Outcome:
         return Outcome(Reach.GARBAGE, _shortened("; ".join(filter(None, (str(error), words)))))
     if answer.state is State.INTERRUPTED:
         # This command was not interrupted, so the node has no answer for it.
-        return Outcome(Reach.INTERRUPTED, "the command was interrupted there")
-    return Outcome(Reach.ANSWERED, "", answer.state, answer.word, _shortened(answer.sentence))
+        return Outcome(Reach.INTERRUPTED, "the command was interrupted there", file=file)
+    sentence = _shortened(answer.sentence)
+    return Outcome(Reach.ANSWERED, "", answer.state, answer.word, sentence, document, file)
 
 
 def _words(errors: str) -> str:
@@ -236,8 +249,43 @@ Identity = tuple[str | None, int | None]
 UNKNOWN: Identity = (None, None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGpus:
+    """What the document of a node says about its GPUs."""
+
+    domains: Mapping[str, Identity]
+    """The domain and clique of each GPU by bus id."""
+    indices: Mapping[str, int]
+    is_board: bool
+    """Whether none of them is in a rack."""
+    failed: Sequence[tuple[Iterable[str], FleetGpu]]
+    """What fails, with the bus ids of its GPUs."""
+    warned: Sequence[tuple[Iterable[str], FleetGpu]]
+    is_unclear: bool
+    """Whether the state of the other GPUs is not known."""
+
+
+def gpus_of(answer: NodeResult, saved: Saved) -> NodeGpus | None:
+    """Return what the document of a node that answered says about its GPUs; ``None`` if it has no machine."""
+    if not saved.machines:
+        return None
+    machine, result = saved.machines[-1], saved.result
+    domains = {gpu.bus_id: _identity(machine, gpu) for gpu in machine.gpus or ()}
+    failed, warned = _states(domains, result)
+    is_unknown = isinstance(result, Diagnosis) and bool(result.answer.gaps)
+    return NodeGpus(
+        domains=domains,
+        indices={gpu.bus_id: gpu.index for gpu in machine.gpus or ()},
+        is_board=bool(machine.gpus) and not any(in_rack(machine, gpu) for gpu in machine.gpus or ()),
+        failed=failed,
+        warned=warned,
+        # A failure sets the state, whatever else is unknown.
+        is_unclear=answer.state not in (State.GOOD, State.WARN) and (not failed or is_unknown),
+    )
+
+
 def judged_gpus(
-    asked: Asked, answers: Sequence[NodeResult], loaded: Mapping[str, Saved]
+    asked: Asked, answers: Sequence[NodeResult], by_node: Mapping[str, NodeGpus]
 ) -> tuple[list[NodeResult], Readiness | None]:
     """Return the answers with the state of each GPU, and which GPUs are ready as parts of their NVLink domain.
 
@@ -247,29 +295,27 @@ def judged_gpus(
 
     Parameters
     ----------
-    loaded
-        The results of the nodes that answered.
+    by_node
+        What the documents of the nodes that answered say about their GPUs, if they have a machine.
     """
     if asked.command not in (Command.DOCTOR, Command.BRINGUP, Command.BENCH):
         return list(answers), None
-    machines = {node: machine for node, saved in loaded.items() for machine in saved.machines}
-    domains = {node: {gpu.bus_id: _identity(m, gpu) for gpu in m.gpus or ()} for node, m in machines.items()}
     # HGX boards beside a rack are no part of the answer, unless a number of GPUs is expected.
-    boards = {node for node, m in machines.items() if m.gpus and not any(in_rack(m, gpu) for gpu in m.gpus)}
-    boards = boards if asked.domain_gpus is None else set()
-    racks = {node: of_node for node, of_node in domains.items() if node not in boards}
-    expected = asked.domain_gpus if loaded else None
+    boards = {node for node, gpus in by_node.items() if gpus.is_board} if asked.domain_gpus is None else set()
+    racks = {node: gpus.domains for node, gpus in by_node.items() if node not in boards}
+    expected = asked.domain_gpus if any(answer.reach is Reach.ANSWERED for answer in answers) else None
     homes = _homes(racks, expected)
-    usual = mode(map(len, (racks or domains).values())) if domains else 0
+    usual = mode(len(of_node) for of_node in racks.values() or (g.domains for g in by_node.values())) if by_node else 0
     judged: list[NodeResult] = []
     for answer in answers:
-        node, own = answer.node, domains.get(answer.node, {})
+        node, known = answer.node, by_node.get(answer.node)
+        own = known.domains if known else {}
         states: dict[str, FleetGpu] = {}
         expects = None if node in boards else homes
-        for bus_ids, state in _states(answer, loaded[node].result, own, expects) if own else ():
+        for bus_ids, state in _all_states(answer, known, expects) if known else ():
             states = dict.fromkeys(bus_ids, state) | states
-        gpus = [replace(states.get(gpu, FleetGpu()), index=machines[node].gpu(gpu).index) for gpu in own]
-        kind = Unready.MISSING if node in domains else Unready.UNKNOWN
+        gpus = [replace(states.get(gpu, FleetGpu()), index=known.indices[gpu]) for gpu in own] if known else []
+        kind = Unready.UNKNOWN if known is None else Unready.MISSING
         lacking = 0 if node in boards and racks else usual - len(own)
         gpus += [FleetGpu(kind=kind, reason=answer.reach.value)] * lacking
         home = next((f"cluster {own[0]}, clique {own[1]}" for own in own.values() if own in (homes or ())), "")
@@ -308,39 +354,47 @@ def _readiness(answers: Sequence[NodeResult], expected: int | None, domains: int
     return Readiness(gpus=known, ready=known - len(lost), expected=expected, domains=domains, unready=tuple(unready))
 
 
-def _states(
-    answer: NodeResult, result: object, domains: Mapping[str, Identity], homes: Sequence[Identity] | None
+def _all_states(
+    answer: NodeResult, gpus: NodeGpus, homes: Sequence[Identity] | None
 ) -> Iterator[tuple[Iterable[str], FleetGpu]]:
     """Yield GPUs of a node by bus id with their state, the gravest first: the domain, findings, paths, warnings."""
-    for own, members in grouped((own, bus_id) for bus_id, own in domains.items()).items():
+    for own, members in grouped((own, bus_id) for bus_id, own in gpus.domains.items()).items():
         if homes is not None and own not in (UNKNOWN, *homes):
             yield members, FleetGpu(kind=Unready.OUTSIDE, clique_id=own[1])
+    yield from gpus.failed
+    is_outside = homes is not None
+    rest = [bus_id for bus_id, own in gpus.domains.items() if gpus.is_unclear or (is_outside and own == UNKNOWN)]
+    yield rest, FleetGpu(kind=Unready.UNKNOWN, reason=answer.reach.value)
+    yield from gpus.warned
+
+
+States = list[tuple[Iterable[str], FleetGpu]]
+
+
+def _states(all_gpus: Iterable[str], result: object) -> tuple[States, States]:
+    """Return the GPUs that fail in a node's result, by bus id, and those with a warning: findings, then paths."""
     run = result.run if isinstance(result, Bringup) else result if isinstance(result, RunReport) else None
     causes = result.answer.causes if isinstance(result, Diagnosis | Bringup | RunReport) else ()
     # What crashed, or was slow beside others, proves nothing: the node's answer says so too.
     proven = {number for cause in causes if cause.state is State.BAD for number in cause.measurements}
     paths = [] if run is None else sorted(_slow_paths(run), key=lambda path: path[:2])
-    failed = False
+    failed: States = []
     for cause in causes:
         gpus = cause.finding.place.gpus
         # The paths of the run say whose paths no cause explains.
         if cause.status is Status.FAIL and not (cause.finding.check == UNEXPLAINED and paths):
-            failed = True
-            yield domains if gpus is None else gpus, FleetGpu(kind=Unready.FAULT, reason=cause.finding.summary)
-    for _, _, number, ends, reason in paths:
-        if number in proven:
-            failed = True
-            yield ends, FleetGpu(kind=Unready.FAULT, reason=reason)
-    # A failure sets the state, whatever else is unknown.
-    is_unknown = isinstance(result, Diagnosis) and bool(result.answer.gaps)
-    unclear = answer.state not in (State.GOOD, State.WARN) and (not failed or is_unknown)
-    rest = [bus_id for bus_id, own in domains.items() if unclear or (homes is not None and own == UNKNOWN)]
-    yield rest, FleetGpu(kind=Unready.UNKNOWN, reason=answer.reach.value)
-    for cause in causes:
-        if cause.status is Status.WARN and cause.finding.place.gpus:
-            yield cause.finding.place.gpus, FleetGpu(reason=cause.finding.summary)
-    for _, _, _, ends, reason in paths:
-        yield ends, FleetGpu(reason=reason)
+            reason = cause.finding.summary
+            failed.append((all_gpus if gpus is None else gpus, FleetGpu(kind=Unready.FAULT, reason=reason)))
+    failed += [
+        (ends, FleetGpu(kind=Unready.FAULT, reason=reason)) for _, _, path, ends, reason in paths if path in proven
+    ]
+    warned: States = [
+        (cause.finding.place.gpus, FleetGpu(reason=cause.finding.summary))
+        for cause in causes
+        if cause.status is Status.WARN and cause.finding.place.gpus
+    ]
+    warned += [(ends, FleetGpu(reason=reason)) for _, _, _, ends, reason in paths]
+    return failed, warned
 
 
 def _slow_paths(run: RunReport) -> Iterator[tuple[Grade, float, int, Collection[str], str]]:

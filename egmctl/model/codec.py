@@ -75,19 +75,30 @@ class Pool:
     """Records that several documents share: equal parts are decoded once and are the same object.
 
     The machines of a fleet are nearly equal, so this saves most of the time and memory of all but the first. Put it
-    into :data:`Readers` by its class.
+    into :data:`Readers` by its class. A record that no recent document has is forgotten, so that those which one
+    document has alone do not add up.
     """
 
+    LIMIT = 16384
+    """The number of other records after which one is forgotten. A doctor's document of 8 GPUs has some 400 different
+    ones, and each further node 35 of its own."""
+
     def __init__(self) -> None:
-        self._records: dict[tuple[type, bytes], Any] = {}
+        self._recent: dict[tuple[type, bytes], Any] = {}
+        self._earlier: dict[tuple[type, bytes], Any] = {}
 
     def __call__(self, key: tuple[type, bytes], _where: str) -> Any:
         """Return the record of a key, or ``None``."""
-        return self._records.get(key)
+        record = self._recent.get(key)
+        if record is None and (record := self._earlier.get(key)) is not None:
+            self.keep(key, record)
+        return record
 
     def keep(self, key: tuple[type, bytes], record: Any) -> None:
         """Remember the record that was decoded from a key's data."""
-        self._records[key] = record
+        if len(self._recent) >= self.LIMIT:
+            self._recent, self._earlier = {}, self._recent
+        self._recent[key] = record
 
     @staticmethod
     def key(kind: type, data: dict[str, Any]) -> tuple[type, bytes]:
