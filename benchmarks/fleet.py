@@ -23,6 +23,8 @@ from egmctl import __version__
 MACHINE = "dgx-h100"
 DELAY_S = 0.5
 POLL_S = 0.02
+NODE, BYTES = "@node", "777000"
+"""What stands for the number of a node in the document of all."""
 
 SRUN = """#!/bin/sh
 while :; do
@@ -38,7 +40,7 @@ PATH={folder}/node:$PATH exec "$@"
 EGMCTL = """#!/bin/sh
 [ "$1" = --version ] && echo egmctl {version} && exit
 sleep {delay}
-if [ "$EGMCTL_SEND" = gzip ]; then
+if [ "$EGMCTL_ENCODING" = gzip+base64 ]; then
     base64 {folder}/documents/$BENCHMARK_NODE.gz
 else
     zcat {folder}/documents/$BENCHMARK_NODE.gz
@@ -77,24 +79,24 @@ def _make_nodes(folder: Path, count: int) -> int:
     text = json.dumps(document, indent=2)
     (folder / "documents").mkdir()
     for number in range(1, count + 1):
-        own = text.replace("NODE", f"{number:04x}").replace("777000", f"{number:06}")
+        own = text.replace(NODE, f"{number:04x}").replace(BYTES, f"{number:06}")
         (folder / f"documents/node{number:04}.gz").write_bytes(gzip.compress(own.encode(), 6))
     return len(text)
 
 
 def _individual(machine: dict[str, Any]) -> None:
-    """Give a machine the values that differ on each node; NODE and 777000 stand for the node's number."""
+    """Give a machine the values that differ on each node."""
 
     def state(record: dict[str, Any], **values: object) -> None:
         record.update(values)
         for key in values:
             record.get("unread", {}).pop(key, None)
 
-    state(machine["host"], memory_total_bytes=2164777000000, memory_available_bytes=2000777000000)
+    state(machine["host"], memory_total_bytes=int(f"2164{BYTES}000"), memory_available_bytes=int(f"2000{BYTES}000"))
     for gpu in machine["gpus"]:
-        uuid = f"GPU-5d1e0a7{gpu['index']}-NODE-b1a2-83c4-93a07fd2be11"
+        uuid = f"GPU-5d1e0a7{gpu['index']}-{NODE}-b1a2-83c4-93a07fd2be11"
         state(gpu["proc"], uuid=uuid)
-        state(gpu["nvml"], uuid=uuid, serial=f"16555230NODE{gpu['index']}", memory_used_bytes=500777000)
+        state(gpu["nvml"], uuid=uuid, serial=f"16555230{NODE}{gpu['index']}", memory_used_bytes=int(f"500{BYTES}"))
 
 
 def _measured(folder: Path, count: int) -> str:

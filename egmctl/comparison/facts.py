@@ -238,6 +238,7 @@ class MachineFacts:
 
     def __init__(self) -> None:
         self._parts: dict[Hashable, Statements] = {}
+        self._same: dict[Hashable, Statements] = {}
         self._numbers: dict[Hashable, int] = {}
         self._records: dict[int, tuple[object, int]] = {}
 
@@ -258,7 +259,8 @@ class MachineFacts:
             if content and section in _THINGS:
                 # The part without an item says that the list is there.
                 del part[Subject("", "", section)]
-            self._parts[key] = part
+            # Values that differ may have the same text: 2.0 TiB.
+            self._parts[key] = self._same.setdefault(tuple(part.items()), part)
         return self._parts[key]
 
     def _number(self, value: Any) -> Hashable:
