@@ -187,13 +187,12 @@ class _Fleet:
         launch = self.launch
         # The time limit on the node expires first; this one is for nodes that no longer respond.
         limit_s = launch.connect_timeout_s + launch.timeout_s + KILL_AFTER_S + SLACK_S
-        over, _ = await asyncio.wait((talk.closed, talk.given_up), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-        if talk.closed not in over:
+        over = await _within(talk.over, limit_s)
+        if not talk.closed.is_set():
             # The keeper ends the launcher and all that it has started.
             talk.end()
-            await asyncio.wait((talk.closed,), timeout=END_S)
-        code = talk.discarded()
-        self.ended(node, code, out_of_time=not over)
+            await _within(talk.closed, END_S)
+        self.ended(node, talk.discarded(), out_of_time=not over)
 
     def begin(self, node: str) -> _Talk | None:
         """Return a new talk with a node; ``None`` if its output cannot be kept."""
@@ -258,7 +257,16 @@ class _Fleet:
         self.progress.answers.append(self.taken(answer, document))
 
 
-STANDARD_ERROR = 2
+async def _within(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for an event, and return whether it came in time."""
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except asyncio.TimeoutError:
+        return False
+    return True
+
+
+STANDARD_OUTPUT, STANDARD_ERROR = 1, 2
 
 
 class _Talk(asyncio.SubprocessProtocol):
@@ -273,6 +281,10 @@ class _Talk(asyncio.SubprocessProtocol):
         self._fleet = fleet
         self._input: int | None = None
         self._transport: asyncio.SubprocessTransport | None = None
+        self.closed = asyncio.Event()
+        """Set when the process has ended and its streams are closed."""
+        self.over = asyncio.Event()
+        """Set then too, and when the process must be waited for no longer."""
 
     async def start(self, words: Sequence[str]) -> None:
         """Start the process.
@@ -283,10 +295,6 @@ class _Talk(asyncio.SubprocessProtocol):
             It cannot be started.
         """
         loop = asyncio.get_running_loop()
-        self.closed: asyncio.Future[None] = loop.create_future()
-        """Done when the process has ended and its streams are closed."""
-        self.given_up: asyncio.Future[None] = loop.create_future()
-        """Done when it must be waited for no longer."""
         # A pipe of our own: asyncio's may be a socket, and is closed only when the loop runs again.
         standard_input, self._input = os.pipe()
         try:
@@ -326,8 +334,8 @@ class _Talk(asyncio.SubprocessProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """Note that the process has ended and its streams are closed."""
-        if not self.closed.done():
-            self.closed.set_result(None)
+        self.closed.set()
+        self.over.set()
 
     def close_input(self) -> None:
         """Close the standard input of the process, which ends the command on the node in an orderly way."""
@@ -337,8 +345,7 @@ class _Talk(asyncio.SubprocessProtocol):
 
     def give_up(self) -> None:
         """Wait for the process no longer."""
-        if not self.given_up.done():
-            self.given_up.set_result(None)
+        self.over.set()
 
     def end(self) -> None:
         """Ask the keeper to end the launcher and all that it has started."""

@@ -164,7 +164,7 @@ def test_a_disk_that_fills_up_costs_the_node_that_fills_it(cluster: Path, small_
     assert process.returncode == 4
     assert err.splitlines()[-1].endswith(": No space left on device")
     assert json.loads((out_folder / "fleet.json").read_text())["result"]["answers"] == report["answers"]
-    assert [path.name for path in (out_folder / "nodes").iterdir()] == ["node01.json"], "nothing half is left"
+    assert [path.name for path in (out_folder / "nodes").iterdir()] == ["node01.json.gz"], "nothing half is left"
     for name in ("node02", "node03"):
         shutil.copy(cluster / "node01/egmctl", cluster / name / "egmctl")
     report, err = finished(start(cluster, "doctor", "--resume", str(out_folder)))
