@@ -6,7 +6,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from egmctl.comparison.paths import GpuNames
 from egmctl.model.codec import to_json
@@ -265,7 +265,10 @@ class MachineFacts:
 
     def _number(self, value: Any) -> Hashable:
         """Return a key that two values share only if the same statements are made about them."""
-        if value is None or isinstance(value, str | int | float):
+        if isinstance(value, bool | float):
+            # Python takes True, 1 and 1.0 for the same key.
+            return type(value), str(value)
+        if value is None or isinstance(value, str | int):
             return value
         if isinstance(value, tuple | list):
             return tuple([self._number(item) for item in value])
@@ -274,7 +277,7 @@ class MachineFacts:
         known = self._records.get(id(value))
         if known is not None:
             return known[1]
-        fields = [self._number(getattr(value, name)) for name in _stated_fields(type(value))]
+        fields = [self._number(getattr(value, name)) for name in _stated_fields(cast(Hashable, type(value)))]
         unread = [(key, unread.reason) for key, unread in getattr(value, "unread", {}).items()]
         number = self._numbers.setdefault((type(value), *fields, *unread), len(self._numbers))
         if len(self._records) >= self.RECORDS_LIMIT:

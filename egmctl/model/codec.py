@@ -71,6 +71,10 @@ Readers = Mapping[Any, Callable[[Any, str], Any]]
 :class:`enum.Enum` decodes the words that are no members of their enumeration (:func:`reader_of_new_words`)."""
 
 
+PoolKey = tuple[type, Hashable]
+"""A class, and what stands for all data of one of its records."""
+
+
 class Pool:
     """Records that several documents share: equal parts are decoded once and are the same object.
 
@@ -83,29 +87,27 @@ class Pool:
     """The number of other records after which one is forgotten. A doctor's document of 8 GPUs has some 400 different
     ones, and each further node 35 of its own."""
 
-    Key = tuple[type, Hashable]
-
     def __init__(self) -> None:
-        self._recent: dict[Key, Any] = {}
-        self._earlier: dict[Key, Any] = {}
+        self._recent: dict[PoolKey, Any] = {}
+        self._earlier: dict[PoolKey, Any] = {}
 
-    def __call__(self, key: Key, _where: str) -> Any:
+    def __call__(self, key: PoolKey, _where: str) -> Any:
         """Return the record of a key, or ``None``."""
         record = self._recent.get(key)
         if record is None and (record := self._earlier.get(key)) is not None:
             self.keep(key, record)
         return record
 
-    def keep(self, key: Key, record: Any) -> None:
+    def keep(self, key: PoolKey, record: Any) -> None:
         """Remember the record that was decoded from a key's data."""
         if len(self._recent) >= self.LIMIT:
             self._recent, self._earlier = {}, self._recent
         self._recent[key] = record
 
     @staticmethod
-    def key(kind: type, data: dict[str, Any]) -> Key:
+    def key(kind: type, data: dict[str, Any]) -> PoolKey:
         """Return the key of a record: its class and all of its data."""
-        if len(data) <= 2 and all([type(value) is str for value in data.values()]):
+        if len(data) <= 2 and all(type(value) is str for value in data.values()):
             return kind, tuple(data.items())
         # Needed for fleets only, and takes a tenth of the time of --help to import.
         from hashlib import blake2b
