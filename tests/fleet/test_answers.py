@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shlex
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from egmctl.documents import FILE_LIMIT, packed
 from egmctl.errors import UsageError
 from egmctl.fleet.folder import Folder, groups, new_folder, old_folder
 from egmctl.fleet.judge import Ended, judge, read_output, remote_words
@@ -92,6 +94,12 @@ def judged(folder: Folder, output: str, errors: str = "", **ended: object) -> No
         (sent(end=0), "", {"interrupted": True}, Reach.ANSWERED, "", 1),
         (sent(document="", end=130), "", {"interrupted": True}, Reach.INTERRUPTED, "stopped", 130),
         ("", "", {"flooded": True}, Reach.FLOODED, "more than 64 MiB", 4),
+        (sent(document=packed(DOCUMENT), end=1), "", {}, Reach.ANSWERED, "", 1),
+        (sent(document=packed(PARTIAL), end=124), "", {}, Reach.TIMED_OUT, "stopped; its results so far are kept", 4),
+        (sent(document=packed(ERROR), end=2), "", {}, Reach.FAILED, "no", 4),
+        (sent(document=packed(DOCUMENT)[:60]), "", {}, Reach.GARBAGE, "is packed by gzip and is truncated", 4),
+        (sent(document=f"H4sI{DOCUMENT}"), "", {}, Reach.GARBAGE, "is packed by gzip and cannot be unpacked", 4),
+        (sent(document=packed(" " * (FILE_LIMIT + 1))), "", {}, Reach.GARBAGE, "is larger than 64 MiB", 4),
         ("", "\x1b[31mred\u202e", {"code": 255}, Reach.UNREACHABLE, "\\x1b[31mred\\u202e", 4),
     ],
 )
@@ -102,9 +110,11 @@ def test_how_asking_a_node_ended(
     assert (answer.reach, TABLE[answer.state].exit_code) == (reach, code)
     assert reason in answer.reason
     kept = [path.name for path in (folder.path / "nodes").iterdir()]
-    stopped = reach in (Reach.TIMED_OUT, Reach.INTERRUPTED) and "result" in output
+    stopped = reach in (Reach.TIMED_OUT, Reach.INTERRUPTED) and reason.endswith("are kept")
     assert kept == (["node01.json.gz"] if reach is Reach.ANSWERED or stopped else [])
     assert answer.file == "".join(f"nodes/{name}" for name in kept)
+    sent_documents = (json.loads(DOCUMENT), json.loads(PARTIAL))
+    assert all(json.loads(gzip.decompress((folder.path / answer.file).read_bytes())) in sent_documents for _ in kept)
 
 
 def test_a_path_that_was_given_is_named_where_it_is_not(folder: Folder) -> None:

@@ -6,6 +6,7 @@ own standard streams, as srun does on the node. What Slurm itself does is not te
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -19,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT, command_environment
+from tests.conftest import ROOT, RunEgmctl, command_environment
 from tests.fleet.lab import ANSWERS, SAYS_VERSION, patient, settle
 
 pytestmark = pytest.mark.processes
@@ -94,6 +95,35 @@ def test_each_node_is_a_step_of_its_own(cluster: Path) -> None:
     assert len(asked) == 3
     expected = "--partition=gpu --nodes=1 --ntasks=1 --nodelist=node01 --overlap --immediate=7 sh -c "
     assert asked[1].startswith(expected)
+
+
+@pytest.mark.long
+def test_documents_travel_compressed_and_older_nodes_and_folders_have_plain_ones(
+    cluster: Path, egmctl: RunEgmctl
+) -> None:
+    real = f"exec {sys.executable} -m egmctl doctor --machine gh200 --json"
+    version = egmctl("--version").out.splitlines()[0]
+    for name, command in {"node01": real, "node02": f"unset EGMCTL_ENCODING; {real}"}.items():
+        node(cluster, name, f'[ "$1" = --version ] && echo "{version}" && exit; {command} | tee {cluster}/{name}/sent')
+    report, err = finished(start(cluster, "doctor", "-w", "node[01-02]", "-o", "out"))
+    assert reach(report) == {"node01": "answered", "node02": "answered"}, err
+    assert [group["folded"] for group in report["groups"]] == ["node[01-02]"]
+    compressed, plain = ((cluster / name / "sent").read_bytes() for name in ("node01", "node02"))
+    assert 10 * len(compressed) < len(plain)
+    kept = [cluster / "out/nodes" / f"{name}.json.gz" for name in ("node01", "node02")]
+    assert [json.loads(gzip.decompress(file.read_bytes())) for file in kept] == [json.loads(plain)] * 2
+    # The folder as version 0.1 wrote it, of a run that did not reach the second node.
+    kept[1].unlink()
+    kept[0].with_suffix("").write_bytes(gzip.decompress(kept[0].read_bytes()))
+    kept[0].unlink()
+    saved = cluster / "out/fleet.json"
+    saved.write_text(saved.read_text().replace(".json.gz", ".json"))
+    again, err = finished(start(cluster, "doctor", "--resume", "out"))
+    assert [answer["file"] for answer in again["answers"]] == ["nodes/node01.json", "nodes/node02.json.gz"]
+    assert [group["folded"] for group in again["groups"]] == ["node[01-02]"], err
+    compared = egmctl("compare", *(cluster / "out" / answer["file"] for answer in again["answers"]), "--json")
+    assert json.loads(compared.out)["result"]["nodes"][1]["name"] == "node02", compared.err
+    assert "node[01-02]" in egmctl("show", cluster / "out").out
 
 
 @pytest.mark.long
