@@ -1,6 +1,7 @@
 """What ``egmctl fleet`` takes for many nodes: time, processor time, memory and disk.
 
-Run as ``python -m benchmarks.fleet [NODES ...]``, by default 18, 100 and 1000. A script stands in for srun and for
+Run as ``python -m benchmarks.fleet [--differ] [NODES ...]``, by default 18, 100 and 1000. With ``--differ``, each GPU
+of each node has a fact of its own that is compared, so that no two machines are equal. A script stands in for srun and for
 egmctl on the nodes: it waits, then prints the document of ``egmctl doctor`` for a modelled node of 8 GPUs, with the
 identifiers and the memory in use of its own that real nodes have. The processor time is that of the
 fleet's process alone; the launchers, their keepers and the nodes' scripts are counted apart.
@@ -51,16 +52,17 @@ exit {code}
 
 def main() -> None:
     """Measure each number of nodes, and print one line for each."""
-    counts = [int(word) for word in sys.argv[1:]] or [18, 100, 1000]
+    differ = "--differ" in sys.argv
+    counts = [int(word) for word in sys.argv[1:] if word != "--differ"] or [18, 100, 1000]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        size = _make_nodes(folder, max(counts))
+        size = _make_nodes(folder, max(counts), differ)
         print(f"documents of {size / 1e3:.0f} kB, which the nodes send after {DELAY_S:g} s, 64 nodes at once")
         for count in counts:
             print(_measured(folder, count), flush=True)
 
 
-def _make_nodes(folder: Path, count: int) -> int:
+def _make_nodes(folder: Path, count: int, differ: bool = False) -> int:
     """Write the scripts, and the document of each node; return the size of a document in bytes."""
     command = [sys.executable, "-m", "egmctl", "doctor", "--machine", MACHINE, "--json"]
     document = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=False).stdout)
@@ -76,6 +78,9 @@ def _make_nodes(folder: Path, count: int) -> int:
         (folder / path).chmod(0o755)
     (machine,) = document["result"]["machines"]
     _individual(machine)
+    if differ:
+        for gpu in machine["gpus"]:
+            gpu["nvml"]["name"] += f" {NODE}"
     text = json.dumps(document, indent=2)
     (folder / "documents").mkdir()
     for number in range(1, count + 1):
