@@ -1,10 +1,11 @@
 """What ``egmctl fleet`` takes for many nodes: time, processor time, memory and disk.
 
-Run as ``python -m benchmarks.fleet [--differ] [NODES ...]``, by default 18, 100 and 1000. With ``--differ``, each GPU
-of each node has a fact of its own that is compared, so that no two machines are equal. A script stands in for srun and for
-egmctl on the nodes: it waits, then prints the document of ``egmctl doctor`` for a modelled node of 8 GPUs, with the
-identifiers and the memory in use of its own that real nodes have. The processor time is that of the
-fleet's process alone; the launchers, their keepers and the nodes' scripts are counted apart.
+Run as ``python -m benchmarks.fleet [--differ] [NODES ...]``, by default 18, 100 and 1000. With ``--differ``, each GPU of
+each node has a fact of its own that is compared, so that no two machines are equal.
+
+A script stands in for srun and for egmctl on the nodes: it waits, then prints the document of ``egmctl doctor`` for a
+modelled node of 8 GPUs, with the identifiers and the memory in use of its own that real nodes have. The processor time
+is that of the fleet's process alone; the launchers, their keepers and the nodes' scripts are counted apart.
 """
 
 from __future__ import annotations
@@ -77,10 +78,7 @@ def _make_nodes(folder: Path, count: int, differ: bool = False) -> int:
         (folder / path).write_text(script)
         (folder / path).chmod(0o755)
     (machine,) = document["result"]["machines"]
-    _individual(machine)
-    if differ:
-        for gpu in machine["gpus"]:
-            gpu["nvml"]["name"] += f" {NODE}"
+    _individual(machine, differ)
     text = json.dumps(document, indent=2)
     (folder / "documents").mkdir()
     for number in range(1, count + 1):
@@ -89,8 +87,8 @@ def _make_nodes(folder: Path, count: int, differ: bool = False) -> int:
     return len(text)
 
 
-def _individual(machine: dict[str, Any]) -> None:
-    """Give a machine the values that differ on each node."""
+def _individual(machine: dict[str, Any], differ: bool) -> None:
+    """Give a machine the values that differ on each node, and if asked one that is compared."""
 
     def state(record: dict[str, Any], **values: object) -> None:
         record.update(values)
@@ -102,6 +100,8 @@ def _individual(machine: dict[str, Any]) -> None:
         uuid = f"GPU-5d1e0a7{gpu['index']}-{NODE}-b1a2-83c4-93a07fd2be11"
         state(gpu["proc"], uuid=uuid)
         state(gpu["nvml"], uuid=uuid, serial=f"16555230{NODE}{gpu['index']}", memory_used_bytes=int(f"500{BYTES}"))
+        if differ:
+            state(gpu["nvml"], vbios=f"96.00.{NODE}")
 
 
 def _measured(folder: Path, count: int) -> str:
