@@ -1,7 +1,7 @@
 """What ``egmctl fleet`` takes for many nodes: time, processor time, memory and disk.
 
-Run as ``python -m benchmarks.fleet [--differ] [NODES ...]``, by default 18, 100 and 1000. With ``--differ``, each GPU of
-each node has a fact of its own that is compared, so that no two machines are equal.
+Run as ``python -m benchmarks.fleet [--differ] [NODES ...]``, by default 18, 100 and 1000. With ``--differ``, each GPU
+of each node has a fact of its own that is compared, so that no two machines are equal.
 
 A script stands in for srun and for egmctl on the nodes: it waits, then prints the document of ``egmctl doctor`` for a
 modelled node of 8 GPUs, with the identifiers and the memory in use of its own that real nodes have. The processor time
