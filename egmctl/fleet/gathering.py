@@ -8,8 +8,8 @@ from collections.abc import Callable
 from egmctl.comparison import Results
 from egmctl.comparison.paths import default_spread, spread_of
 from egmctl.errors import UsageError
+from egmctl.fleet.domain import NodeGpus, gpus_of, judged_gpus
 from egmctl.fleet.folder import groups, lines_of
-from egmctl.fleet.judge import NodeGpus, gpus_of, judged_gpus
 from egmctl.model.answer import State
 from egmctl.model.fleet import FleetReport, GroupLine, NodeResult, Reach, counts
 from egmctl.model.measurement import RunReport

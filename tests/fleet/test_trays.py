@@ -12,8 +12,8 @@ from egmctl.cli.output import _encodable
 from egmctl.comparison import compare
 from egmctl.doctor.check import Scope
 from egmctl.doctor.runner import CHECKS
+from egmctl.fleet.domain import gpus_of, judged_gpus
 from egmctl.fleet.folder import groups, lines_of
-from egmctl.fleet.judge import gpus_of, judged_gpus
 from egmctl.model.answer import State
 from egmctl.model.bringup import Bringup
 from egmctl.model.diagnosis import Diagnosis
