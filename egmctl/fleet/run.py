@@ -134,10 +134,14 @@ class _Fleet:
     failure: EgmctlError | None = None
     talks: dict[str, _Talk] = field(default_factory=dict)
     stop_by: float | None = None
+    standard_input: int = -1
+    closes_input: int | None = None
 
     async def run(self, nodes: Sequence[str]) -> None:
         """Ask the nodes, as many at once as the fan-out, until all have answered or the run is stopped."""
         waiting = deque(nodes)
+        # One for all, so that 200 nodes need few file descriptors. Closing its other end ends their commands.
+        self.standard_input, self.closes_input = os.pipe()
 
         async def ask_in_turn() -> None:
             while waiting and not self.is_stopping:
@@ -154,6 +158,8 @@ class _Fleet:
             for node in list(self.talks):
                 self.talks[node].end()
                 self.drop(node)
+            self._close_input()
+            os.close(self.standard_input)
 
     @property
     def is_stopping(self) -> bool:
@@ -165,13 +171,18 @@ class _Fleet:
         if self.interruptions and self.stop_by is None:
             self.stop_by = time.monotonic() + KILL_AFTER_S + SLACK_S
             self.progress.stopping = True
-            for talk in self.talks.values():
-                talk.close_input()
+            self._close_input()
         is_late = self.stop_by is not None and (len(self.interruptions) > 1 or time.monotonic() > self.stop_by)
         if self.failure is not None or is_late:
             for talk in self.talks.values():
                 talk.give_up()
         self.on_tick(self.progress)
+
+    def _close_input(self) -> None:
+        """Close the standard input of all launchers, which ends the commands on the nodes in an orderly way."""
+        if self.closes_input is not None:
+            os.close(self.closes_input)
+            self.closes_input = None
 
     async def _ask(self, node: str) -> None:
         """Run the command on a node, and record the answer."""
@@ -179,7 +190,7 @@ class _Fleet:
         if talk is None:
             return
         try:
-            await talk.start(launcher_words(node, self.asked, self.launch))
+            await talk.start(launcher_words(node, self.asked, self.launch), self.standard_input)
         except OSError as error:
             talk.errors = f"the launcher cannot be started: {error.strerror}".encode()
             self.ended(node, 127)
@@ -279,14 +290,13 @@ class _Talk(asyncio.SubprocessProtocol):
         self.errors = b""
         self.flooded = False
         self._fleet = fleet
-        self._input: int | None = None
         self._transport: asyncio.SubprocessTransport | None = None
         self.closed = asyncio.Event()
         """Set when the process has ended and its streams are closed."""
         self.over = asyncio.Event()
         """Set then too, and when the process must be waited for no longer."""
 
-    async def start(self, words: Sequence[str]) -> None:
+    async def start(self, words: Sequence[str], standard_input: int) -> None:
         """Start the process.
 
         Raises
@@ -294,23 +304,14 @@ class _Talk(asyncio.SubprocessProtocol):
         OSError
             It cannot be started.
         """
-        loop = asyncio.get_running_loop()
-        # A pipe of our own: asyncio's may be a socket, and is closed only when the loop runs again.
-        standard_input, self._input = os.pipe()
-        try:
-            await loop.subprocess_exec(
-                lambda: self,
-                *words,
-                stdin=standard_input,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,
-            )
-        except OSError:
-            self.close_input()
-            raise
-        finally:
-            os.close(standard_input)
+        await asyncio.get_running_loop().subprocess_exec(
+            lambda: self,
+            *words,
+            stdin=standard_input,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the process."""
@@ -337,12 +338,6 @@ class _Talk(asyncio.SubprocessProtocol):
         self.closed.set()
         self.over.set()
 
-    def close_input(self) -> None:
-        """Close the standard input of the process, which ends the command on the node in an orderly way."""
-        if self._input is not None:
-            os.close(self._input)
-            self._input = None
-
     def give_up(self) -> None:
         """Wait for the process no longer."""
         self.over.set()
@@ -355,7 +350,6 @@ class _Talk(asyncio.SubprocessProtocol):
 
     def discarded(self) -> int:
         """Let go of the process, which is killed if it still runs, and return its exit code."""
-        self.close_input()
         assert self._transport is not None  # noqa: S101 - it was started
         code = self._transport.get_returncode()
         self._transport.close()

@@ -104,6 +104,7 @@ def ask(
     lacking = [node for node in asked.nodes if node not in session.answers]
     written = (time.monotonic(), 0)
     gathering, pool = Gathering(), Pool()
+    defect: Exception | None = None
 
     def write(answers: Sequence[NodeResult]) -> None:
         folder.write_report(result_json(_report(session, launch.launcher, answers)))
@@ -114,7 +115,13 @@ def ask(
         def saved() -> Saved:
             return load(path, pool) if document is None else load_document(document, path, pool)
 
-        return gathering.taken(answer, saved)
+        nonlocal defect
+        try:
+            return gathering.taken(answer, saved)
+        except Exception as error:
+            # What this program cannot judge must not end the commands on other nodes.
+            defect = defect or error
+            return answer
 
     def tick(progress: Progress) -> None:
         nonlocal written
@@ -133,6 +140,8 @@ def ask(
         with contextlib.suppress(EgmctlError):
             write(answers)
         earlier = [take(answer, None) for answer in session.answers.values()]
+        if defect is not None:
+            raise defect
         report = gathering.report(_report(session, launch.launcher, (*earlier, *answers)), warn)
         try:
             folder.write_report(result_json(report))

@@ -10,6 +10,7 @@ import gzip
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -124,6 +125,19 @@ def test_documents_travel_compressed_and_older_nodes_and_folders_have_plain_ones
     compared = egmctl("compare", *(cluster / "out" / answer["file"] for answer in again["answers"]), "--json")
     assert json.loads(compared.out)["result"]["nodes"][1]["name"] == "node02", compared.err
     assert "node[01-02]" in egmctl("show", cluster / "out").out
+
+
+@pytest.mark.long
+def test_nodes_that_run_at_once_need_few_file_descriptors(cluster: Path) -> None:
+    """So that 200 of them, the most at once, fit in the usual limit of 1,024."""
+    (cluster / "runs").mkdir()
+    together = f"touch {cluster}/runs/$$; until [ $(ls {cluster}/runs | wc -l) -ge 40 ]; do sleep 0.1; done"
+    for number in range(1, 41):
+        node(cluster, f"n{number:02}", f"{SAYS_VERSION}; {together}; {ANSWERS.partition('; ')[2]}")
+    process = start(cluster, "doctor", "-w", "n[01-40]")
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (225, 225))
+    report, err = finished(process)
+    assert report["counts"] == {"answered": 40}, err
 
 
 @pytest.mark.long
