@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from egmctl.fleet.uniform import unlike
+from egmctl.fleet.uniform import unlike, values_of
 from egmctl.model.answer import State
 from egmctl.model.machine import Machine
 from tests.doctor.faults import healthy
@@ -19,7 +19,7 @@ WELL = healthy()
 
 def fleet(*nodes: Machine) -> list[tuple[str, str, str, str]]:
     """Return what is unlike: the node, its GPUs, the words and the status."""
-    items = unlike({f"tray{number}": machine for number, machine in enumerate(nodes, start=1)})
+    items = unlike({f"tray{number}": values_of(machine) for number, machine in enumerate(nodes, start=1)})
     return [(item.node, item.label, item.words, item.status.value) for item in items]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import shutil
 from collections import Counter
@@ -310,6 +311,22 @@ def test_without_mpi_each_node_answers_for_itself_and_is_incomplete_without_the_
     answers = [json.loads(path.read_text())["answer"] for path in sorted((cluster.folder / "out").glob("rack*.json"))]
     assert [(answer["state"], answer["gaps"][-1]["kind"]) for answer in answers] == [("incomplete", "fabric")] * 2
     assert done.code == 3
+
+
+def test_a_fleet_asks_each_node_by_a_step_of_its_own_and_gets_compressed_documents(
+    cluster: Cluster, rack: Path
+) -> None:
+    sent = cluster.folder / "out/sent"
+    program(cluster.folder / "rack/tee", f'{rack}/egmctl "$@" | tee -a {sent}')
+    nodes = ("-w", ",".join(cluster.names), "--launcher", "srun", "--launcher-options", "--mem=0")
+    done = cluster.slurm("egmctl", "fleet", "doctor", *nodes, "--remote-command", rack / "tee", "-o", "fleet", "--json")
+    result = json.loads(done.out)["result"]
+    reach = {answer["node"]: (answer["reach"], answer["reason"]) for answer in result["answers"]}
+    assert reach == dict.fromkeys(cluster.names, ("answered", "")), done.err
+    assert b"{" not in sent.read_bytes()
+    for answer in result["answers"]:
+        document = gzip.decompress((cluster.folder / "out/fleet" / answer["file"]).read_bytes())
+        assert json.loads(document)["schema"] == "egmctl.doctor/1"
 
 
 def with_one_gpu(machine: Machine, host: str) -> Machine:

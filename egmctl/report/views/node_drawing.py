@@ -16,7 +16,7 @@ from egmctl.report.document import Tone
 from egmctl.report.render.page import element
 from egmctl.report.views import node_text, nvlink_drawing
 from egmctl.report.views.faults import Faults
-from egmctl.report.views.machine import port_rates
+from egmctl.report.views.machine import gpu_memory, port_rates
 from egmctl.report.views.nvlink_drawing import TRUNK, Ports, Rates
 from egmctl.report.views.shapes import SMALL, box, line, sign, text, width_of, wrapped
 from egmctl.topology.links import NEAR
@@ -378,7 +378,7 @@ class _Drawing:
     def card(self, row: _Row, label: str) -> Iterator[Element]:
         gpu, x = self.gpus[label], self.ports.centres[label] - self.size.column / 2
         y, inset = row.at(row.cards, self.card_height), 6 if self.size.narrow else 12
-        memory = node_text.gpu_memory(self.topology.machine, gpu)
+        memory = gpu_memory(self.topology.machine, gpu)
         state, _ = node_text.gpu_state(self.topology, gpu)
         look = self.marked(f"card {state}".rstrip(), label)
         if all(rate is not None and rate.tone is Tone.BAD for rate in self.ports.trunk(label)):

@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 from itertools import combinations, zip_longest
 
 from egmctl.model.gpu import Gpu
-from egmctl.model.machine import Machine
 from egmctl.model.route import LinkClass, LinkKind, symbol_of
 from egmctl.report.document import Span, Tone, Words
 from egmctl.report.views.faults import FAULT_SIGNS, Faults
 from egmctl.topology.access import obstacle
 from egmctl.topology.links import Link, active_nvlinks, nvlink
-from egmctl.topology.memory_limit import memory_limit, own_memory
 from egmctl.topology.notes import fewer_nvlinks, narrow_pcie
 from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.topology.topology import Topology
@@ -118,14 +116,6 @@ def _link_lines(look: str, symbol: str, rate: str, room: int) -> Iterator[tuple[
     mark, tone = _MARKS[look]
     for text in (symbol, rate.strip()):
         yield f"  {mark} {next((words for words in (text, *text.split()[:1]) if len(words) <= room), '')}", tone
-
-
-def gpu_memory(machine: Machine, gpu: Gpu) -> str:
-    """Return the size of a GPU's memory, or the limit of this process on it; empty if unknown."""
-    if (limit := memory_limit(machine, gpu)) is not None:
-        return f"limit {format_size(limit.max_bytes)}"
-    size = own_memory(machine, gpu) or (gpu.cuda and gpu.cuda.memory_total_bytes)
-    return format_size(size) if size else ""
 
 
 def host_words(topology: Topology, node: int | None) -> list[str]:
