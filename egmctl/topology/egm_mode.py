@@ -47,6 +47,9 @@ _LEAST_OF_AREA = 0.5
 firmware keep a few percent, and a carve-out leaves none of the area."""
 
 
+_NOT_ALL_READ = "the firmware declares EGM memory, and for whom was not read (nvidia,egm-pxm)"
+
+
 def egm_mode(machine: Machine) -> EgmModeVerdict:
     """Return the mode of EGM, from the proximity domains and sizes that firmware and drivers state.
 
@@ -65,6 +68,8 @@ def egm_mode(machine: Machine) -> EgmModeVerdict:
 
 def _contradiction(machine: Machine, domains: set[int], egm_bytes: int | None, host_bytes: int | None) -> str:
     """Return why the mode that the domains state is not to be believed; empty if it is."""
+    if any(area.proximity_domain is None for area in (machine.system or System()).firmware_egm or ()):
+        return _NOT_ALL_READ
     is_guest, carved_out = _is_guest(machine), {domain >= HYPERVISOR_DOMAIN for domain in domains}
     if carved_out == {True} and not is_guest:
         return ""
@@ -115,7 +120,7 @@ def _host_bytes(machine: Machine) -> int | None:
 def _why_unknown(system: System) -> str | None:
     """Return why no domain is known; ``None`` if that is because the firmware declares no EGM."""
     if system.firmware_egm or (system.firmware_egm is None and system.acpi_egm):
-        return "the firmware declares EGM memory, and for whom was not read (nvidia,egm-pxm)"
+        return _NOT_ALL_READ
     if system.acpi_egm is False:
         return None
     if system.reason_of("acpi_egm") is Reason.NO_PERMISSION:

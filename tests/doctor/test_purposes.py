@@ -76,11 +76,15 @@ def test_a_node_that_has_to_serve_a_purpose_is_no_better_than_without_it(
     assert GRAVITY.index(whole.status) <= GRAVITY.index(plain.status)
 
 
+NEVER_FAILS = {"ns.gpu-containers", "ipc.libraries", "numa.huge-pages"}
+"""Checks that warn or note at most, so that they block nothing."""
+
+
 def test_what_a_check_blocks_is_what_it_guards_unless_its_file_says_less() -> None:
     assert set(texts()) == {each.id for each in DOCUMENTED}
     for each in CHECKS:
         assert set(blocked_by(each)) <= set(each.guards), each.id
-        assert blocked_by(each), each.id
+        assert blocked_by(each) or each.id in NEVER_FAILS, each.id
 
 
 # --- the answer for purposes -----------------------------------------------------------------------------------------
