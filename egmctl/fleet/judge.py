@@ -12,6 +12,7 @@ from statistics import mode
 from egmctl.documents import FILE_LIMIT, check_schema, parse_object, short
 from egmctl.errors import ERROR_SCHEMA, UsageError
 from egmctl.fleet.folder import Folder
+from egmctl.fleet.numbers import answerable, numbers_of, slot_of
 from egmctl.model.answer import WORDS, State
 from egmctl.model.answer import Asked as Question
 from egmctl.model.bringup import Bringup
@@ -268,12 +269,25 @@ def judged_gpus(
         expects = None if node in boards else homes
         for bus_ids, state in _states(answer, loaded[node].result, own, expects) if own else ():
             states = dict.fromkeys(bus_ids, state) | states
-        gpus = [replace(states.get(gpu, FleetGpu()), index=machines[node].gpu(gpu).index) for gpu in own]
+        gpus, slot = [], None
+        if (machine := machines.get(node)) is not None:
+            slot, numbers = slot_of(machine), numbers_of(machine, loaded[node].result)
+            for bus_id in own:
+                known = numbers[bus_id]
+                gpus.append(
+                    replace(
+                        states.get(bus_id, FleetGpu()),
+                        index=machine.gpu(bus_id).index,
+                        share=known.share,
+                        links_active=known.links_active,
+                        links=known.links,
+                    )
+                )
         kind = Unready.MISSING if node in domains else Unready.UNKNOWN
         lacking = 0 if node in boards and racks else usual - len(own)
         gpus += [FleetGpu(kind=kind, reason=answer.reach.value)] * lacking
         home = next((f"cluster {own[0]}, clique {own[1]}" for own in own.values() if own in (homes or ())), "")
-        judged.append(replace(answer, gpus=tuple(gpus), domain=home))
+        judged.append(replace(answer, gpus=tuple(gpus), domain=home, slot=slot))
     if asked.command is Command.BENCH or homes is None:
         return judged, None
     return judged, _readiness([answer for answer in judged if answer.node not in boards], expected, len(homes))
@@ -349,8 +363,7 @@ def _slow_paths(run: RunReport) -> Iterator[tuple[Grade, float, int, Collection[
 
     The GPUs are those of its cause, else those that are outliers among their peers, else all on the path.
     """
-    outliers = {gpu for culprit in (run.verdict.culprits if run.verdict else ()) for gpu in culprit.gpus}
-    causes = [(cause.measurements, cause.finding.place.gpus or frozenset()) for cause in run.causes]
+    gpus = answerable(run)
     bad = [
         (number, Grade.FAIL, 0.0, m.reason or m.status)
         for number, m in enumerate(run.measurements)
@@ -362,10 +375,7 @@ def _slow_paths(run: RunReport) -> Iterator[tuple[Grade, float, int, Collection[
         if worst.grade in BAD_GRADES:
             bad.append((entry.measurement, worst.grade, min(share, 1 / share), worst.reason))
     for number, grade, share, reason in bad:
-        flows = run.measurements[number].flows
-        ends = {end for flow in flows for end in (flow.source.bus_id, flow.destination.bus_id, flow.initiator) if end}
-        known = {gpu for explains, gpus in causes if number in explains for gpu in gpus}
-        yield grade, share, number, ends & known or ends & outliers or ends, reason
+        yield grade, share, number, gpus(number), reason
 
 
 def _identity(machine: Machine, gpu: Gpu) -> Identity:

@@ -375,7 +375,7 @@ def _parts(block: doc.Parts) -> Element:
         element(
             "div",
             element("p", element("strong", part.name), " ", span_html(doc.Span(part.word, part.tone)), class_="name"),
-            element("p", arrows(part.sentence), class_="sentence"),
+            element("p", arrows(part.sentence), class_="sentence") if part.sentence else None,
             class_=f"part {LOOKS.get(part.tone, 'plain')}-edge",
         )
         for part in block.parts
