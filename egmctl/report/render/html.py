@@ -241,7 +241,8 @@ def _bar(bar: doc.Bar) -> Element:
 
 def _chart(chart: doc.Chart) -> Element:
     if chart.small:
-        return element("figure", figures.plot(chart), class_="small")
+        caption = element("figcaption", element("strong", arrows(chart.caption)), f" {chart.note}" * bool(chart.note))
+        return element("figure", caption, figures.plot(chart), class_="small")
     names = [
         element("li", element("strong", f"{value} ", class_=look), arrows(name))
         for look, value, name in figures.ends(chart)

@@ -255,14 +255,6 @@ def _versions(comparison: Comparison) -> Iterator[doc.Matrix]:
         for difference in (*comparison.machines, *comparison.words)
         if (name := _VERSIONS.get(difference.what.rpartition(" ")[2])) is not None
     )
-    heads = ("version", "most nodes", "deviates", "who")
-    rows = [
-        (
-            f"{name}{f', {difference.about}' if difference.about else ''}",
-            difference.reference,
-            difference.value,
-            difference.folded,
-        )
-        for name, difference in pairs
-    ]
-    yield doc.table(heads, rows, wrap=("who",))
+    heads = ("", "most nodes have", "has")
+    rows = [(f"{name} of {' '.join(filter(None, (d.folded, d.about)))}", d.reference, d.value) for name, d in pairs]
+    yield doc.table(heads, rows)
