@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from statistics import median
 
 from egmctl.model.answer import TABLE, WORDS, State, asked
-from egmctl.model.comparison import Comparison, Outcome
+from egmctl.model.comparison import Comparison
 from egmctl.model.fleet import FleetReport, GroupLine, NodeGroup, Reach
 from egmctl.model.remedy import common
 from egmctl.report import document as doc
-from egmctl.report.document import Better, Level, Tone
+from egmctl.report.document import Level, Tone
 from egmctl.report.views.bench import bench_banners, bench_document
 from egmctl.report.views.bench_answer import tally
 from egmctl.report.views.bringup import part
 from egmctl.report.views.causes import cause_entry, commands_of, verdict
-from egmctl.report.views.compare import FILES, FINDINGS, banners, compare_document, heading
+from egmctl.report.views.compare import FILES, FINDINGS, SPEED, banners, compare_document, heading, speed_by_node
 from egmctl.report.views.fleet_drawing import NODES_WITH_GPUS, counted, is_rack, ordered, tray_lines, trays
 from egmctl.report.views.machine import time_words
-from egmctl.units import grouped, natural, several
+from egmctl.units import grouped, several
 
 CAUSES_SHOWN = 12
 """The number of causes shown without ``-v``; one missing GPU fails dozens of measurements."""
@@ -69,7 +68,7 @@ def _body(report: FleetReport) -> Iterator[doc.Block]:
         yield doc.Section("Fabric", fabric, folded=True, note=tally(run), level=Level.VERBOSE)
     if report.comparison is not None:
         yield doc.Section("Who deviates in versions", partial(_versions, report.comparison), level=Level.PAGE)
-        yield doc.Section("Speed by node", partial(_shares, report, report.comparison), level=Level.PAGE)
+        yield doc.Section(SPEED, partial(speed_by_node, report.comparison), level=Level.PAGE)
         compared = report.comparison.answer
         title, note = f"Compared: {heading(report.comparison)}", f"{compared.word}: {compared.sentence}"
         yield doc.Section(title, tuple(_own(compare_document(report.comparison))), folded=True, note=note)
@@ -113,7 +112,7 @@ def _own(compared: doc.Document) -> Iterator[doc.Block]:
             yield replace(block, advice="")
         elif not isinstance(block, doc.Section):
             yield block
-        elif block.title != FILES:
+        elif block.title not in (FILES, SPEED):
             yield replace(block, level=Level.VERBOSE) if block.title == FINDINGS else block
 
 
@@ -207,34 +206,6 @@ def _group(group: NodeGroup, place: int) -> doc.Section:
     note = several(faults, "problem") if faults else "no problem"
     body = tuple(map(_entry, group.lines))
     return doc.Section(title, body, folded=True, note=note, anchor=f"group-{place}", level=Level.VERBOSE)
-
-
-def _shares(report: FleetReport, comparison: Comparison) -> Iterator[doc.Matrix]:
-    """Yield the matrix of nodes by class of paths, the nodes with the most problems first, and one row for the others.
-
-    The matrix is empty if no node differs.
-    """
-    shares: dict[str, dict[tuple[str, ...], list[float]]] = {}
-    for path in comparison.paths:
-        if path.slower is not None and path.outcome is not Outcome.SAME:
-            shares.setdefault(path.node, {}).setdefault((path.name, path.link), []).append(path.slower)
-    classes = sorted({name for of_node in shares.values() for name in of_node})
-    nodes = sorted(shares, key=lambda node: (-len(shares[node]), natural(node)))
-    others = [answer.node for answer in report.answers if answer.reach is Reach.ANSWERED and answer.node not in shares]
-    nodes += [others[0] if len(others) == 1 else f"{len(others)} others"] if shares and others else []
-    yield doc.grid(
-        "Share of what all nodes reach, by node and class of paths (%)",
-        [(node, {name: _share(shares.get(node, {}).get(name)) for name in classes}) for node in nodes],
-        notes=("100: within the bound; the classes in which no node differs are not shown",),
-        better=Better.HIGH,
-    )
-
-
-def _share(slower: Sequence[float] | None) -> doc.Cell:
-    if slower is None:
-        return doc.Cell("100", value=100.0)
-    share = 100 * (1 - median(slower))
-    return doc.Cell(f"{share:.0f}", Tone.WARN, "!", value=max(share, 0.1))
 
 
 _VERSIONS = {
