@@ -11,7 +11,7 @@ from egmctl.model.measurement import RunReport
 from egmctl.model.record import Plain
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Bringup(AboutDiagnosed):
     """The key ``result`` of the document of ``egmctl bringup``; its answer has the causes and gaps of both parts."""
 

@@ -228,7 +228,7 @@ class Fabric:
     """The reason why there is no run."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class FleetReport(Shown):
     """One run of ``egmctl fleet``."""
 

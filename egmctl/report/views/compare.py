@@ -353,7 +353,7 @@ def _one_sided(comparison: Comparison) -> Iterator[str]:
         if path.reason and (both or path.outcome is Outcome.DIFFERENT):
             by_reason.setdefault((path.node if comparison.of_nodes else "", path.reason), []).append(path)
     for (_, reason), paths in by_reason.items():
-        cases = list(dict.fromkeys(arrows(plain_case(path.case)) for path in paths))
+        cases = list(dict.fromkeys(plain_case(path.case) for path in paths))
         which = paths[0].path if len(paths) == 1 else f"{len(paths)} paths"
         yield f"{reason}: {shortened(cases, _CASES_SHOWN, 'cases')}, {which}"
 
