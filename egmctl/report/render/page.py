@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -160,8 +161,11 @@ def banners(head: Head) -> Iterable[Element]:
 
 @cache
 def style(*names: str) -> str:
-    """Return the style sheets with these names, concatenated."""
-    return "".join((_STYLE / f"{name}.css").read_text(encoding="utf-8") for name in names)
+    """Return the style sheets with these names, concatenated, without comments and spaces that mean nothing."""
+    sheets = "".join((_STYLE / f"{name}.css").read_text(encoding="utf-8") for name in names)
+    return re.sub(
+        r":\s+|\s*[{},;]\s*", lambda match: match[0].strip(), re.sub(r"/\*.*?\*/", "", sheets, flags=re.DOTALL)
+    )
 
 
 def section(section: PageSection) -> Element:
