@@ -138,14 +138,22 @@ class _Area:
 
 
 _LARGE, _PHONE, _SMALL = _Area(WIDTH, HEIGHT, 400), _Area(322, 280, 12), _Area(200, 110, 6, 32, 8, 22)
+_TITLED = _Area(400, 170, 6, 36, 30, 22)
+"""A small chart in a picture, which has the title that pages have above it."""
 _SAME = 2.5
 """The distance in pixels up to which curves are drawn as one line in the colours of all."""
 _DASH = 9
 
 
-def plot(what: Chart, *, phone: bool = False) -> Element:
-    """Return the drawing of a chart; that for a phone has no names, as a list below it has them (:func:`ends`)."""
-    area = _SMALL if what.small else _PHONE if phone else _LARGE
+def plot(what: Chart, *, phone: bool = False, titled: bool = False) -> Element:
+    """Return the drawing of a chart; that for a phone has no names, as a list below it has them (:func:`ends`).
+
+    Parameters
+    ----------
+    titled
+        Whether a small chart has its title; pages have it above the drawing.
+    """
+    area = (_TITLED if titled else _SMALL) if what.small else _PHONE if phone else _LARGE
     points = [point for _, curve in what.curves for point in curve]
     top = max([point.high for point in points] + [limit for _, limit in what.limits])
     bottom = min((point.y for point in points if point.y > 0), default=1)
@@ -161,7 +169,7 @@ def plot(what: Chart, *, phone: bool = False) -> Element:
         "svg",
         element("title", arrows(what.caption)),
         element("desc", arrows("; ".join(f"{end} {what.y} {name}" for _, end, name in ends(what)))),
-        None if what.small else element("text", arrows(what.caption), x=0.0, y=12.0, class_="title"),
+        None if area is _SMALL else element("text", arrows(what.caption), x=0.0, y=12.0, class_="title"),
         list(_axes(what, x_ticks, y_ticks, x, y, area)),
         [
             (
@@ -389,6 +397,6 @@ def _figures(blocks: Iterable[doc.Block]) -> Iterator[Element]:
             case doc.Bars():
                 yield from _figures(block.beside)
             case Chart() if any(curve for _, curve in block.curves):
-                yield plot(block)
+                yield plot(block, titled=True)
             case doc.Section():
                 yield from _figures(doc.body_of(block))
