@@ -40,7 +40,7 @@ from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
 from tests.in_process import run
 
-GPU = "0000:1b:00.0"
+GPU, OTHER = "0000:1b:00.0", "0000:1c:00.0"
 RATES: Mapping[str, float | None] = {"nvlink": 450.0, "pcie": 63.0}
 ALL = 0xFFFFFFFF
 NVLINK_OUT, NVLINK_IN, NEWER_OUT, NEWER_IN = ((number, ALL) for number in (138, 139, 202, 204))
@@ -311,7 +311,8 @@ def test_what_is_unknown_is_a_question_mark_and_a_reason_and_never_0() -> None:
 
 
 def test_the_gpus_with_the_most_traffic_come_first_and_the_last_minute_has_a_line_for_each_link() -> None:
-    samples = [sample(gpu(0, 90.0), gpu(1, 900.0 * part)) for part in (0.0, 0.5, 0.25, 1.0)]
+    busy = [replace(gpu(1, 900.0 * part), bus_id=OTHER) for part in (0.0, 0.5, 0.25, 1.0)]
+    samples = [sample(gpu(0, 90.0), one) for one in busy]
     document = watch_document(samples[-1], samples, each=2, order=Order.NVLINK)
     text = str(rendered(document, Format.TEXT, width=80))
     rows = [line.split() for line in re.findall("^GPU[01] .*", text.partition("The last minute")[2], re.M)]
@@ -322,11 +323,12 @@ def test_the_gpus_with_the_most_traffic_come_first_and_the_last_minute_has_a_lin
 
 
 def test_metrics_have_bytes_per_second_and_no_series_for_what_was_not_read() -> None:
-    text = str(render(sample(gpu(0, 212.4), gpu(1, None, unread="GPU is lost")), Format.PROM))
+    unread = replace(gpu(1, None, unread="GPU is lost"), bus_id=OTHER)
+    text = str(render(sample(gpu(0, 212.4), unread), Format.PROM))
     line = 'egmctl_watch_link_bytes_per_second{gpu="GPU0",bus_id="%s",link="nvlink",direction="sent"} 212400000000'
     assert line % gpu(0, 1.0).bus_id in text.splitlines()
     assert 'link="c2c"' not in text
-    assert 'gpu="GPU1",bus_id="%s",link=' % gpu(1, None).bus_id not in text
+    assert f'bus_id="{OTHER}",link=' not in text
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

@@ -158,7 +158,7 @@ def test_three_faults_are_named_in_the_first_lines_with_the_gpus_they_cost(
             dict.fromkeys(TRAYS[4:], with_gpus(cluster_uuid=OTHER_RACK)),
             "domain-gpus=16",
             State.BAD,
-            "16 of 16 GPUs are ready, 8 are not: tray[05-06] are outside the NVLink domain (clique 1), these nodes have",
+            "16 of 16 GPUs are ready, 8 are not: tray[05-06] are outside the NVLink domain (clique 1), these nodes",
         ),
         (
             {"tray02": of_two_gpus(WELL)},
