@@ -235,7 +235,7 @@ def test_of_nodes_those_out_of_line_have_their_medians_and_the_others_are_folded
     assert "only node5 is slower: GPU2 → *" in told
     assert re.search(r"node5 ?80 ✕ ?80 ✕ ?7 others ?100 ?100", " ".join(told.split()))
     assert "node5: GPU2 → * 19.9 % slower (6 of 6 paths)" in told
-    assert "device_to_device_memcpy_write_ce, 512 MiB (GB/s): 200.17, all nodes 249.90" in told
+    assert "push, copy engine: 200.17 GB/s, all nodes 249.90 (device_to_device_memcpy_write_ce, 512 MiB)" in told
     assert "SAME  node[1-4,6-8]" in told
 
 

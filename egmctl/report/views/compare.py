@@ -139,10 +139,12 @@ def _entry(comparison: Comparison, row: Affected) -> doc.Entry:
 
 def _medians(paths: Iterable[PathDifference]) -> Iterator[str]:
     """Yield for each case the median over the paths of one node, and that of all nodes."""
-    for name, alike in grouped((f"{path.name}, {_size(path)} ({path.unit})", path) for path in paths).items():
+    for (plain, name, unit), alike in grouped(
+        ((plain_case(path.case), f"{path.name}, {_size(path)}", path.unit), path) for path in paths
+    ).items():
         own = median(path.value for path in alike if path.value is not None)
         usual = median(path.reference for path in alike if path.reference is not None)
-        yield f"{name}: {own:.2f}, all nodes {usual:.2f}"
+        yield f"{plain}: {own:.2f} {unit}, all nodes {usual:.2f} ({name})"
 
 
 def _happened(comparison: Comparison, row: Affected) -> str:
@@ -158,7 +160,11 @@ def _entries(comparison: Comparison, differences: Sequence[AttributeDifference],
         doc.Entry(difference.outcome.upper(), _TONES[difference.outcome], _difference(comparison, difference))
         for difference in differences
     )
-    return doc.Section(title, tuple(doc.limited(entries, _SHOWN)))
+    shown = [*entries]
+    more = shown[_SHOWN:]
+    hint = (doc.Hint(f"and {len(more)} more (-v)", more=True),) if more else ()
+    rest = doc.Section(f"{len(more)} more", tuple(more), folded=True, level=Level.VERBOSE)
+    return doc.Section(title, (*shown[:_SHOWN], *hint, rest))
 
 
 def _difference(comparison: Comparison, difference: AttributeDifference) -> str:
