@@ -163,9 +163,12 @@ def banners(head: Head) -> Iterable[Element]:
 def style(*names: str) -> str:
     """Return the style sheets with these names, concatenated, without comments and spaces that mean nothing."""
     sheets = "".join((_STYLE / f"{name}.css").read_text(encoding="utf-8") for name in names)
-    return re.sub(
-        r":\s+|\s*[{},;]\s*", lambda match: match[0].strip(), re.sub(r"/\*.*?\*/", "", sheets, flags=re.DOTALL)
-    )
+    sheets = re.sub(r"/\*.*?\*/", "", sheets, flags=re.DOTALL)
+    return _SPACED.sub(lambda match: match[0] if match[0].startswith('"') else match[0].strip(), sheets)
+
+
+_SPACED = re.compile(r'"[^"]*"|:\s+|\s*[{},;]\s*')
+"""Strings of a style sheet, which keep their spaces, and the signs that need none around them."""
 
 
 def section(section: PageSection) -> Element:

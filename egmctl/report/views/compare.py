@@ -306,7 +306,7 @@ def _dumbbells(cases: _Cases, *, phone: bool = False) -> Element:
         element("desc", legend),
         element("text", legend, x=0, y=14, class_="dim"),
     ]
-    y = 34.0 if phone else 14.0
+    y = 34.0
     ticks = {0.25: "1/4", 0.5: "1/2", 0.75: "3/4", 1.0: "before", 1.5: "3/2", 2.0: "2x"}
     shown = (speed for speed in ticks if low <= math.log(speed) <= high)
     parts += [element("text", ticks[speed], x=at(speed), y=y, class_="dim middle") for speed in shown]
