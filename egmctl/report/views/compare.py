@@ -19,7 +19,7 @@ from egmctl.report.render.page import arrows, element
 from egmctl.report.views.bench_classes import plain_case
 from egmctl.report.views.causes import finding_entry, verdict
 from egmctl.report.views.machine import time_words
-from egmctl.units import fold, format_size, grouped, natural, several, shortened
+from egmctl.units import fold, format_size, grouped, natural, several
 
 _TONES = {Outcome.WORSE: Tone.BAD, Outcome.BETTER: Tone.GOOD, Outcome.DIFFERENT: Tone.WARN, Outcome.SAME: Tone.GOOD}
 _QUANTITIES = {"GB/s": "Bandwidth", "ns": "Latency", "ms": "Handle life cycle"}
@@ -361,7 +361,10 @@ def _one_sided(comparison: Comparison) -> Iterator[str]:
     for (_, reason), paths in by_reason.items():
         cases = list(dict.fromkeys(plain_case(path.case) for path in paths))
         which = paths[0].path if len(paths) == 1 else f"{len(paths)} paths"
-        yield f"{reason}: {shortened(cases, _CASES_SHOWN, 'cases')}, {which}"
+        # Their names have commas.
+        more = len(cases) - _CASES_SHOWN
+        names = [*cases[:_CASES_SHOWN], *[f"{several(more, 'more case')}"] * (more > 0)]
+        yield f"{reason}: {which}: {'; '.join(names)}"
 
 
 def _problems(comparison: Comparison) -> Iterator[str]:
