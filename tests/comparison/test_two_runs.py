@@ -251,7 +251,7 @@ def test_what_differs_in_the_machines_stands_beside() -> None:
         ("GPU0-3", "nvml vbios", "97.00"),
     }
     assert comparison.exit_code is ExitCode.OK
-    assert "GPU0-3 nvml vbios: 96.00.A5.00.1A -> 97.00\n" in text_of(comparison)
+    assert "GPU0-3 VBIOS: 96.00.A5.00.1A -> 97.00\n" in text_of(comparison)
 
 
 def test_another_gpu_in_the_same_place_is_told() -> None:

@@ -40,7 +40,7 @@ def test_it_is_svg_that_fetches_and_runs_nothing(picture: ElementTree.Element) -
     assert list(elements(picture, "script", "image", "use", "a", "foreignObject")) == []
     assert not any(name.lower().startswith("on") or "href" in name for one in picture.iter() for name in one.attrib)
     (style,) = elements(picture, "style")
-    assert "prefers-color-scheme: dark" in words(style)
+    assert "prefers-color-scheme:dark" in words(style)
     assert "url(" not in words(style)
 
 

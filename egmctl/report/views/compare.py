@@ -183,7 +183,7 @@ def _fact(what: str) -> str:
     if "." in what:
         return what
     words = (_FACTS.get(word, word) for key in what.split(" ") for word in key.removesuffix("_bytes").split("_"))
-    return " ".join(filter(None, words))
+    return " ".join(filter(None, words)) or what.upper()
 
 
 def speed_by_node(comparison: Comparison) -> Iterator[doc.Matrix]:
