@@ -77,7 +77,7 @@ def test_hostile_words_are_no_markup_in_a_notebook_either() -> None:
 
 @pytest.mark.processes
 def test_the_style_of_a_result_changes_nothing_around_it(tmp_path: Path) -> None:
-    assert "body {" in style("page")
+    assert "body{" in style("page")
     if (program := find()) is None:
         pytest.skip("no chromium")
     page = tmp_path / "notebook.html"

@@ -137,7 +137,7 @@ class _Area:
     bottom: float = 44
 
 
-_LARGE, _PHONE, _SMALL = _Area(WIDTH, HEIGHT, 400), _Area(322, 280, 12), _Area(200, 110, 6, 32, 8, 22)
+_LARGE, _PHONE, _SMALL = _Area(WIDTH, HEIGHT, 400), _Area(322, 280, 12), _Area(156, 104, 6, 32, 8, 22)
 _TITLED = _Area(400, 170, 6, 36, 30, 22)
 """A small chart in a picture, which has the title that pages have above it."""
 _SAME = 2.5
