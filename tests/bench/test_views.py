@@ -220,7 +220,7 @@ def test_every_series_is_one_table_and_a_drawing(axis: Axis) -> None:
     assert isinstance(numbers, Section)
     small = [chart for chart in others if not isinstance(chart, Section)]
     assert all(isinstance(chart, Chart) and chart.small for chart in small)
-    (shares,) = [section for section in others if isinstance(section, Section)] or [None]
+    shares = next((section for section in others if isinstance(section, Section)), None)
     assert (shares is not None) == (axis in (Axis.SIZE, Axis.SMS, Axis.STREAMS))
     for drawn in body_of(shares) if shares else ():
         assert isinstance(drawn, Chart)

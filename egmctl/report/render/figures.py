@@ -306,8 +306,11 @@ def _curve(what: Chart, number: int, x: Scale, y: Scale, turn: _Turn) -> Element
         line = element("polyline", title, points=path, class_="thin behind" if behind else "thin")
         if not behind or curve[-1].y > last[0]:
             return line
-        at = {"x": x(curve[-1].x), "y": y(curve[-1].y) + 13}
-        return element("g", line, element("text", arrows(f"{name} {100 * share:.0f} %"), class_="warn end", **at))
+        end = x(curve[-1].x)
+        percent = element("tspan", f" {100 * share:.0f} %", x=end, dy=14)
+        return element(
+            "g", line, element("text", arrows(name), percent, x=end, y=y(curve[-1].y) + 14, class_="warn end")
+        )
     there = " ".join(f"{x(p.x):.1f},{y(p.high):.1f}" for p in curve)
     back = " ".join(f"{x(p.x):.1f},{y(p.low):.1f}" for p in reversed(curve))
     best = max(p.y for p in curve)
