@@ -41,6 +41,7 @@ def picture(html: str, height: int) -> str:
     )
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", PAGES)
 def test_a_picture_of_a_page_is_the_first_part_of_it(tmp_path: Path, name: str) -> None:
     drawn, file = answer_html(PAGES[name](tmp_path)), IMAGES / f"{name}.svg"
