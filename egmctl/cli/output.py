@@ -235,7 +235,7 @@ def hung_up(error: OSError) -> bool:
     return False
 
 
-_IN_ASCII = str.maketrans("╭╮╰╯╔╗╚╝├┤┬┴╥╩─═│║▕╳█▉▊▋▌▍▎▏·■▲✕□", "++++++++++++++-=|H|X########.#^Xo")  # noqa: RUF001
+_IN_ASCII = str.maketrans("╭╮╰╯╔╗╚╝├┤┬┴╥╩─═│║▕╳█▉▊▋▌▍▎▏▁▂▃▄▅▆▇·■▲✕□", "++++++++++++++-=|H|X########.:-=+*%.#^Xo")  # noqa: RUF001
 
 
 def _encodable(text: str, encoding: str) -> str:

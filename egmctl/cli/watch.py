@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections import deque
 from collections.abc import Iterator
 from itertools import islice
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from egmctl.api.options import TopoOptions
-from egmctl.cli.options import NO_LEVELS, refuse_together, takes_options
+from egmctl.cli.options import refuse_together, takes_options
 from egmctl.cli.output import (
     OutputOptions,
     Target,
@@ -22,22 +23,33 @@ from egmctl.cli.output import (
     terminal_is_closed,
 )
 from egmctl.errors import ExitCode, UsageError
-from egmctl.report.kinds import WATCH, Format
+from egmctl.report.kinds import WATCH, Format, Order, rendered
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from egmctl.model.machine import TrafficSample
+
+_MINUTE_S, _COLUMNS = 60, 20
+"""The time that a terminal shows, and the number of characters for it."""
 
 
-@takes_options(WATCH.formats, without=(*NO_LEVELS, "numa", "output", "force", "quiet"))
+@takes_options(WATCH.formats, without=("verbose", "numa", "output", "force", "quiet"))
 def watch(
     options: TopoOptions,
     output: OutputOptions,
     interval: Annotated[float, typer.Option(metavar="SECONDS", help="Time between two samples.")] = 1.0,
     count: Annotated[int | None, typer.Option(metavar="N", min=1, help="End after N samples.")] = None,
     once: Annotated[bool, typer.Option("--once", help="End after one sample.")] = False,
+    sort: Annotated[
+        Order, typer.Option(metavar="gpu|load|memory|nvlink|c2c|pcie", help="The GPUs with the most of it first.")
+    ] = Order.GPU,
     replay: Annotated[str | None, typer.Option("--machine", hidden=True)] = None,
 ) -> int:
     """Show the live traffic of each GPU's NVLink, NVLink-C2C and PCIe, against the links' rates, until Ctrl-C.
 
-    It is read from NVML, beside running jobs, and is that of all processes together. --json writes one document per
-    line.
+    It is read from NVML, beside running jobs, and is that of all processes together. A terminal shows the last minute,
+    too. --json writes one document per line, --format prom metrics for Prometheus.
     """
     if replay is not None:
         raise UsageError("--machine: a recorded machine has no traffic; watch shows only the node that it runs on")
@@ -48,11 +60,22 @@ def watch(
 
     from egmctl.api.machine import traffic
     from egmctl.report.exports.json import result_json
+    from egmctl.report.views.watch import watch_document
 
-    live, target = None, Target(format=Format.TEXT, file=None)
+    target = Target(format=output.chosen(WATCH.formats).targets[0].format, file=None)
+    live, each = None, max(1, round(_MINUTE_S / interval / _COLUMNS))
+    minute: deque[TrafficSample] = deque(maxlen=each * _COLUMNS)
+
+    def shown(sample: TrafficSample) -> Text | str:
+        if target.format is not Format.TEXT:
+            return target.draw(sample)
+        minute.append(sample)
+        document = watch_document(sample, minute if live is not None else (), each=each, order=sort)
+        return rendered(document, Format.TEXT, width=target.width)
+
     with _until_closed(), contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
         samples = stack.enter_context(contextlib.closing(traffic(options.gpus, interval)))
-        if not output.json and is_terminal(sys.stdout) and colored(sys.stdout, output.color):
+        if target.format is Format.TEXT and is_terminal(sys.stdout) and colored(sys.stdout, output.color):
             from rich.live import Live
 
             live = stack.enter_context(Live(auto_refresh=False))
@@ -60,8 +83,10 @@ def watch(
             if terminal_is_closed(sys.stdout):
                 break
             if live is not None:
-                live.update(target.draw(sample), refresh=True)
-            elif not emit(result_json(sample, None) if output.json else target.draw(sample) + "\n", color=output.color):
+                live.update(shown(sample), refresh=True)
+            elif not emit(
+                result_json(sample, None) if target.format is Format.JSON else shown(sample) + "\n", color=output.color
+            ):
                 break
     return ExitCode.OK
 

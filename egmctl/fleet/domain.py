@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mode
 
+from egmctl.fleet.numbers import GpuNumbers, answerable, numbers_of, slot_of
 from egmctl.model.answer import State
 from egmctl.model.bringup import Bringup
 from egmctl.model.diagnosis import Diagnosis
@@ -32,6 +33,9 @@ class NodeGpus:
     domains: Mapping[str, Identity]
     """The domain and clique of each GPU by bus id."""
     indices: Mapping[str, int]
+    numbers: Mapping[str, GpuNumbers]
+    slot: int | None
+    """The slot of a rack that the node is in."""
     is_board: bool
     """Whether none of them is in a rack."""
     failed: Sequence[tuple[Iterable[str], FleetGpu]]
@@ -52,6 +56,8 @@ def gpus_of(answer: NodeResult, saved: Saved) -> NodeGpus | None:
     return NodeGpus(
         domains=domains,
         indices={gpu.bus_id: gpu.index for gpu in machine.gpus or ()},
+        numbers=numbers_of(machine, result),
+        slot=slot_of(machine),
         is_board=bool(machine.gpus) and not any(in_rack(machine, gpu) for gpu in machine.gpus or ()),
         failed=failed,
         warned=warned,
@@ -90,15 +96,26 @@ def judged_gpus(
         expects = None if node in boards else homes
         for bus_ids, state in _all_states(answer, known, expects) if known else ():
             states = dict.fromkeys(bus_ids, state) | states
-        gpus = [replace(states.get(gpu, FleetGpu()), index=known.indices[gpu]) for gpu in own] if known else []
+        gpus = [_with_numbers(states.get(gpu, FleetGpu()), known, gpu) for gpu in own] if known else []
         kind = Unready.UNKNOWN if known is None else Unready.MISSING
         lacking = 0 if node in boards and racks else usual - len(own)
         gpus += [FleetGpu(kind=kind, reason=answer.reach.value)] * lacking
         home = next((f"cluster {own[0]}, clique {own[1]}" for own in own.values() if own in (homes or ())), "")
-        judged.append(replace(answer, gpus=tuple(gpus), domain=home))
+        judged.append(replace(answer, gpus=tuple(gpus), domain=home, slot=known.slot if known else None))
     if asked.command is Command.BENCH or homes is None:
         return judged, None
     return judged, _readiness([answer for answer in judged if answer.node not in boards], expected, len(homes))
+
+
+def _with_numbers(state: FleetGpu, node: NodeGpus, bus_id: str) -> FleetGpu:
+    numbers = node.numbers[bus_id]
+    return replace(
+        state,
+        index=node.indices[bus_id],
+        share=numbers.share,
+        links_active=numbers.links_active,
+        links=numbers.links,
+    )
 
 
 def _homes(racks: Mapping[str, Mapping[str, Identity]], expected: int | None) -> Sequence[Identity] | None:
@@ -179,8 +196,7 @@ def _slow_paths(run: RunReport) -> Iterator[tuple[Grade, float, int, Collection[
 
     The GPUs are those of its cause, else those that are outliers among their peers, else all on the path.
     """
-    outliers = {gpu for culprit in (run.verdict.culprits if run.verdict else ()) for gpu in culprit.gpus}
-    causes = [(cause.measurements, cause.finding.place.gpus or frozenset()) for cause in run.causes]
+    gpus = answerable(run)
     bad = [
         (number, Grade.FAIL, 0.0, m.reason or m.status)
         for number, m in enumerate(run.measurements)
@@ -192,10 +208,7 @@ def _slow_paths(run: RunReport) -> Iterator[tuple[Grade, float, int, Collection[
         if worst.grade in BAD_GRADES:
             bad.append((entry.measurement, worst.grade, min(share, 1 / share), worst.reason))
     for number, grade, share, reason in bad:
-        flows = run.measurements[number].flows
-        ends = {end for flow in flows for end in (flow.source.bus_id, flow.destination.bus_id, flow.initiator) if end}
-        known = {gpu for explains, gpus in causes if number in explains for gpu in gpus}
-        yield grade, share, number, ends & known or ends & outliers or ends, reason
+        yield grade, share, number, gpus(number), reason
 
 
 def _identity(machine: Machine, gpu: Gpu) -> Identity:

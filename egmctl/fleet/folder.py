@@ -27,6 +27,7 @@ from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import BenchGpu, RunReport
 from egmctl.model.record import Command
+from egmctl.model.remedy import common
 from egmctl.model.verdict import Grade
 from egmctl.saved import Saved
 from egmctl.topology.notes import missing
@@ -219,7 +220,11 @@ def groups(answers: Sequence[fleet.NodeResult], lines_of: Mapping[str, tuple[Gro
     alike = grouped((shown(answer), answer) for answer in answers)
     for lines, members in sorted(alike.items(), key=lambda item: (item[1][0].node not in lines_of, -len(item[1]))):
         nodes = tuple(answer.node for answer in members)
-        if nodes[0] not in lines_of and len(nodes) == 1:
+        if nodes[0] in lines_of:
+            remedies = zip(*((line.remedy for line in lines_of[node]) for node in nodes), strict=True)
+            pairs = zip(lines, map(common, remedies), strict=True)
+            lines = tuple(line if line.remedy == remedy else replace(line, remedy=remedy) for line, remedy in pairs)
+        elif len(nodes) == 1:
             lines = (replace(lines[0], value=members[0].reason),)
         made.append(NodeGroup(nodes=nodes, folded=fold(nodes), lines=lines))
     return tuple(made)
@@ -254,8 +259,7 @@ def _doctor_lines(diagnosis: Diagnosis) -> Iterator[GroupLine]:
     for status in (Status.FAIL, Status.WARN):
         for finding in diagnosis.findings:
             if finding.status is status and not finding.explained_by:
-                explains = f"; explains {', '.join(finding.explains)}" if finding.explains else ""
-                yield _finding_line(finding, status, explains)
+                yield _finding_line(finding, status)
 
 
 def _bench_lines(report: RunReport) -> Iterator[GroupLine]:
@@ -283,7 +287,15 @@ def _bench_lines(report: RunReport) -> Iterator[GroupLine]:
         key = _joined("cause", cause.finding.check, cause.node, cause.finding.place.label)
         explains = f"explains {len(cause.measurements)} of {len(report.measurements)} measurements"
         value = f"{cause.finding.summary}{cause.asked_words}; {explains}"
-        yield GroupLine(key=key, value=value, status="" if cause.status is Status.NOTE else cause.status.value)
+        yield GroupLine(
+            key=key,
+            value=value,
+            check=cause.finding.check,
+            status="" if cause.status is Status.NOTE else cause.status.value,
+            place=cause.finding.place.label,
+            cause=cause.finding.cause,
+            remedy=cause.finding.remedy,
+        )
 
 
 def _bringup_lines(bringup: Bringup) -> Iterator[GroupLine]:
@@ -302,9 +314,17 @@ def _bringup_lines(bringup: Bringup) -> Iterator[GroupLine]:
     yield _domains(bringup.machine)
 
 
-def _finding_line(finding: Finding, status: Status, more: str = "") -> GroupLine:
-    key = _joined(finding.check, finding.place.label)
-    return GroupLine(key=key, value=f"{finding.summary}{more}", check=finding.check, status=status.value)
+def _finding_line(finding: Finding, status: Status) -> GroupLine:
+    return GroupLine(
+        key=_joined(finding.check, finding.place.label),
+        value=finding.summary,
+        check=finding.check,
+        status=status.value,
+        place=finding.place.label,
+        explains=tuple(finding.explains),
+        cause=finding.cause,
+        remedy=finding.remedy,
+    )
 
 
 def _counts(key: str, counts: Mapping[str, int]) -> GroupLine:

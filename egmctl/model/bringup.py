@@ -35,7 +35,7 @@ class Identity:
     boards: tuple[Board, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Bringup(AboutDiagnosed):
     """The key ``result`` of the document of ``egmctl bringup``; its answer has the causes and gaps of both parts."""
 

@@ -143,7 +143,7 @@ class ComparisonCause:
     """Indices into ``Comparison.paths``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Comparison(Shown):
     """A comparison of two or more results of one kind."""
 

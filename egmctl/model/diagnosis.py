@@ -12,7 +12,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.record import BusId, Shown
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Diagnosis(Shown):
     """The results of all checks on a machine: the key ``result`` of the document."""
 

@@ -44,7 +44,7 @@ class Reply:
     """At least one; those that decide come first, before them how many agree if those are not all."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class EvidenceReport(AboutDiagnosed):
     """The key ``result`` of the document of ``egmctl snapshot --evidence``."""
 

@@ -191,7 +191,7 @@ class Word(StrEnum):
     """Reading ended before the end of the text."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Explanations(Shown):
     """The result of ``egmctl explain``."""
 

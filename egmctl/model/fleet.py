@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from egmctl.compat import StrEnum
@@ -13,6 +13,7 @@ from egmctl.model.comparison import Comparison
 from egmctl.model.finding import Status
 from egmctl.model.measurement import RunReport
 from egmctl.model.record import BusId, Command, Plain, Shown
+from egmctl.model.remedy import Remedy
 from egmctl.units import fold, format_kernel_list, grouped, several
 
 
@@ -91,6 +92,13 @@ class FleetGpu:
     :class:`Reach` if it is unknown."""
     clique_id: int | None = None
     """Its clique, if it is outside the domain."""
+    share: float | None = None
+    """The speed of its slowest path that no other GPU explains, as a share of what the profile expects; null without
+    one."""
+    links_active: int | None = None
+    """The number of its NVLinks that are active, if some are not."""
+    links: int | None = None
+    """The number of its NVLinks, if some are not active."""
 
 
 def unready_words(state: FleetGpu | UnreadyGpus, gpus: int) -> str:
@@ -130,11 +138,14 @@ class NodeResult:
     """The GPUs of the node, those of a silent node as assumed; empty unless doctor, bringup or bench was run."""
     domain: Plain = ""
     """The NVLink domain of its GPUs, by cluster and clique; empty if they are in none that is expected."""
+    slot: int | None = None
+    """Its slot in the rack (NVML), for its place in the picture; null if its GPUs do not say."""
 
     @property
     def by_state(self) -> Iterator[tuple[str, int, FleetGpu]]:
         """The label of the GPUs in each state, empty if they are all of the node; their number; the state."""
-        for state, gpus in grouped((replace(gpu, index=None), gpu) for gpu in self.gpus).items():
+        states = ((replace(gpu, index=None, share=None, links_active=None, links=None), gpu) for gpu in self.gpus)
+        for state, gpus in grouped(states).items():
             numbers = [gpu.index for gpu in gpus if gpu.index is not None]
             is_part = numbers and len(gpus) < len(self.gpus)
             yield f"GPU{format_kernel_list(numbers)}" if is_part else "", len(gpus), state
@@ -149,6 +160,14 @@ class GroupLine:
     value: str
     check: str = ""
     """The doctor check."""
+    place: Plain = ""
+    """The label of what the finding is about: ``GPU2``; empty for the node."""
+    explains: tuple[Plain, ...] = ()
+    """The checks that the finding explains."""
+    cause: str = ""
+    """Why it is so."""
+    remedy: Remedy | None = field(default=None, compare=False)
+    """What to do about it, without what differs between the nodes. Nodes are alike whatever it names."""
     status: str = ""
     """``fail``, ``warn`` or ``note``, or the node's :class:`Reach`; empty if there is no problem."""
 
@@ -240,7 +259,7 @@ class Fabric:
     """The reason why there is no run."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class FleetReport(Shown):
     """One run of ``egmctl fleet``."""
 

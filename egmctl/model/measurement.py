@@ -455,7 +455,7 @@ class Settings:
     """The duration of a soak, which repeats all measurements; ``None`` without a soak."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RunReport(Shown):
     """One run of the bench."""
 

@@ -223,7 +223,7 @@ class ProfileList:
     profiles: tuple[ProfileFile, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class MatchResult(Shown):
     """The result of ``egmctl profile match``: the profile that matches a machine."""
 

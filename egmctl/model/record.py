@@ -8,11 +8,15 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated
 
 from egmctl.compat import StrEnum
-from egmctl.units import parse_kernel_list
+from egmctl.units import parse_kernel_list, printable
 
 if TYPE_CHECKING:
     from egmctl.errors import ExitCode
     from egmctl.model.answer import Answer
+
+
+_REPR = 120
+"""The number of characters of an answer in one line."""
 
 
 class Shown:
@@ -25,6 +29,11 @@ class Shown:
     if TYPE_CHECKING:
         # Each kind of result has the field, at the end of its own.
         answer: Answer
+
+    def __repr__(self) -> str:
+        """Return one line: the type, and the answer in words. A dataclass keeps this with ``repr=False``."""
+        words = printable(f"{self.answer.word}: {self.answer.sentence}")
+        return f"<{type(self).__name__} {words if len(words) <= _REPR else f'{words[:_REPR]}...'}>"
 
     @property
     def exit_code(self) -> ExitCode:

@@ -5,8 +5,8 @@ A command that shows more (``look``) is apart from the one that mends (``run``):
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from egmctl.compat import StrEnum
@@ -78,6 +78,19 @@ class Remedy:
         # A need that only a newer version knows keeps its word.
         needs = [_NEEDS.get(need, str(need)).format(idle=self.idle or "every GPU") for need in self.needs]
         return f"{self.text.removesuffix('.')} ({', '.join(needs)})." if needs else self.text
+
+
+def common(remedies: Iterable[Remedy | None]) -> Remedy | None:
+    """Return what remedies of the same finding on several nodes have in common: all, or no command; else ``None``.
+
+    A command that names a device of one node must not be run on another one.
+    """
+    first, *others = dict.fromkeys(remedies)
+    if not others or first is None:
+        return first if not others else None
+    known = replace(first, look=None, run=None, touches=())
+    alike = (other is not None and replace(other, look=None, run=None, touches=()) == known for other in others)
+    return known if all(alike) else None
 
 
 def remedy_of(table: Mapping[str, Any]) -> Remedy:

@@ -33,6 +33,17 @@ class Format(StrEnum):
     JUNIT = "junit"
 
 
+class Order(StrEnum):
+    """The orders of the GPUs that watch shows: by number, or those with the most of something first."""
+
+    GPU = "gpu"
+    LOAD = "load"
+    MEMORY = "memory"
+    NVLINK = "nvlink"
+    C2C = "c2c"
+    PCIE = "pcie"
+
+
 SUFFIXES: Mapping[str, Format] = {
     ".txt": Format.TEXT,
     ".json": Format.JSON,
@@ -98,7 +109,7 @@ CHECKS = Kind(name="checks", record="egmctl.model.listing:CheckList", views="doc
 EXPLAIN = Kind(name="explain", record="egmctl.model.explanation:Explanations", views="explain", pages=False)
 CASES = Kind(name="cases", record="egmctl.model.listing:CaseList", views="lists", pages=False)
 PLAN = Kind(name="plan", record="egmctl.model.listing:PlanReport", views="lists", pages=False)
-WATCH = Kind(name="watch", record="egmctl.model.machine:TrafficSample", pages=False)
+WATCH = Kind(name="watch", record="egmctl.model.machine:TrafficSample", data=(Format.PROM,), pages=False)
 COST = Kind(name="cost", record="egmctl.model.listing:JobCost", views="lists", pages=False)
 KINDS = tuple(kind for kind in [*vars().values()] if isinstance(kind, Kind))
 """All kinds of results, those above."""

@@ -40,7 +40,7 @@ class GpuState:
     blocked_reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Topology(Shown):
     """The topology of a machine, for a selection of its GPUs and CPU NUMA nodes."""
 

@@ -63,13 +63,21 @@ def test_a_result_shows_the_answer_of_its_page_and_not_the_rest(result: Any, ans
     assert len(result._repr_html_()) < 0.8 * len(str(render(result, Format.HTML)))
 
 
+@pytest.mark.parametrize("result", [RUN, egmctl.Doctor().diagnose(MACHINE), egmctl.topology_of(MACHINE), compared()])
+def test_the_repr_of_a_result_is_its_answer_in_one_line(result: Any) -> None:
+    said = repr(result)
+    assert said.startswith(f"<{type(result).__name__} {result.answer.word}: ")
+    assert len(said) < 160
+    assert "\n" not in said
+
+
 def test_hostile_words_are_no_markup_in_a_notebook_either() -> None:
     assert list(elements(shown(hostile_run()), "script", "img")) == []
 
 
 @pytest.mark.processes
 def test_the_style_of_a_result_changes_nothing_around_it(tmp_path: Path) -> None:
-    assert "body {" in style("page")
+    assert "body{" in style("page")
     if (program := find()) is None:
         pytest.skip("no chromium")
     page = tmp_path / "notebook.html"

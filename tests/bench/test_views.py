@@ -215,10 +215,16 @@ def test_every_series_is_one_table_and_a_drawing(axis: Axis) -> None:
     case, points = POINTS[axis]
     report = run(cases=(case,), gpus=2, points=points)
     assert tuple(swept(report)) == (axis,)
-    said, *small, numbers = shown(all_series(report, axis), Level.NORMAL)
+    said, *others, numbers = shown(all_series(report, axis), Level.NORMAL)
     assert isinstance(said, Matrix)
     assert isinstance(numbers, Section)
+    small = [chart for chart in others if not isinstance(chart, Section)]
     assert all(isinstance(chart, Chart) and chart.small for chart in small)
+    shares = next((section for section in others if isinstance(section, Section)), None)
+    assert (shares is not None) == (axis in (Axis.SIZE, Axis.SMS, Axis.STREAMS))
+    for drawn in body_of(shares) if shares else ():
+        assert isinstance(drawn, Chart)
+        assert (drawn.limits, drawn.steep, drawn.y) == ((("100 %", 100.0),), False, "% of the link")
     (table,) = body_of(numbers)
     assert isinstance(table, Matrix)
     assert table.rows == tuple(map(str, points))

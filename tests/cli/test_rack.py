@@ -141,17 +141,17 @@ def broken() -> Bringup:
         (
             lambda: three(SLOW),
             1,
-            "NO-GO: 11 of 12 GPUs are ready: GPU2 of tray02: 17 of 18 NVLinks are active; fabric ",
+            "NO-GO: 11 of 12 GPUs are ready, 1 is not: GPU2 of tray02: 17 of 18 NVLinks are active; fabric ",
         ),
         (
             lambda: three(SLOW, SLOW),
             1,
-            "NO-GO: 10 of 12 GPUs are ready: GPU2 of tray[02-03]: 17 of 18 NVLinks are active;",
+            "NO-GO: 10 of 12 GPUs are ready, 2 are not: GPU2 of tray[02-03]: 17 of 18 NVLinks are active;",
         ),
         (
             lambda: three(third=OUT),
             3,
-            "INCOMPLETE: 8 of 12 GPUs are ready: tray03 is outside the NVLink domain (clique 0); fabric ",
+            "INCOMPLETE: 8 of 12 GPUs are ready, 4 are not: tray03 is outside the NVLink domain (clique 0); fabric ",
         ),
         (lambda: three(third=broken), 4, "tray03 gave no answer (failed) (4 GPUs assumed); fabric "),
         (

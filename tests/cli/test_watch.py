@@ -32,14 +32,15 @@ from egmctl.gpu.telemetry import TrafficWatch, data_of
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import GpuTraffic, LinkTraffic, Origin, OriginKind, TrafficSample
 from egmctl.model.record import Reason, Unread
-from egmctl.report.kinds import Format
+from egmctl.report.kinds import Format, Order, rendered
+from egmctl.report.views.watch import watch_document
 from tests.answers import render
 from tests.conftest import ROOT, Ended, RunEgmctl, command_environment
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
 from tests.in_process import run
 
-GPU = "0000:1b:00.0"
+GPU, OTHER = "0000:1b:00.0", "0000:1c:00.0"
 RATES: Mapping[str, float | None] = {"nvlink": 450.0, "pcie": 63.0}
 ALL = 0xFFFFFFFF
 NVLINK_OUT, NVLINK_IN, NEWER_OUT, NEWER_IN = ((number, ALL) for number in (138, 139, 202, 204))
@@ -307,6 +308,27 @@ def test_what_is_unknown_is_a_question_mark_and_a_reason_and_never_0() -> None:
     assert row.split()[4:] == ["?"] * 6
     assert "GPU0-1: C2C unknown: no GPM\n" in text
     assert "GPU1: NVLink and PCIe unknown: GPU is lost\n" in text
+
+
+def test_the_gpus_with_the_most_traffic_come_first_and_the_last_minute_has_a_line_for_each_link() -> None:
+    busy = [replace(gpu(1, 900.0 * part), bus_id=OTHER) for part in (0.0, 0.5, 0.25, 1.0)]
+    samples = [sample(gpu(0, 90.0), one) for one in busy]
+    document = watch_document(samples[-1], samples, each=2, order=Order.NVLINK)
+    text = str(rendered(document, Format.TEXT, width=80))
+    rows = [line.split() for line in re.findall("^GPU[01] .*", text.partition("The last minute")[2], re.M)]
+    # Two samples a character, the busier counts; C2C was not read.
+    assert [(row[0], row[1]) for row in rows] == [("GPU1", "▄█"), ("GPU0", "▁▁")]
+    assert "??" in rows[0]
+    assert "The last minute" not in shown(gpu(0, 90.0))
+
+
+def test_metrics_have_bytes_per_second_and_no_series_for_what_was_not_read() -> None:
+    unread = replace(gpu(1, None, unread="GPU is lost"), bus_id=OTHER)
+    text = str(render(sample(gpu(0, 212.4), unread), Format.PROM))
+    line = 'egmctl_watch_link_bytes_per_second{gpu="GPU0",bus_id="%s",link="nvlink",direction="sent"} 212400000000'
+    assert line % gpu(0, 1.0).bus_id in text.splitlines()
+    assert 'link="c2c"' not in text
+    assert f'bus_id="{OTHER}",link=' not in text
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

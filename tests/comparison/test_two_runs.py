@@ -170,7 +170,7 @@ def test_a_path_that_was_waived_is_told_and_counts_for_nothing() -> None:
         (Outcome.DIFFERENT, "waived in after: MIG is on")
     }
     assert comparison.exit_code is ExitCode.OK
-    cases = "device_to_device_memcpy_write_ce, device_to_device_memcpy_read_ce, 2 paths"
+    cases = "2 paths: GPU -> GPU, push, copy engine; GPU -> GPU, pull, copy engine"
     assert f"waived in after: MIG is on: {cases}" in " ".join(text_of(comparison).split())
 
 
@@ -179,7 +179,7 @@ def test_a_path_that_only_one_run_has_is_told() -> None:
     comparison = two(fewer, run())
     assert [diff.reason for diff in differing(comparison)] == ["not measured in before"] * 4
     assert comparison.compared == len(fewer.measurements)
-    assert "not measured in before: host_numa_to_device_memcpy_ce, 4 paths\n" in text_of(comparison)
+    assert "not measured in before: 4 paths: CPU memory -> GPU, copy engine\n" in text_of(comparison)
 
 
 def test_an_unstable_path_is_compared_and_told() -> None:
@@ -251,7 +251,7 @@ def test_what_differs_in_the_machines_stands_beside() -> None:
         ("GPU0-3", "nvml vbios", "97.00"),
     }
     assert comparison.exit_code is ExitCode.OK
-    assert "GPU0-3 nvml vbios: 96.00.A5.00.1A -> 97.00\n" in text_of(comparison)
+    assert "GPU0-3 VBIOS: 96.00.A5.00.1A -> 97.00\n" in text_of(comparison)
 
 
 def test_another_gpu_in_the_same_place_is_told() -> None:

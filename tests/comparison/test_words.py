@@ -154,16 +154,16 @@ ERRORS = with_gpu(1, ecc_uncorrected_volatile=3)
 DENIED = {"recovery_action": Unread(reason=Reason.NO_PERMISSION)}
 NOT_KNOWN = patched(H200, "gpus[3]", nvml=None, unread={"nvml": Unread(reason=Reason.NO_PERMISSION)})
 FACTS = [
-    (H200, DOWN, Outcome.WORSE, "GPU1 nvml nvlinks 0 active: yes -> no"),
-    (H200, ERRORS, Outcome.WORSE, "GPU1 nvml ecc_uncorrected_volatile: 0 -> 3"),
-    (ERRORS, H200, Outcome.BETTER, "GPU1 nvml ecc_uncorrected_volatile: 3 -> 0"),
+    (H200, DOWN, Outcome.WORSE, "GPU1 NVLink 0 active: yes -> no"),
+    (H200, ERRORS, Outcome.WORSE, "GPU1 ECC uncorrected volatile: 0 -> 3"),
+    (ERRORS, H200, Outcome.BETTER, "GPU1 ECC uncorrected volatile: 3 -> 0"),
     (H200, replace(H200, gpus=GPUS[:3]), Outcome.WORSE, "GPU3 present: yes -> not there"),
-    (H200, with_gpu(0, vbios="97.00"), Outcome.DIFFERENT, "GPU0 nvml vbios: 96.00.A5.00.1A -> 97.00"),
+    (H200, with_gpu(0, vbios="97.00"), Outcome.DIFFERENT, "GPU0 VBIOS: 96.00.A5.00.1A -> 97.00"),
     (
         *(with_gpu(0, unread={}), with_gpu(0, recovery_action=None, unread=DENIED), Outcome.DIFFERENT),
-        "GPU0 nvml recovery_action: none -> not read (no-permission)",
+        "GPU0 recovery action: none -> not read (no-permission)",
     ),
-    (H200, NOT_KNOWN, Outcome.DIFFERENT, "GPU3 nvml: there -> not read (no-permission)"),
+    (H200, NOT_KNOWN, Outcome.DIFFERENT, "GPU3 NVML: there -> not read (no-permission)"),
 ]
 
 

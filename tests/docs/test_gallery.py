@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from egmctl.api.bench import judge_run, load_profiles
-from egmctl.model.fleet import Reach
+from egmctl.model.fleet import FleetReport, Reach
 from egmctl.model.measurement import RunReport
 from egmctl.model.record import Command
 from egmctl.report.exports.json import result_json
@@ -20,8 +20,8 @@ from egmctl.verdict.explain import with_causes
 from tests.answers import render
 from tests.comparison.test_real_runs import RUNS, unpacked
 from tests.conftest import ROOT
-from tests.doctor.faults import OUTSIDE
-from tests.doctor.machines import patched, shipped
+from tests.doctor.faults import OUTSIDE, healthy
+from tests.doctor.machines import patched
 from tests.fleet.test_trays import doctor, fleet
 from tests.golden import compare
 from tests.in_process import run
@@ -54,12 +54,19 @@ def test_a_page_is_what_the_command_draws(tmp_path: Path, name: str) -> None:
     compare(page.read_text(), GALLERY / f"{name}.html")
 
 
-def test_the_page_of_a_rack_is_that_of_models() -> None:
-    machines = {f"tray{number:02}": shipped("gb200-nvl72") for number in range(1, 19)}
+def rack() -> FleetReport:
+    """Return a rack of models that are healthy, but for one with a link down, one outside, one older and one silent."""
+    tray = healthy()
+    machines = dict.fromkeys((f"tray{number:02}" for number in range(1, 19)), tray)
     machines["tray03"] = patched(machines["tray03"], "gpus[2].nvml.nvlinks[4]", active=False)
     machines["tray07"] = patched(machines["tray07"], "gpus[*].nvml", fabric=OUTSIDE)
+    machines["tray09"] = patched(tray, "driver", driver_version="575.57.08", module_version="575.57.08")
     results = {node: doctor(machine) for node, machine in machines.items()} | {"tray12": Reach.UNREACHABLE}
-    page = str(render(fleet(results, Command.DOCTOR), Format.HTML))
+    return fleet(results, Command.DOCTOR)
+
+
+def test_the_page_of_a_rack_is_that_of_models() -> None:
+    page = str(render(rack(), Format.HTML))
     assert "MODEL" in page
     compare(page, GALLERY / "fleet.html")
 

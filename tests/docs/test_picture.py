@@ -14,6 +14,7 @@ import pytest
 from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.runner import CHECKS
 from egmctl.facts import replay as record
+from egmctl.model.bringup import Bringup
 from egmctl.model.measurement import RunReport
 from egmctl.report.kinds import Format
 from egmctl.saved import load
@@ -62,17 +63,21 @@ def test_a_picture_is_what_the_command_draws(tmp_path: Path, name: str, words: s
         assert picture.read_text() == drawn.read_text()
 
 
-@pytest.fixture
-def judged(tmp_path: Path) -> RunReport:
-    """The run of an idle node, judged by the profile that ships."""
+def judged_run(tmp_path: Path) -> RunReport:
+    """Return the run of an idle node, judged by the profile that ships."""
     report = load(unpacked("idle", tmp_path)).result
     assert isinstance(report, RunReport)
     profile, reason = choose(report.machines[0], [profiles.load("hgx-h200")])
     return with_verdict(report, profile, profile_reason=reason)
 
 
-def test_the_answers_of_bringup_and_bench_are_those_of_the_recorded_checks_and_the_real_run(judged: RunReport) -> None:
-    answer = bringup(diagnose(shipped("hgx-h200x4"), EVERYTHING, CHECKS), judged)
+def bringup_of_h200(tmp_path: Path) -> Bringup:
+    """Return the bring-up of recorded checks and a real run."""
+    return bringup(diagnose(shipped("hgx-h200x4"), EVERYTHING, CHECKS), judged_run(tmp_path))
+
+
+def test_the_answers_of_bringup_and_bench_are_those_of_the_recorded_checks_and_the_real_run(tmp_path: Path) -> None:
+    answer, judged = bringup_of_h200(tmp_path), judged_run(tmp_path)
     for begin, result in (("GO", answer), ("PASS: ", judged)):
         said, readme = str(render(result, Format.TEXT)), README.read_text()
         shown = begin + readme.partition(f"```text\n{begin}")[2].partition("```")[0]

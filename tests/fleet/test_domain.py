@@ -123,9 +123,9 @@ def test_three_faults_are_named_in_the_first_lines_with_the_gpus_they_cost(
     lines = text_of(report).splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("NO-GO"))
     assert lines[start : start + 3] == [
-        "NO-GO: 63 of 72 GPUs are ready: tray07 is outside the NVLink domain (clique 0),",
-        "  GPU2 of tray03: 17 of 18 NVLinks are active, tray12 cannot be reached (4 GPUs",
-        "  assumed)",
+        "NO-GO: 63 of 72 GPUs are ready, 5 are not, 4 are unknown: tray07 is outside the",
+        "  NVLink domain (clique 0), GPU2 of tray03: 17 of 18 NVLinks are active, tray12",
+        "  cannot be reached (4 GPUs assumed)",
     ]
     wrong = {answer.node for answer in report.answers if answer.state is State.BAD}
     assert wrong == ({"tray03", "tray07"} if arguments else {"tray03"})
@@ -139,13 +139,13 @@ def test_three_faults_are_named_in_the_first_lines_with_the_gpus_they_cost(
         ({}, "domain-gpus=24", State.GOOD, "GO: 24 of 24 GPUs are ready in 1 NVLink domain"),
         ({}, "domain-gpus=28", State.BAD, "NO-GO: 24 of 28 GPUs are ready: these nodes have 24"),
         ({"tray02": Reach.LOST}, "", State.BROKE, "tray02 gave no answer (lost) (4 GPUs assumed)"),
-        ({"tray02": with_gpus("3")}, "", State.BAD, "23 of 24 GPUs are ready: GPU3 of tray02 is outside the"),
+        ({"tray02": with_gpus("3")}, "", State.BAD, "23 of 24 GPUs are ready, 1 is not: GPU3 of tray02 is outside the"),
         ({"tray02": with_gpus(clique_id=4)}, "", State.INCOMPLETE, "tray02 is outside the NVLink domain (clique 4)"),
         (
             dict.fromkeys(("tray02", "tray03"), with_gpus(clique_id=4)),
             "",
             State.INCOMPLETE,
-            "16 of 24 GPUs are ready: tray[02-03] are outside the NVLink domain (clique 4)",
+            "16 of 24 GPUs are ready, 8 are not: tray[02-03] are outside the NVLink domain (clique 4)",
         ),
         ({"tray02": with_gpus(cluster_uuid=OTHER_RACK)}, "", State.INCOMPLETE, "tray02 is outside the NVLink domain"),
         (
@@ -158,14 +158,19 @@ def test_three_faults_are_named_in_the_first_lines_with_the_gpus_they_cost(
             dict.fromkeys(TRAYS[4:], with_gpus(cluster_uuid=OTHER_RACK)),
             "domain-gpus=16",
             State.BAD,
-            "16 of 16 GPUs are ready: tray[05-06] are outside the NVLink domain (clique 1), these nodes have 24",
+            "16 of 16 GPUs are ready, 8 are not: tray[05-06] are outside the NVLink domain (clique 1), these nodes",
         ),
-        ({"tray02": of_two_gpus(WELL)}, "", State.BAD, "22 of 24 GPUs are ready: tray02: 2 GPUs fewer than on most"),
+        (
+            {"tray02": of_two_gpus(WELL)},
+            "",
+            State.BAD,
+            "22 of 24 GPUs are ready, 2 are not: tray02: 2 GPUs fewer than on most",
+        ),
         (
             {"tray02": patched(WELL, "gpus[1].nvml", fabric=None)},
             "",
             State.BAD,
-            "20 of 24 GPUs are ready: tray02: not determined; 245 findings compared: 1 worse",
+            "20 of 24 GPUs are ready, 4 are unknown: tray02: not determined; 245 findings compared: 1 worse",
         ),
         ({"tray02": WARNED}, "", State.BAD, "24 of 24 GPUs are ready"),
         ({"tray02": shipped("hgx-h200x4")}, "", State.WARN, "20 of 20 GPUs are ready in 1 NVLink domain"),
@@ -188,7 +193,10 @@ def test_each_gpu_that_is_not_ready_has_its_reason(
 def test_a_bringup_says_go_and_what_was_not_measured_is_not_ready(rack: Ask) -> None:
     report = rack({"tray02": OUT}, command=Command.BRINGUP, nodes=TRAYS[:3])
     outside = "tray02 is outside the NVLink domain (clique 0)"
-    assert first(report) == f"INCOMPLETE: 0 of 12 GPUs are ready: {outside}, tray[01,03]: not determined"
+    assert (
+        first(report)
+        == f"INCOMPLETE: 0 of 12 GPUs are ready, 4 are not, 8 are unknown: {outside}, tray[01,03]: not determined"
+    )
 
 
 def test_a_warning_costs_gpus_where_it_counts_as_a_failure(rack: Ask) -> None:

@@ -80,11 +80,11 @@ def rack() -> FleetReport:
 
 def test_a_rack_says_first_which_nodes_go_and_why_the_others_do_not() -> None:
     text = " ".join(text_of(rack()).split())
-    assert text.startswith("NO-GO: 68 of 72 nodes are ready")
+    assert text.startswith("NO-GO: 68 of 72 nodes are ready, 2 are not, 2 are unknown")
     assert "GO 68: node[01-04,06-22,24-39,41-70,72] \N{MIDDLE DOT} INCOMPLETE 1: node40 " in text
     assert "NO-GO 2: node[05,23] (nvlink.links GPU2: 2 of 18 NVLinks down (links 4, 11))" in text
     assert "BROKE 1: node71 (ssh: no route to host)" in text
-    assert text.count("FAIL nvlink.links GPU2: 2 of 18 NVLinks down (links 4, 11) on node[05,23] (2 nodes)") == 1
+    assert text.count("FAIL GPU2 of node[05,23]: 2 of 18 NVLinks down (links 4, 11) [nvlink.links]") == 1
 
 
 @pytest.mark.parametrize("format", [format for format in FLEET.formats if format is not Format.TEXT])

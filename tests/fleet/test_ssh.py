@@ -249,7 +249,7 @@ def test_where_the_folder_of_results_is_removed_each_node_says_so_and_nothing_go
     ended = finished(process)
     assert ended.code == 4
     text = " ".join(ended.out.split())
-    assert text.startswith("BROKE: 0 of 2 nodes are ready ")
+    assert text.startswith("BROKE: 0 of 2 nodes are ready, 2 are unknown ")
     why = "what it sent could not be kept: cannot read out/nodes/.NODE.part: No such file or directory"
     assert why in text
     settle(lambda: not lab.processes("node01") and not lab.processes("node02"))

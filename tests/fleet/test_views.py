@@ -18,6 +18,7 @@ from egmctl.model.codec import from_json
 from egmctl.model.comparison import ComparedNode, Comparison, Outcome, PathDifference
 from egmctl.model.fleet import Asked, FleetReport, GroupLine, Launcher, NodeGroup, NodeResult, Reach, counts
 from egmctl.model.record import Command
+from egmctl.model.remedy import Need, Remedy
 from egmctl.report.exports.json import result_json
 from egmctl.report.kinds import Format
 from egmctl.report.views.fleet import CAUSES_SHOWN
@@ -78,18 +79,19 @@ REPORT = answered(
 def test_it_says_which_nodes_are_well_and_each_cause_once() -> None:
     text = text_of(REPORT)
     assert text.splitlines()[:8] == [
-        "NO-GO: 2 of 4 nodes are ready",
+        "NO-GO: 2 of 4 nodes are ready, 1 is not, 1 is unknown",
         "Next: the causes are below; 'egmctl show' reads each node's file; --list bad",
         "      prints the node set",
         "",
         "OK 2: node[01-02] \N{MIDDLE DOT} BROKE 1: node04 (ssh: \\x1b[2Jdown) \N{MIDDLE DOT} PROBLEMS 1: node03",
         "(check.0 [bold]: no)",
-        "4 nodes node[01-04] by ssh: egmctl doctor --for egm; results in results",
+        "4 nodes node[01-04] by ssh: egmctl doctor --for egm; files in results",
         "",
     ]
-    assert "UNREACHABLE  ssh: \\x1b[2Jdown\n             on  node04\n" in text
-    assert "FAIL         check.0 [bold]: no\n             on  node03\n" in text
+    assert "FAIL  node03: no  [check.0]\n" in text
     assert "and 4 more (-v)" in text
+    silent = "UNREACHABLE  node04: ssh: \\x1b[2Jdown\n             look  $ egmctl fleet doctor --resume results\n"
+    assert silent in text_of(REPORT, verbose=1)
     assert f"check.{CAUSES_SHOWN + 2}" in text_of(REPORT, verbose=1)
     assert "node[01-02]  2 nodes\n" in text_of(REPORT, verbose=1)
 
@@ -101,7 +103,25 @@ def test_a_cause_that_groups_share_is_told_once_with_all_their_nodes() -> None:
         NodeGroup(nodes=("b",), folded="b", lines=(line,)),
     )
     text = text_of(replace(REPORT, groups=groups))
-    assert text.count("FAIL  nvlink.links GPU2: 2 of 18 NVLinks down\n      on  a[1-2],b (3 nodes)\n") == 1
+    assert text.count("FAIL  a[1-2],b: nvlink.links GPU2: 2 of 18 NVLinks down\n") == 1
+
+
+def test_commands_that_name_devices_of_one_node_are_not_for_the_others() -> None:
+    def group(node: str, bus_id: str, text: str = "Reset it.") -> NodeGroup:
+        remedy = Remedy(text=text, run=f"nvidia-smi --gpu-reset -i {bus_id}", needs=(Need.GPU_RESET,), idle="GPU2")
+        line = GroupLine(key="k", value="down", check="c", place="GPU2", status="fail", remedy=remedy)
+        return NodeGroup(nodes=(node,), folded=node, lines=(line,))
+
+    same, other = group("a", "1:00.0"), group("b", "2:00.0")
+    for groups, commands, fixes in (
+        ((same, replace(same, nodes=("b",), folded="b")), 1, 1),
+        ((same, other), 0, 1),
+        ((same, group("b", "1:00.0", "Replace it.")), 0, 0),
+    ):
+        text = text_of(answered(replace(REPORT, groups=groups)))
+        assert (text.count("--gpu-reset"), text.count("fix  ")) == (commands, fixes)
+        assert text.count("GPU2 of a,b: down") == 1
+    assert answered(replace(REPORT, groups=(same, other))).answer.next_step == Remedy(text="drain a,b, reset GPU2")
 
 
 def test_a_page_shows_the_share_of_each_node_that_differs_by_class_of_paths_first() -> None:
@@ -111,7 +131,7 @@ def test_a_page_shows_the_share_of_each_node_that_differs_by_class_of_paths_firs
     page = str(render(replace(REPORT, comparison=replace(COMPARED, paths=(path,))), Format.HTML))
     assert page.index('<th scope="row">node03</th>') < page.index('<th scope="row">2 others</th>')
     assert '<th scope="row">node01</th>' not in page
-    assert 'class="heat-warn-1">75<span' in page
+    assert 'class="heat-bad-1">75<span' in page
 
 
 COMPARED = Comparison(

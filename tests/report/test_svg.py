@@ -148,6 +148,29 @@ class TestPlots:
         drawn = plot(Chart(caption="caption", x="x", y="GB/s", curves=curves, sizes=True, small=True))
         assert [words(text) for text in elements(drawn, "text") if "warn" in text.get("class", "")] == named
 
+    def test_curves_that_would_hide_each_other_take_turns_along_one_line(self) -> None:
+        curves = {"one": 5.0, "two": 5.001, "other": 9.0}
+        drawn = plot(
+            Chart(
+                caption="caption",
+                x="x",
+                y="GB/s",
+                curves=tuple((n, tuple(Point(x=x, y=y, low=y, high=y) for x in (1.0, 2.0))) for n, y in curves.items()),
+            )
+        )
+        lines = [line for line in elements(drawn, "polyline") if "curve" in line.get("class", "")]
+        dashes = [(line.get("stroke-dasharray"), line.get("stroke-dashoffset")) for line in lines]
+        assert dashes == [("9 9", "0"), ("9 9", "-9"), (None, None)]
+
+    @pytest.mark.parametrize(("limit", "is_drawn"), [(450.0, True), (30.0, False)])
+    def test_a_ceiling_below_the_axis_is_not_drawn_at_its_edge(self, limit: float, is_drawn: bool) -> None:
+        curve = tuple(Point(x=x, y=300 + x, low=300 + x, high=300 + x) for x in (1.0, 2.0, 4.0))
+        limits = (("NV18", limit),)
+        chart = Chart(
+            caption="c", x="x", y="GB/s", curves=(("one", curve),), limits=limits, logarithmic=True, steep=True
+        )
+        assert any("limit" in line.get("class", "") for line in elements(plot(chart), "line")) is is_drawn
+
     def test_names_of_curves_that_end_together_do_not_meet(self) -> None:
         curves = tuple((name, (Point(x=1, y=5, low=5, high=5),)) for name in ("one", "two", "three"))
         drawn = plot(Chart(caption="caption", x="x", y="ns", curves=curves))

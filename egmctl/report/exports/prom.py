@@ -11,6 +11,7 @@ from egmctl.model.answer import Answer, State
 from egmctl.model.bringup import Bringup
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Finding, PlaceKind, Status
+from egmctl.model.machine import TrafficSample
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.measurement import Status as MeasurementStatus
 from egmctl.model.task import Axis, Endpoint, Flow
@@ -120,6 +121,33 @@ def bringup_prom(bringup: Bringup) -> str:
     """Return the metrics of a bring-up: its answer, and those of doctor and of the bench without their answers."""
     run = "" if bringup.run is None else _bench(bringup.run)
     return _answer("bringup", bringup.answer) + _doctor(bringup.diagnosis) + run
+
+
+def watch_prom(sample: TrafficSample) -> str:
+    """Return the metrics of a sample of traffic. What could not be read has no series."""
+    gpus = [(gpu, {"gpu": f"GPU{gpu.index}", "bus_id": gpu.bus_id}) for gpu in sample.gpus]
+    links = [(labels | {"link": kind}, link) for gpu, labels in gpus for kind, link in gpu.links.items() if link]
+    rates = [
+        (labels | {"direction": way}, rate * GB)
+        for labels, link in links
+        for way, rate in (("sent", link.sent_gb_s), ("received", link.received_gb_s))
+    ]
+    most = [(labels, link.rate_gb_s * GB) for labels, link in links if link.rate_gb_s is not None]
+    busy = [(labels, gpu.busy_percent / 100) for gpu, labels in gpus if gpu.busy_percent is not None]
+    used = [(labels, gpu.memory_used_bytes) for gpu, labels in gpus if gpu.memory_used_bytes is not None]
+    total = [(labels, gpu.memory_total_bytes) for gpu, labels in gpus if gpu.memory_total_bytes is not None]
+    lost = [(labels, float(gpu.lost)) for gpu, labels in gpus if gpu.lost is not None]
+    traffic = (
+        "Traffic of a GPU's links of one kind, of all processes: an average over the interval; of PCIe over 20 ms."
+    )
+    return (
+        _gauge("egmctl_watch_link_bytes_per_second", traffic, rates)
+        + _gauge("egmctl_watch_link_rate_bytes_per_second", "The links' nominal rate in one direction.", most)
+        + _gauge("egmctl_watch_gpu_busy_ratio", "The part of the time in which a kernel ran.", busy)
+        + _gauge("egmctl_watch_gpu_memory_used_bytes", "The GPU's memory in use.", used)
+        + _gauge("egmctl_watch_gpu_memory_bytes", "The GPU's memory.", total)
+        + _gauge("egmctl_watch_gpu_lost", "Whether the driver has lost the GPU or wants it reset.", lost)
+    )
 
 
 def _flows(measured: Iterable[Measurement]) -> Iterator[Sample]:

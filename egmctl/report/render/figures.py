@@ -137,12 +137,23 @@ class _Area:
     bottom: float = 44
 
 
-_LARGE, _PHONE, _SMALL = _Area(WIDTH, HEIGHT, 400), _Area(322, 280, 12), _Area(250, 140, 6, 36, 24, 22)
+_LARGE, _PHONE, _SMALL = _Area(WIDTH, HEIGHT, 400), _Area(322, 280, 12), _Area(156, 104, 6, 32, 8, 22)
+_TITLED = _Area(400, 170, 6, 36, 30, 22)
+"""A small chart in a picture, which has the title that pages have above it."""
+_SAME = 2.5
+"""The distance in pixels up to which curves are drawn as one line in the colours of all."""
+_DASH = 9
 
 
-def plot(what: Chart, *, phone: bool = False) -> Element:
-    """Return the drawing of a chart; that for a phone has no names, as a list below it has them (:func:`ends`)."""
-    area = _SMALL if what.small else _PHONE if phone else _LARGE
+def plot(what: Chart, *, phone: bool = False, titled: bool = False) -> Element:
+    """Return the drawing of a chart; that for a phone has no names, as a list below it has them (:func:`ends`).
+
+    Parameters
+    ----------
+    titled
+        Whether a small chart has its title; pages have it above the drawing.
+    """
+    area = (_TITLED if titled else _SMALL) if what.small else _PHONE if phone else _LARGE
     points = [point for _, curve in what.curves for point in curve]
     top = max([point.high for point in points] + [limit for _, limit in what.limits])
     bottom = min((point.y for point in points if point.y > 0), default=1)
@@ -150,22 +161,24 @@ def plot(what: Chart, *, phone: bool = False) -> Element:
     xs = sorted({point.x for point in points})
     logarithm = what.sizes or what.logarithmic
     x_ticks = _powers(xs) if logarithm else ticks(max(xs))
+    # A ceiling far below the curves would be drawn at the edge of a logarithmic scale.
+    limits = [(name, limit) for name, limit in what.limits if limit >= y_ticks[0]]
     x = _scale(x_ticks[0], x_ticks[-1], area.left, area.width - area.right, logarithm=logarithm)
     y = _scale(y_ticks[0], y_ticks[-1], area.height - area.bottom, area.top, logarithm=what.steep)
     return element(
         "svg",
         element("title", arrows(what.caption)),
         element("desc", arrows("; ".join(f"{end} {what.y} {name}" for _, end, name in ends(what)))),
-        element("text", arrows(what.caption), x=0.0, y=12.0, class_="title"),
+        None if area is _SMALL else element("text", arrows(what.caption), x=0.0, y=12.0, class_="title"),
         list(_axes(what, x_ticks, y_ticks, x, y, area)),
         [
             (
                 element("line", x1=area.left, x2=area.width - area.right, y1=y(limit), y2=y(limit), class_="limit"),
                 None if what.small else element("text", name, x=area.left + 4, y=y(limit) - 4, class_="dim"),
             )
-            for name, limit in what.limits
+            for name, limit in limits
         ],
-        [_curve(what, number, curve, x, y) for number, (_, curve) in enumerate(what.curves) if curve],
+        list(_curves(what, x, y)),
         [] if phone or what.small else list(_names(what, y, area)),
         class_="figure plot",
         role="img",
@@ -241,8 +254,48 @@ def _axes(
         yield element("text", title, x=(left + right) / 2, y=area.height - 8, class_="dim middle")
 
 
-def _curve(what: Chart, number: int, curve: Sequence[doc.Point], x: Scale, y: Scale) -> Element:
+def _curves(what: Chart, x: Scale, y: Scale) -> Iterator[Element]:
+    """Yield the curves; those that would hide each other take turns along one line."""
+    places = {
+        number: [(x(point.x), y(point.y)) for point in curve] for number, (_, curve) in enumerate(what.curves) if curve
+    }
+    alike: list[list[int]] = []
+    for number, points in places.items():
+        group = next((group for group in alike if _are_same(points, places[group[0]])), None)
+        if group is None:
+            alike.append([number])
+        else:
+            group.append(number)
+    for group in alike:
+        for turn, number in enumerate(group):
+            yield _curve(what, number, x, y, _Turn(turn, len(group)))
+
+
+def _are_same(points: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]]) -> bool:
+    return len(points) == len(others) and all(
+        math.dist(point, other) <= _SAME for point, other in zip(points, others, strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """The place of a curve among those that are drawn as one line."""
+
+    number: int
+    of: int
+
+    @property
+    def dashes(self) -> dict[str, str]:
+        """The attributes of its line: dashes with gaps for those of the others."""
+        if self.of == 1:
+            return {}
+        gap = _DASH * (self.of - 1)
+        return {"stroke_dasharray": f"{_DASH} {gap}", "stroke_dashoffset": f"{-_DASH * self.number}"}
+
+
+def _curve(what: Chart, number: int, x: Scale, y: Scale, turn: _Turn) -> Element:
     """Return a curve with its points, and a ring at half of its best; a thin line in a small chart."""
+    curve = what.curves[number][1]
     name, style = what.curves[number][0], number % _STYLES
     path = " ".join(f"{x(p.x):.1f},{y(p.y):.1f}" for p in curve)
     title = element("title", arrows(name))
@@ -253,19 +306,25 @@ def _curve(what: Chart, number: int, curve: Sequence[doc.Point], x: Scale, y: Sc
         line = element("polyline", title, points=path, class_="thin behind" if behind else "thin")
         if not behind or curve[-1].y > last[0]:
             return line
-        at = {"x": x(curve[-1].x), "y": y(curve[-1].y) + 13}
-        return element("g", line, element("text", arrows(f"{name} {100 * share:.0f} %"), class_="warn end", **at))
+        end = x(curve[-1].x)
+        percent = element("tspan", f" {100 * share:.0f} %", x=end, dy=14)
+        return element(
+            "g", line, element("text", arrows(name), percent, x=end, y=y(curve[-1].y) + 14, class_="warn end")
+        )
     there = " ".join(f"{x(p.x):.1f},{y(p.high):.1f}" for p in curve)
     back = " ".join(f"{x(p.x):.1f},{y(p.low):.1f}" for p in reversed(curve))
     best = max(p.y for p in curve)
     half = [p for p in curve if what.steep and p.y >= best / 2][:1]
-    rings = [_circle(x(p.x), y(p.y), 7, f"ring curve-{style}", f"{name}: half of the best") for p in half]
+    rings = [
+        _circle(x(p.x), y(p.y), 7 + 2.5 * turn.number, f"ring curve-{style}", f"{name}: half of the best") for p in half
+    ]
     marks = []
-    for p in curve:
+    for p in curve[turn.number :: turn.of]:
         place = format_size(round(p.x)) if what.sizes else f"{p.x:g} {what.x}"
         words = f"{name}, {place}: {doc.number(p.y)} {what.y}"
         marks.append(_circle(x(p.x), y(p.y), 3, f"mark fill-{style}", words))
-    line = element("polyline", title, points=path, class_=f"curve curve-{style}{' dashed' * (number >= _STYLES)}")
+    look = f"curve curve-{style}{' dashed' * (number >= _STYLES and turn.of == 1)}"
+    line = element("polyline", title, points=path, class_=look, **turn.dashes)
     band = element("polygon", points=f"{there} {back}", class_=f"band fill-{style}")
     return element("g", band, line, rings, marks, class_="series")
 
@@ -341,6 +400,6 @@ def _figures(blocks: Iterable[doc.Block]) -> Iterator[Element]:
             case doc.Bars():
                 yield from _figures(block.beside)
             case Chart() if any(curve for _, curve in block.curves):
-                yield plot(block)
+                yield plot(block, titled=True)
             case doc.Section():
                 yield from _figures(doc.body_of(block))

@@ -254,7 +254,8 @@ def _bar(bar: doc.Bar) -> Element:
 
 def _chart(chart: doc.Chart) -> Element:
     if chart.small:
-        return element("figure", figures.plot(chart), class_="small")
+        caption = element("figcaption", element("strong", arrows(chart.caption)), f" {chart.note}" * bool(chart.note))
+        return element("figure", caption, figures.plot(chart), class_="small")
     names = [
         element("li", element("strong", f"{value} ", class_=look), arrows(name))
         for look, value, name in figures.ends(chart)
@@ -396,7 +397,7 @@ def _parts(block: doc.Parts) -> Element:
         element(
             "div",
             element("p", element("strong", part.name), " ", span_html(doc.Span(part.word, part.tone)), class_="name"),
-            element("p", arrows(part.sentence), class_="sentence"),
+            element("p", arrows(part.sentence), class_="sentence") if part.sentence else None,
             class_=f"part {LOOKS.get(part.tone, 'plain')}-edge",
         )
         for part in block.parts

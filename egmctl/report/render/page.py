@@ -162,16 +162,15 @@ def banners(head: Head) -> Iterable[Element]:
 
 
 @cache
-@cache
 def style(*names: str) -> str:
-    """Return the style sheets with these names, concatenated, without comments and without spaces that mean nothing."""
+    """Return the style sheets with these names, concatenated, without comments and spaces that mean nothing."""
     sheets = "".join((_STYLE / f"{name}.css").read_text(encoding="utf-8") for name in names)
-    kept = _SPACES.sub(lambda found: found["quoted"] or found["sign"] or found["colon"] or "", sheets)
-    return kept.replace("}", "}\n")
+    sheets = re.sub(r"/\*.*?\*/", "", sheets, flags=re.DOTALL)
+    return _SPACED.sub(lambda match: match[0] if match[0].startswith('"') else match[0].strip(), sheets)
 
 
-_SPACES = re.compile(r'(?P<quoted>"[^"]*")|/\*.*?\*/|\s*(?P<sign>[{};])\s*|(?P<colon>(?<=[a-z]):)\s+', re.DOTALL)
-"""Comments, and the spaces around the signs of a style sheet; a quoted string is left as it is."""
+_SPACED = re.compile(r'"[^"]*"|:\s+|\s*[{},;]\s*')
+"""Strings of a style sheet, which keep their spaces, and the signs that need none around them."""
 
 
 def section(section: PageSection) -> Element:

@@ -17,6 +17,7 @@ _CLASSES = {Tone.BAD: "bad", Tone.WARN: "warn", Tone.DIM: "waived", Tone.STRONG:
 _FEW, _LONG, _WIDE = 2, 5, 12
 """The maximum number of columns of a heat map that is not stretched, and the numbers of columns from which a table
 without shades, and a heat map, take the full width and can be scrolled with the keyboard."""
+_STACKED, _LONG_NAME = 3, 16
 _SCROLLED = {"tabindex": "0", "role": "region"}
 """The attributes of an element that can be scrolled with the keyboard."""
 
@@ -28,6 +29,9 @@ def matrix_html(matrix: doc.Matrix) -> Element:
         return element("figure", element("p", list(_caption(matrix))), element("p", too_many, class_="dim"))
     series, best_of = doc.columns(matrix), best(matrix)
     wide = len(series) >= (_WIDE if best_of else _LONG) or any(column.wrap for column in series)
+    # On a phone, rows with long names and several numbers have their names on lines of their own.
+    stacked = not best_of and len(series) >= _STACKED and all(len(column.header) == 1 for column in series)
+    stacked = stacked and not matrix.corner and max(len(doc.plain(row)) for row in matrix.rows) > _LONG_NAME
     table = element(
         "table",
         element("caption", list(_caption(matrix)), class_="unseen" if matrix.headed else None)
@@ -35,7 +39,7 @@ def matrix_html(matrix: doc.Matrix) -> Element:
         else None,
         element("thead", list(_heads(matrix))),
         element("tbody", list(_body(matrix, best_of))),
-        class_=f"heat{' few' if len(series) <= _FEW else ''}" if best_of else "rows",
+        class_=f"heat{' few' if len(series) <= _FEW else ''}" if best_of else f"rows{' stacked' * stacked}",
     )
     scrolled = element(
         "div",

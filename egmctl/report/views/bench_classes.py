@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from statistics import median
 
-from egmctl.bench.case import AT_ONCE, HANDLES
+from egmctl.bench.case import AT_ONCE, HANDLES, End
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.path_class import ceiling, class_of
 from egmctl.bench.suites import CASES, SUITES
@@ -86,6 +87,35 @@ def plain_name(measurement: Measurement, *, short: bool = False) -> str:
         "" if short else str(measurement.point),
     )
     return ", ".join((name, *filter(None, parts)))
+
+
+@cache
+def plain_case(name: str) -> str:
+    """Return what a case measures in plain words, without what depends on the machine; an unknown case's own name."""
+    case = next((case for case in CASES if case.name == name), None)
+    if case is None:
+        return name
+    arrow = "<->" if case.pattern is Pattern.BOTH_DIRECTIONS else "->"
+    reader = "CPU" if case.engine in (Engine.CPU, Engine.CPU_TRIAD) else "GPU"
+    ends = f" {arrow} ".join(_memory_words(memory, reader) for memory in (case.source, case.destination))
+    ends = "inside one GPU" if case.pattern is Pattern.LOCAL else ends
+    if case.quantity is not Quantity.BANDWIDTH:
+        return f"{ends} {'latency' if case.quantity is Quantity.LATENCY else 'handle life cycle'}"
+    pair = case.pattern is not Pattern.LOCAL and not {case.source, case.destination} & {*HOST_MEMORY}
+    parts = (
+        "without peer access" if case.staged else "",
+        ("push" if case.initiator is End.SOURCE else "pull") if pair else "",
+        AT_ONCE.get(case.pattern, "").removeprefix(", "),
+        _BY.get(case.engine, ENGINES[case.engine].caption),
+        HANDLES[case.handle] if case.handle else "",
+    )
+    return ", ".join((ends, *filter(None, parts)))
+
+
+def _memory_words(memory: MemoryKind, reader: str) -> str:
+    if memory not in HOST_MEMORY:
+        return "GPU" if memory is not MemoryKind.REGISTERS else reader
+    return f"{HOST_NAMES[memory].removeprefix('HOST_NUMA').strip()} CPU memory".strip()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

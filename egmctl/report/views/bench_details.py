@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 
@@ -20,7 +20,7 @@ from egmctl.report import document as doc
 from egmctl.report.document import EMPTY, Better, Body, Cell, Chart, Matrix, Point, grid
 from egmctl.report.views.bench_classes import plain_name
 from egmctl.report.views.bench_matrix import Frame, matrices, tone_of
-from egmctl.units import MIB, format_size, grouped, printable, shortened
+from egmctl.units import MIB, format_size, grouped, printable, several, shortened
 
 _FAMILIES = {
     "egm": "Memory of NUMA nodes",
@@ -295,7 +295,11 @@ def all_series(report: RunReport, axis: Axis) -> Iterator[doc.Block]:
     for name, curve in curves.items():
         paths = grouped((m.path, m) for place in curve.values() for m in place)
         if len(paths) > 1:
-            yield _chart(axis, name, {path: _by_place(axis, points) for path, points in paths.items()}, small=True)
+            chart = _chart(axis, name, {path: _by_place(axis, points) for path, points in paths.items()}, small=True)
+            chart = _shares(chart)
+            yield replace(chart, note=f"{several(len(paths), 'path')}, {chart.y}")
+    shares = tuple(share_of_links(report, axis))
+    yield doc.Section("All curves as shares of the link", shares, folded=True, note="linear scale")
     yield doc.Section("All numbers", tuple(series(axis, members, Frame.of(report))), folded=True)
 
 
@@ -305,6 +309,33 @@ def overlay(report: RunReport, axis: Axis) -> Iterator[Chart]:
         chart = _chart(axis, f"{LOOKS[axis].title}: all paths", _curves(axis, members))
         if any(curve for _, curve in chart.curves):
             yield chart
+
+
+def share_of_links(report: RunReport, axis: Axis) -> Iterator[Chart]:
+    """Yield the chart of all curves that have one ceiling, as shares of it, on a linear scale."""
+    shares: list[tuple[str, tuple[Point, ...]]] = []
+    for name, curve in _curves(axis, _on_axis(report, axis)).items():
+        chart = _shares(_chart(axis, name, {name: curve}))
+        shares += chart.curves if chart.y == _OF_LINK else ()
+    if shares:
+        title = f"{LOOKS[axis].title}: share of the link"
+        whole = _chart(axis, title, {})
+        yield replace(whole, curves=tuple(shares), limits=(("100 %", 100.0),), y=_OF_LINK, steep=False)
+
+
+_OF_LINK = "% of the link"
+
+
+def _shares(chart: Chart) -> Chart:
+    """Return a chart of bandwidths with one ceiling as shares of it; any other one as it is."""
+    if len(chart.limits) != 1:
+        return chart
+    part = 100 / chart.limits[0][1]
+    curves = (
+        (name, tuple(Point(x=p.x, y=part * p.y, low=part * p.low, high=part * p.high) for p in points))
+        for name, points in chart.curves
+    )
+    return replace(chart, curves=tuple(curves), limits=(("100 %", 100.0),), y=_OF_LINK, steep=False)
 
 
 def _on_axis(report: RunReport, axis: Axis) -> list[Measurement]:
@@ -344,6 +375,8 @@ def _chart(axis: Axis, caption: str, curves: Mapping[str, _Curve], *, small: boo
 def _findings(axis: Axis, curve: _Curve) -> dict[str, str | Cell]:
     """Return what a curve says: its best value and from where on it comes near, or how far a latency grows."""
     first = next(iter(curve.values()))[0]
+    if axis is Axis.LOAD:
+        return _under_load(curve)
     words = {_place(axis, m): str(m.point) for members in curve.values() for m in members}
     values = {place: median(_values(members)) for place, members in sorted(curve.items())}
     best, limit = max(values.values()), ceiling(first)
@@ -352,9 +385,22 @@ def _findings(axis: Axis, curve: _Curve) -> dict[str, str | Cell]:
         return {"least ns": f"{min(values.values()):.1f}", "most ns": f"{best:.1f}", "knee": words.get(bend or -1, "-")}
     return {
         "best GB/s": f"{best:.2f}",
-        "of limit": f"{100 * best / limit.gb_s:.0f} %" if limit and len(first.flows) == 1 else "-",
+        "of link": f"{100 * best / limit.gb_s:.0f} %" if limit and len(first.flows) == 1 else "-",
         "half from": words[enough(values, 0.5) or 0],
         f"{100 * ENOUGH:.0f} % from": words[enough(values) or 0],
+    }
+
+
+def _under_load(curve: _Curve) -> dict[str, str | Cell]:
+    """Return the latency without load, the largest one, and the load from which it is :data:`KNEE` times that."""
+    values = {_load_gb_s(paths[0]): median(_values(paths)) for _, paths in sorted(curve.items())}
+    idle = values[min(values)]
+    late = min((gb_s for gb_s, ns in values.items() if ns > KNEE * idle), default=None)
+    return {
+        "idle ns": f"{idle:.1f}",
+        "most ns": f"{max(values.values()):.1f}",
+        "at GB/s": f"{max(values, key=lambda gb_s: values[gb_s]):.1f}",
+        f"{100 * (KNEE - 1):.0f} % longer from": "-" if late is None else f"{late:.1f} GB/s",
     }
 
 

@@ -7,23 +7,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
+from textwrap import wrap
 from xml.etree.ElementTree import Element
 
-from egmctl.bench.suites import CASES
 from egmctl.model.comparison import Affected, AttributeDifference, Comparison, Outcome, PathDifference
 from egmctl.model.gpu import FAKE
 from egmctl.model.record import Command
 from egmctl.report import document as doc
-from egmctl.report.document import Level, Tone, Words
+from egmctl.report.document import Better, Level, Tone, Words
 from egmctl.report.render.page import arrows, element
+from egmctl.report.views.bench_classes import plain_case
 from egmctl.report.views.causes import finding_entry, verdict
 from egmctl.report.views.machine import time_words
-from egmctl.units import format_size, grouped, several, shortened
+from egmctl.units import fold, format_size, grouped, natural, several
 
 _TONES = {Outcome.WORSE: Tone.BAD, Outcome.BETTER: Tone.GOOD, Outcome.DIFFERENT: Tone.WARN, Outcome.SAME: Tone.GOOD}
 _QUANTITIES = {"GB/s": "Bandwidth", "ns": "Latency", "ms": "Handle life cycle"}
-FINDINGS, FILES = "Findings", "Files"
-"""The titles of two sections."""
+FINDINGS, FILES, SPEED = "Findings", "Files", "Speed by node"
+"""The titles of sections."""
+_NODES_SHOWN = 40
+"""The number of nodes that differ which the picture of many nodes shows."""
 _CASES_SHOWN = 3
 _CHANGED = (Outcome.WORSE, Outcome.BETTER)
 _SHOWN = 15
@@ -73,7 +76,9 @@ def heading(comparison: Comparison) -> str:
 def _body(comparison: Comparison) -> Iterator[doc.Block]:
     yield verdict(comparison.answer)
     yield from _causes(comparison)
-    if not comparison.of_nodes:
+    if comparison.of_nodes:
+        yield doc.Section(SPEED, partial(speed_by_node, comparison), level=Level.PAGE)
+    else:
         yield doc.Section(f"Changes{', the slowest first' * bool(comparison.affected)}", partial(_changes, comparison))
     for unit, title in (*_QUANTITIES.items(), ("", "Other paths")):
         rows = [row for row in comparison.affected if _unit(comparison, row) == unit]
@@ -134,10 +139,12 @@ def _entry(comparison: Comparison, row: Affected) -> doc.Entry:
 
 def _medians(paths: Iterable[PathDifference]) -> Iterator[str]:
     """Yield for each case the median over the paths of one node, and that of all nodes."""
-    for name, alike in grouped((f"{path.name}, {_size(path)} ({path.unit})", path) for path in paths).items():
+    for (plain, name, unit), alike in grouped(
+        ((plain_case(path.case), f"{path.name}, {_size(path)}", path.unit), path) for path in paths
+    ).items():
         own = median(path.value for path in alike if path.value is not None)
         usual = median(path.reference for path in alike if path.reference is not None)
-        yield f"{name}: {own:.2f}, all nodes {usual:.2f}"
+        yield f"{plain}: {own:.2f} {unit}, all nodes {usual:.2f} ({name})"
 
 
 def _happened(comparison: Comparison, row: Affected) -> str:
@@ -153,14 +160,64 @@ def _entries(comparison: Comparison, differences: Sequence[AttributeDifference],
         doc.Entry(difference.outcome.upper(), _TONES[difference.outcome], _difference(comparison, difference))
         for difference in differences
     )
-    return doc.Section(title, tuple(doc.limited(entries, _SHOWN)))
+    shown = [*entries]
+    more = shown[_SHOWN:]
+    hint = (doc.Hint(f"and {len(more)} more (-v)", more=True),) if more else ()
+    rest = doc.Section(f"{len(more)} more", tuple(more), folded=True, level=Level.VERBOSE)
+    return doc.Section(title, (*shown[:_SHOWN], *hint, rest))
 
 
 def _difference(comparison: Comparison, difference: AttributeDifference) -> str:
-    subject = " ".join(filter(None, (difference.about, difference.what)))
+    subject = " ".join(filter(None, (difference.about, _fact(difference.what))))
     if comparison.of_nodes:
         return f"{difference.folded}: {subject}: {difference.value}; most: {difference.reference}"
     return f"{subject}: {difference.reference} -> {difference.value}"
+
+
+_FACTS = {"nvml": "", "nvlinks": "NVLink", "c2c": "C2C", "pcie": "PCIe", "vbios": "VBIOS", "ecc": "ECC", "bar1": "BAR1"}
+"""The words of facts whose names are others in a document."""
+
+
+def _fact(what: str) -> str:
+    """Return the name of a fact in words: ``NVLink 4 active``; the id of a check as it is."""
+    if "." in what:
+        return what
+    words = (_FACTS.get(word, word) for key in what.split(" ") for word in key.removesuffix("_bytes").split("_"))
+    return " ".join(filter(None, words)) or what.upper()
+
+
+def speed_by_node(comparison: Comparison) -> Iterator[doc.Matrix]:
+    """Yield the matrix of nodes by class of paths, the nodes with the most problems first, and one row for the others.
+
+    The matrix is empty if no node differs.
+    """
+    shares: dict[str, dict[tuple[str, ...], list[PathDifference]]] = {}
+    for path in comparison.paths:
+        if path.slower is not None and path.outcome is not Outcome.SAME:
+            name = (*plain_case(path.case).split(", ", 1), *filter(None, (str(path.point),)), path.link)
+            shares.setdefault(path.node, {}).setdefault(name, []).append(path)
+    classes = sorted({name for of_node in shares.values() for name in of_node})
+    nodes = sorted(shares, key=lambda node: (-len(shares[node]), natural(node)))
+    more = nodes[_NODES_SHOWN:]
+    others = [node.name for node in comparison.nodes if not node.problem and node.name not in shares]
+    rows = nodes[:_NODES_SHOWN]
+    rows += [others[0] if len(others) == 1 else f"{len(others)} others"] if shares and others else []
+    notes = ["100: within the bound; the classes in which no node differs are not shown"]
+    notes += [f"and {several(len(more), 'more node')} that differ: {fold(more)}"] if more else []
+    yield doc.grid(
+        "Share of what all nodes reach, by node and class of paths (%)",
+        [(node, {name: _share(shares.get(node, {}).get(name)) for name in classes}) for node in rows],
+        notes=notes,
+        better=Better.HIGH,
+    )
+
+
+def _share(paths: Sequence[PathDifference] | None) -> doc.Cell:
+    if paths is None:
+        return doc.Cell("100", value=100.0)
+    share = 100 * median(_speed(path) for path in paths)
+    worse = any(path.outcome is Outcome.WORSE for path in paths)
+    return doc.Cell(f"{share:.0f}", Tone.BAD if worse else Tone.PLAIN, "!" * worse, value=max(share, 0.1))
 
 
 def _changes(comparison: Comparison) -> Iterator[doc.Block]:
@@ -173,29 +230,35 @@ def _changes(comparison: Comparison) -> Iterator[doc.Block]:
         yield _diagram(changed[:_SHOWN])
     if more := changed[_SHOWN:]:
         yield doc.Hint(f"and {len(more)} more (-v)", more=True)
-        yield doc.Section(f"{len(more)} more", (_diagram(more),), folded=True, level=Level.VERBOSE)
+        yield doc.Section(f"{len(more)} more", (_diagram(more, folded=True),), folded=True, level=Level.VERBOSE)
     if doubted:
         yield doc.Paragraph(f"{several(len(doubted), 'path')} not compared: the reasons are below", tone=Tone.DIM)
         yield replace(_diagram(doubted[:_SHOWN]), level=Level.VERBOSE)
         if more := doubted[_SHOWN:]:
             title, note = f"{len(more)} more not compared", "before and after"
-            yield doc.Section(title, (_diagram(more),), folded=True, note=note, level=Level.VERBOSE)
+            yield doc.Section(title, (_diagram(more, folded=True),), folded=True, note=note, level=Level.VERBOSE)
     if same:
         band = f"within {100 * comparison.tolerance:g} % or 3x run-to-run noise"
         yield doc.Paragraph(f"{several(len(same), 'path')} unchanged: {band}", tone=Tone.DIM)
         note = several(len(same), "path")
-        yield doc.Section("Unchanged", (_diagram(same),), folded=True, note=note, level=Level.ALL)
+        yield doc.Section("Unchanged", (_diagram(same, folded=True),), folded=True, note=note, level=Level.ALL)
 
 
-def _diagram(paths: Sequence[PathDifference]) -> doc.Diagram:
-    cases = grouped(((path.name, f"{_size(path)} over {path.link} ({path.unit})"), path) for path in paths)
-    return doc.Diagram(partial(_dumbbells, cases), lines=partial(_lines, cases))
+def _diagram(paths: Sequence[PathDifference], *, folded: bool = False) -> doc.Diagram:
+    """Return the picture of paths; what is folded has one for all screens, which halves its bytes."""
+    cases = grouped((_heading(path), path) for path in paths)
+    wide, narrow = partial(_dumbbells, cases), partial(_dumbbells, cases, phone=True)
+    lines = partial(_lines, cases)
+    return doc.Diagram(narrow, lines=lines) if folded else doc.Diagram(wide, narrow=narrow, lines=lines)
 
 
-_PLAIN = {case.name: case.description for case in CASES}
-"""What a case measures, in words."""
+def _heading(path: PathDifference) -> tuple[str, str]:
+    """Return what a path's case measures in plain words, and its name with the point, the size and the links."""
+    return plain_case(path.case), f"{path.name}, {_size(path)} over {path.link} ({path.unit})"
+
+
 _Cases = Mapping[tuple[str, str], Sequence[PathDifference]]
-"""The paths by case, and by stage, size, links and unit."""
+"""The paths by heading."""
 
 
 def _lines(cases: _Cases, width: int) -> Iterator[Words]:
@@ -203,8 +266,8 @@ def _lines(cases: _Cases, width: int) -> Iterator[Words]:
     rows = [(path, _values(path)) for paths in cases.values() for path in paths]
     names, values = (max(map(len, texts)) for texts in zip(*((p.path, text) for p, text in rows), strict=True))
     for heading, paths in cases.items():
-        whole = ", ".join(heading)
-        yield from (doc.Span(text, Tone.DIM) for text in (heading if len(whole) > width else (whole,)))
+        yield heading[0]
+        yield from (doc.Span(f"  {text}", Tone.DIM) for text in wrap(heading[1], width - 2, break_on_hyphens=False))
         for path in paths:
             text = f"  {path.path.ljust(names)}  {_values(path).rjust(values)}  {_percent(path)}  "
             yield text, doc.Span(path.outcome.value, _TONES[path.outcome])
@@ -218,49 +281,65 @@ def _percent(path: PathDifference) -> str:
     return f"{100 * (path.change or 0):+7.1f} %"
 
 
-def _dumbbells(cases: _Cases) -> Element:
+_STRIP, _VALUES = (24.0, 72.0), 90.0
+"""Where the strip of a row begins and ends, and where its values end, in percent of the width; a phone has them below
+each other."""
+
+
+def _dumbbells(cases: _Cases, *, phone: bool = False) -> Element:
     """Return a row per path: both medians, and on a log scale the ring before, the dot after and the band of noise.
 
     Left is always slower, for latencies too. Coordinates are in percent, so that text and dots keep their size.
     """
     speeds = {id(path): _speed(path) for paths in cases.values() for path in paths}
     low, high = (math.log(limit) for limit in (min(0.7, *speeds.values()) / 1.05, max(1.1, *speeds.values()) * 1.05))
+    start, end = (0.0, 100.0) if phone else _STRIP
 
     def at(speed: float) -> str:
-        return f"{100 * (math.log(speed) - low) / (high - low):.2f}%"
+        return f"{start + (end - start) * (math.log(speed) - low) / (high - low):.2f}%"
 
     legend = "ring: before; dot: after; grey: noise; left: slower"
     worst = min((path for paths in cases.values() for path in paths), key=_speed)
     finding = f"Before and after; the slowest is {worst.path}: {_values(worst)} {worst.unit}"
-    parts = [element("title", finding), element("desc", legend), element("text", legend, x=0, y=14, class_="dim")]
+    parts = [
+        element("title", arrows(finding)),
+        element("desc", legend),
+        element("text", legend, x=0, y=14, class_="dim"),
+    ]
     y = 34.0
     ticks = {0.25: "1/4", 0.5: "1/2", 0.75: "3/4", 1.0: "before", 1.5: "3/2", 2.0: "2x"}
     shown = (speed for speed in ticks if low <= math.log(speed) <= high)
     parts += [element("text", ticks[speed], x=at(speed), y=y, class_="dim middle") for speed in shown]
-    for heading, paths in cases.items():
-        y += 24
-        if plain := _PLAIN.get(paths[0].case):
-            parts.append(element("text", arrows(plain), x=0, y=y, class_="strong"))
-        y += 32
-        parts += [element("text", text, x=0, y=y + 14 * row - 14, class_="dim") for row, text in enumerate(heading)]
+    for (plain, case), paths in cases.items():
+        y += 28
+        for text, look in ((plain, "strong"), (case, "dim")):
+            for line in wrap(text, _PHONE_COLUMNS) if phone else [text]:
+                parts.append(element("text", arrows(line), x=0, y=y, class_=look))
+                y += 15
+        y -= 15
         for path in paths:
-            y += 20
+            y += 20 if phone else 22
             look = {Outcome.WORSE: "worse", Outcome.BETTER: "better"}.get(path.outcome, "same")
             band, speed = min(path.bound or 0, 0.9), at(speeds[id(path)])
-            x, middle = at(1 - band), y + 12
+            x, middle = at(1 - band), y + 12 if phone else y - 4
             width = f"{float(at(1 + band)[:-1]) - float(x[:-1]):.2f}%"
-            words = f"{_values(path)} {path.unit} {_percent(path)}"
-            title = element("title", arrows(f"{path.path}: {words}"))
+            values, percent = f"{_values(path)} {path.unit}", _percent(path).strip()
+            title = None if phone else element("title", arrows(f"{path.path}: {values} {percent}"))
+            said = [(f"{values} {percent}", "100%")] if phone else [(values, f"{_VALUES}%"), (percent, "100%")]
             parts += [
-                element("text", arrows(path.path), x=0, y=y, class_="strong"),
-                element("text", arrows(words), x="100%", y=y, class_="end"),
+                element("text", arrows(path.path), x=0 if phone else 12, y=y),
+                *(element("text", arrows(text), x=place, y=y, class_="end") for text, place in said),
                 element("rect", x=x, y=middle - 7, width=width, height=14.0, class_="noise"),
                 element("line", x1=at(1), x2=speed, y1=middle, y2=middle, class_=f"change {look}"),
                 element("circle", cx=at(1), cy=middle, r=4.5, class_="before"),
                 element("circle", title, cx=speed, cy=middle, r=4.5, class_=look),
             ]
-            y += 18
+            y += 18 if phone else 0
     return element("svg", parts, class_="figure", role="img", width="100%", height=y + 8)
+
+
+_PHONE_COLUMNS = 42
+"""The number of characters of small text that a phone shows in a line."""
 
 
 def _speed(path: PathDifference) -> float:
@@ -280,9 +359,12 @@ def _one_sided(comparison: Comparison) -> Iterator[str]:
         if path.reason and (both or path.outcome is Outcome.DIFFERENT):
             by_reason.setdefault((path.node if comparison.of_nodes else "", path.reason), []).append(path)
     for (_, reason), paths in by_reason.items():
-        cases = list(dict.fromkeys(path.name for path in paths))
+        cases = list(dict.fromkeys(plain_case(path.case) for path in paths))
         which = paths[0].path if len(paths) == 1 else f"{len(paths)} paths"
-        yield f"{reason}: {shortened(cases, _CASES_SHOWN, 'cases')}, {which}"
+        # Their names have commas.
+        more = len(cases) - _CASES_SHOWN
+        names = [*cases[:_CASES_SHOWN], *[f"{several(more, 'more case')}"] * (more > 0)]
+        yield f"{reason}: {which}: {'; '.join(names)}"
 
 
 def _problems(comparison: Comparison) -> Iterator[str]:

@@ -2,45 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import shlex
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from statistics import median
-from textwrap import wrap
-from xml.etree.ElementTree import Element
 
 from egmctl.model.answer import TABLE, WORDS, State, asked
-from egmctl.model.comparison import Comparison, Outcome
-from egmctl.model.fleet import (
-    FleetGpu,
-    FleetReport,
-    GroupLine,
-    NodeGroup,
-    NodeResult,
-    Reach,
-    Unready,
-    unready_words,
-)
+from egmctl.model.comparison import Comparison
+from egmctl.model.fleet import FleetReport, GroupLine, NodeGroup, Reach
+from egmctl.model.remedy import common
 from egmctl.report import document as doc
-from egmctl.report.document import Better, Level, Tone
-from egmctl.report.render.page import Child, element
+from egmctl.report.document import Level, Tone
 from egmctl.report.views.bench import bench_banners, bench_document
 from egmctl.report.views.bench_answer import tally
 from egmctl.report.views.bringup import part
-from egmctl.report.views.causes import cause_entry, verdict
-from egmctl.report.views.compare import FILES, FINDINGS, banners, compare_document, heading
+from egmctl.report.views.causes import cause_entry, commands_of, verdict
+from egmctl.report.views.compare import FILES, FINDINGS, SPEED, banners, compare_document, heading, speed_by_node
+from egmctl.report.views.fleet_drawing import NODES_WITH_GPUS, counted, is_rack, ordered, tray_lines, trays
 from egmctl.report.views.machine import time_words
-from egmctl.units import grouped, natural, printable, several
+from egmctl.units import grouped, several
 
 CAUSES_SHOWN = 12
 """The number of causes shown without ``-v``; one missing GPU fails dozens of measurements."""
-TRAYS_SHOWN = 24
-"""The number of nodes with a GPU that is not ready that text shows."""
-NODES_WITH_WORDS = 72
-"""The number of nodes up to which a page has words beside each."""
-_TONES = {"fail": Tone.BAD, "warn": Tone.WARN} | {reach.value: Tone.BAD for reach in Reach}
-_ORDER = [*(reach.value for reach in Reach), "fail", "warn", "note"]
+_REACHES = tuple(reach.value for reach in Reach)
+_TONES = {"fail": Tone.BAD, "warn": Tone.WARN} | dict.fromkeys(_REACHES, Tone.UNKNOWN)
+_ORDER = ["fail", *_REACHES, "warn", "note"]
 
 
 def fleet_document(report: FleetReport) -> doc.Document:
@@ -50,7 +37,7 @@ def fleet_document(report: FleetReport) -> doc.Document:
     return doc.Document(
         command="egmctl bringup" if report.fabric else "egmctl fleet",
         subject=f"{several(len(report.asked.nodes), 'node')} {report.folded}",
-        facts=(time_words(report.started_at), _by(report), *((f"results in {report.folder}",) * bool(report.folder))),
+        facts=tuple(_facts(report)),
         banners=(*of_nodes, *(bench_banners(run) if run and not report.comparison else ())),
         body=tuple(_body(report)),
     )
@@ -59,16 +46,19 @@ def fleet_document(report: FleetReport) -> doc.Document:
 def _body(report: FleetReport) -> Iterator[doc.Block]:
     yield from answer(report)
     causes = doc.Section("Causes", tuple(doc.limited(_all_causes(report), CAUSES_SHOWN)))
+    on_page = replace(causes, title="What to do, the worst first", level=Level.PAGE)
     if any(answer.gpus for answer in report.answers):
-        answers = sorted(report.answers, key=lambda answer: natural(answer.node))
-        drawing = doc.Diagram(partial(_trays, report, answers), lines=partial(_tray_lines, answers))
+        answers = ordered(report.answers)
+        drawing = doc.Diagram(partial(trays, report, answers), lines=partial(tray_lines, answers))
         yield replace(drawing, paged=False)
-        yield doc.Section("GPUs by node", (drawing,), level=Level.PAGE)
-        large = len(answers) > NODES_WITH_WORDS
-        yield replace(causes, beside=not large, level=Level.PAGE)
+        large = len(answers) > NODES_WITH_GPUS
+        title = "Rack, front view" if is_rack(answers) else "Nodes" if large else "GPUs by node"
+        picture = doc.Section(title, (drawing,), level=Level.PAGE)
+        # Of many nodes, the few that need something come first.
+        yield from (on_page, picture) if large else (picture, replace(on_page, beside=True))
     else:
-        yield replace(causes, level=Level.PAGE)
-    by = f"{_by(report)}; results in {report.folder}" if report.launcher else _by(report)
+        yield on_page
+    by = f"{_by(report)}; files in {report.folder}" if report.launcher else _by(report)
     names = f"{several(len(report.asked.nodes), 'node')} {report.folded}"
     yield replace(doc.Paragraph(f"{names} {by}", tone=Tone.DIM), paged=False)
     yield replace(causes, paged=False)
@@ -77,13 +67,27 @@ def _body(report: FleetReport) -> Iterator[doc.Block]:
         fabric = partial(part, partial(bench_document, run))
         yield doc.Section("Fabric", fabric, folded=True, note=tally(run), level=Level.VERBOSE)
     if report.comparison is not None:
-        yield doc.Section("Nodes", partial(_shares, report, report.comparison), level=Level.PAGE)
+        yield doc.Section("Who deviates in versions", partial(_versions, report.comparison), level=Level.PAGE)
+        yield doc.Section(SPEED, partial(speed_by_node, report.comparison), level=Level.PAGE)
         compared = report.comparison.answer
         title, note = f"Compared: {heading(report.comparison)}", f"{compared.word}: {compared.sentence}"
         yield doc.Section(title, tuple(_own(compare_document(report.comparison))), folded=True, note=note)
     groups = partial(map, _group, report.groups, count())
     note = f"{several(len(report.groups), 'group')}: what each node found"
     yield doc.Section("Nodes that are alike", groups, note=note, level=Level.VERBOSE)
+
+
+def _facts(report: FleetReport) -> Iterator[str]:
+    """Yield when the nodes were asked, what for, how many answered and how long the slowest took, and the folder."""
+    yield time_words(report.started_at)
+    yield _by(report)
+    asked = len(report.asked.nodes)
+    took = max((node.duration_s or 0.0 for node in report.answers), default=0.0)
+    answered = sum(node.reach is Reach.ANSWERED for node in report.answers)
+    yield f"{answered} of {asked} answered{f' in {took:.0f} s' if took >= 1 else ''}"
+    if report.folder:
+        yield f"files in {report.folder}"
+    yield from dict.fromkeys(node.version for node in report.answers if node.version)
 
 
 def _by(report: FleetReport) -> str:
@@ -108,7 +112,7 @@ def _own(compared: doc.Document) -> Iterator[doc.Block]:
             yield replace(block, advice="")
         elif not isinstance(block, doc.Section):
             yield block
-        elif block.title != FILES:
+        elif block.title not in (FILES, SPEED):
             yield replace(block, level=Level.VERBOSE) if block.title == FINDINGS else block
 
 
@@ -134,101 +138,62 @@ def answer(report: FleetReport) -> Iterator[doc.Block]:
         words += [" \N{MIDDLE DOT} "] if words else []
         words += [doc.Span(each.word, each.tone), f": {each.sentence}"]
     yield doc.Paragraph(tuple(words) or "no node was asked", level=Level.SUMMARY, paged=not parts)
-    # The worst first, as on every page.
-    yield doc.Parts(tuple(reversed(parts)), level=Level.PAGE)
-
-
-_MARKS = {
-    "ready": ("\N{BLACK SQUARE}", Tone.PLAIN),
-    "warning": ("\N{BLACK UP-POINTING TRIANGLE}", Tone.WARN),
-    Unready.FAULT: ("\N{MULTIPLICATION X}", Tone.BAD),
-    Unready.OUTSIDE: ("\N{WHITE SQUARE}", Tone.BAD),
-    Unready.MISSING: ("\N{MIDDLE DOT}", Tone.BAD),
-    Unready.UNKNOWN: ("?", Tone.UNKNOWN),
-}
-"""The mark of a GPU and its tone, by the word for its state. Each state has its own mark, so colour only adds."""
-
-
-def _state(gpu: FleetGpu) -> str:
-    return gpu.kind or ("warning" if gpu.reason else "ready")
-
-
-def _tray_words(answer: NodeResult) -> str:
-    """Return what is wrong with the GPUs of a node; empty if all are ready."""
-    wrong = ((label, unready_words(state, number)) for label, number, state in answer.by_state)
-    return "; ".join(": ".join(filter(None, (label, words))) for label, words in wrong if words)
-
-
-def _key(answers: Iterable[NodeResult]) -> str:
-    states = {_state(gpu) for answer in answers for gpu in answer.gpus}
-    return ", ".join(f"{mark} {state}" for state, (mark, _) in _MARKS.items() if state in states)
-
-
-def _tray_lines(answers: Sequence[NodeResult], width: int) -> Iterator[doc.Words]:
-    """Yield a line for each node with a GPU that is not ready or warns, and one for all others."""
-    bad = [(answer, words) for answer in answers if (words := _tray_words(answer))]
-    name = max((len(printable(answer.node)) for answer, _ in bad), default=0)
-    size = max((len(answer.gpus) for answer, _ in bad), default=0)
-    for answer, words in bad[:TRAYS_SHOWN]:
-        squares = [doc.Span(*_MARKS[_state(gpu)]) for gpu in answer.gpus]
-        first, *rest = wrap(words, max(width - name - size - 4, 20))
-        yield (f"{answer.node.ljust(name)}  ", *squares, " " * (size - len(squares) + 2), first)
-        yield from (" " * (name + size + 4) + line for line in rest)
-    if more := len(bad[TRAYS_SHOWN:]):
-        yield f"and {several(more, 'more node')}: the page (-o fleet.html) shows all"
-    if bad:
-        ready = sum(len(answer.gpus) for answer in answers) - sum(len(answer.gpus) for answer, _ in bad)
-        yield f"{several(len(answers) - len(bad), 'other node')}: {several(ready, 'GPU')} ready"
-        yield doc.Span(f"GPUs: {_key(answer for answer, _ in bad)}", Tone.DIM)
-
-
-def _trays(report: FleetReport, answers: Sequence[NodeResult]) -> Element:
-    """Return the nodes in the order of their names by NVLink domain, each with its GPUs as squares.
-
-    Each is a link to its group. In a fleet larger than a few racks, the words on a node are only in its tooltip.
-    """
-    places = {node: place for place, group in enumerate(report.groups) for node in group.nodes}
-    several_domains = len({answer.domain for answer in answers} - {""}) > 1
-    domains = grouped((answer.domain * several_domains, answer) for answer in answers)
-    large = len(answers) > NODES_WITH_WORDS
-    lists: list[Child] = []
-    for domain, members in domains.items():
-        lists.append(element("h3", domain or "In no known NVLink domain") if several_domains else None)
-        items = []
-        for answer in members:
-            words = _tray_words(answer)
-            states = map(_state, answer.gpus)
-            tick = "" if large else "✓"
-            squares = [element("i", _MARKS[s][0], class_=s) if s != "ready" else element("i", tick) for s in states]
-            link = element(
-                "a",
-                answer.node,
-                element("span", squares, aria_hidden="true"),
-                href=f"#group-{places.get(answer.node, 0)}",
-                title=words or f"{several(len(answer.gpus), 'GPU')} ready",
-            )
-            items.append(element("li", link, words if not large else None))
-        lists.append(element("ul", items, class_="trays large" if large else "trays"))
-    return element("div", lists, element("p", f"Each square is a GPU: {_key(answers)}.", class_="key"))
+    if not any(node.gpus for node in report.answers):
+        # The worst first, as on every page.
+        yield doc.Parts(tuple(reversed(parts)), level=Level.PAGE)
+    elif len(report.answers) > NODES_WITH_GPUS:
+        short = (
+            doc.Part(name=several(n, "node"), word=word, tone=tone, sentence="") for word, tone, n in counted(report)
+        )
+        yield doc.Parts(tuple(short), level=Level.PAGE)
 
 
 def _words(line: GroupLine) -> str:
-    return ": ".join(filter(None, (line.key, line.value)))
+    explains = f"; explains {', '.join(line.explains)}" if line.explains else ""
+    return ": ".join(filter(None, (line.key, line.value))) + explains
 
 
 def _causes(report: FleetReport) -> Iterator[doc.Entry]:
-    """Yield each problem once with its nodes: ordered by severity, then by the number of nodes."""
+    """Yield each problem once with its nodes and what to do: ordered by severity, then by the number of nodes."""
     pairs = ((line, group) for group in report.groups for line in dict.fromkeys(group.lines))
-    groups = grouped((line, group) for line, group in pairs if line.status)
-    counts = {line: sum(len(group.nodes) for group in alike) for line, alike in groups.items()}
-    for line in sorted(groups, key=lambda line: (_rank(line.status), -counts[line])):
-        nodes = ",".join(group.folded for group in groups[line])
-        nodes += f" ({counts[line]} nodes)" if counts[line] > 1 else ""
-        yield replace(_entry(line), body=(doc.KeyValues((("on", nodes),)),))
+    groups = grouped((line, (line, group)) for line, group in pairs if line.status)
+    counts = {line: sum(len(group.nodes) for _, group in alike) for line, alike in groups.items()}
+    outside = report.readiness.outside if report.readiness is not None else frozenset()
+
+    def rank(line: GroupLine) -> tuple[float, int]:
+        status = _ORDER.index(line.status) if line.status in _ORDER else len(_ORDER)
+        # What keeps GPUs out of their domain comes before the nodes that only did not answer.
+        is_outside = line.status == "warn" and all(outside.issuperset(group.nodes) for _, group in groups[line])
+        return (_ORDER.index("fail") + 0.5 if is_outside else status), -counts[line]
+
+    for line in sorted(groups, key=rank):
+        nodes = ",".join(group.folded for _, group in groups[line])
+        remedy = common(alike.remedy for alike, _ in groups[line])
+        yield _cause(report, replace(line, remedy=remedy), nodes, counts[line])
 
 
-def _rank(status: str) -> int:
-    return _ORDER.index(status) if status in _ORDER else len(_ORDER)
+def _cause(report: FleetReport, line: GroupLine, nodes: str, number: int) -> doc.Entry:
+    """Return the entry of a problem: where it is, why, and what to do."""
+    names = nodes if len(nodes) <= _NAMES else several(number, "node")
+    where = f"{line.place} of {names}" if line.place else names
+    key = "" if line.check else line.key
+    rows = [("cause", line.cause)]
+    rows += [("on", f"{nodes} ({number} nodes)")] if names != nodes else []
+    commands: tuple[doc.Command, ...] = ()
+    if line.remedy is not None:
+        rows.append(("fix", line.remedy.words))
+        commands = commands_of(line.remedy)
+    elif line.status in _REACHES and report.folder:
+        command = f"egmctl fleet {report.asked.command} --resume {shlex.quote(report.folder)}"
+        commands = (doc.Command(command, "look"),)
+    explains = doc.KeyValues((("explains", ", ".join(line.explains)),) * bool(line.explains), level=Level.VERBOSE)
+    body: tuple[doc.Block, ...] = (doc.KeyValues(tuple((n, v) for n, v in rows if v)), *commands, explains)
+    title = ": ".join(filter(None, (where, key, line.value)))
+    return doc.Entry(line.status.upper(), _TONES.get(line.status, Tone.PLAIN), title, id=line.check, body=body)
+
+
+_NAMES = 30
+"""The length of folded names of nodes above which a title has their number instead."""
 
 
 def _entry(line: GroupLine) -> doc.Entry:
@@ -243,29 +208,24 @@ def _group(group: NodeGroup, place: int) -> doc.Section:
     return doc.Section(title, body, folded=True, note=note, anchor=f"group-{place}", level=Level.VERBOSE)
 
 
-def _shares(report: FleetReport, comparison: Comparison) -> Iterator[doc.Matrix]:
-    """Yield the matrix of nodes by class of paths, the nodes with the most problems first, and one row for the others.
+_VERSIONS = {
+    "driver_version": "Driver",
+    "module_version": "Kernel module of the driver",
+    "cuda_driver_version": "CUDA",
+    "vbios": "GPU VBIOS",
+    "firmware": "NIC firmware",
+    "kernel": "Kernel",
+}
+"""The names of facts that should be the same in all of a rack, by the last part of their names."""
 
-    The matrix is empty if no node differs.
-    """
-    shares: dict[str, dict[tuple[str, ...], list[float]]] = {}
-    for path in comparison.paths:
-        if path.slower is not None and path.outcome is not Outcome.SAME:
-            shares.setdefault(path.node, {}).setdefault((path.name, path.link), []).append(path.slower)
-    classes = sorted({name for of_node in shares.values() for name in of_node})
-    nodes = sorted(shares, key=lambda node: (-len(shares[node]), natural(node)))
-    others = [answer.node for answer in report.answers if answer.reach is Reach.ANSWERED and answer.node not in shares]
-    nodes += [others[0] if len(others) == 1 else f"{len(others)} others"] if shares and others else []
-    yield doc.grid(
-        "Share of what all nodes reach, by node and class of paths (%)",
-        [(node, {name: _share(shares.get(node, {}).get(name)) for name in classes}) for node in nodes],
-        notes=("100: within the bound; the classes in which no node differs are not shown",),
-        better=Better.HIGH,
+
+def _versions(comparison: Comparison) -> Iterator[doc.Matrix]:
+    """Yield the table of versions that some nodes do not have: that of most nodes, and who deviates."""
+    pairs = (
+        (name, difference)
+        for difference in (*comparison.machines, *comparison.words)
+        if (name := _VERSIONS.get(difference.what.rpartition(" ")[2])) is not None
     )
-
-
-def _share(slower: Sequence[float] | None) -> doc.Cell:
-    if slower is None:
-        return doc.Cell("100", value=100.0)
-    share = 100 * (1 - median(slower))
-    return doc.Cell(f"{share:.0f}", Tone.WARN, "!", value=max(share, 0.1))
+    heads = ("", "most nodes have", "has")
+    rows = [(f"{name} of {' '.join(filter(None, (d.folded, d.about)))}", d.reference, d.value) for name, d in pairs]
+    yield doc.table(heads, rows)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from egmctl.model.machine import GpuTraffic, TrafficSample
+from egmctl.model.machine import GpuTraffic, LinkTraffic, TrafficSample
 from egmctl.report import document as doc
 from egmctl.report.document import Cell, Level, Tone
+from egmctl.report.kinds import Order
 from egmctl.units import GIB, counted, format_kernel_list, gpu_name, grouped, listed
 
 _NAMES = {"nvlink": "NVLink", "c2c": "C2C", "pcie": "PCIe"}
@@ -21,8 +23,20 @@ _NOTE = (
 _ABOVE = "A share above 100 %: no link carries more than its rate, so the rate or the time of a reading is wrong."
 
 
-def watch_document(sample: TrafficSample) -> doc.Document:
-    """Return the links that carry traffic, a table of all links and the load of each GPU, and what is unknown."""
+def watch_document(
+    sample: TrafficSample, earlier: Sequence[TrafficSample] = (), *, each: int = 1, order: Order = Order.GPU
+) -> doc.Document:
+    """Return the links that carry traffic, a table of all links and the load of each GPU, and what is unknown.
+
+    Parameters
+    ----------
+    earlier
+        The samples of the last minute, the oldest first and this one last; a second table draws them.
+    each
+        The number of samples that a character of that table stands for.
+    """
+    if order is not Order.GPU:
+        sample = replace(sample, gpus=tuple(sorted(sample.gpus, key=lambda gpu: -_amount_of(gpu, order))))
     answer = doc.Paragraph("; ".join(_answer(sample.gpus)), Tone.STRONG, level=Level.SUMMARY)
     table = doc.grid(
         f"{sample.taken_at}, {counted(gpu_name(gpu.name) for gpu in sample.gpus)}",
@@ -30,8 +44,51 @@ def watch_document(sample: TrafficSample) -> doc.Document:
         notes=("GB/s out of and into each GPU, and their share of the rate of its links",),
         after=(*_above(sample.gpus), *_unknown(sample.gpus)),
     )
-    body = (answer, table, doc.Paragraph(_NOTE, Tone.DIM))
+    minute = (_minute(sample, earlier, each),) if len(earlier) > 1 else ()
+    body: tuple[doc.Block, ...] = (answer, table, *minute, doc.Paragraph(_NOTE, Tone.DIM))
     return doc.Document(body=body)
+
+
+def _amount_of(gpu: GpuTraffic, order: Order) -> float:
+    """Return the number by which a GPU is sorted; what is unknown comes last."""
+    if order is Order.LOAD:
+        return -1 if gpu.busy_percent is None else gpu.busy_percent
+    if order is Order.MEMORY:
+        return -1 if gpu.memory_used_bytes is None else gpu.memory_used_bytes
+    link = gpu.links.get(order.value)
+    return -1 if link is None else max(link.sent_gb_s, link.received_gb_s)
+
+
+def _minute(sample: TrafficSample, earlier: Sequence[TrafficSample], each: int) -> doc.Matrix:
+    """Return the table of the last minute: for each GPU and kind of link a line of bars, the newest at its end."""
+    known = [{gpu.bus_id: gpu for gpu in one.gpus} for one in earlier]
+    columns = [known[max(end - each, 0) : end] for end in range(len(known), 0, -each)][::-1]
+    rows = []
+    for gpu in sample.gpus:
+        links = {
+            _NAMES[kind]: Cell(
+                "".join(
+                    _bar([one[gpu.bus_id].links.get(kind) for one in part if gpu.bus_id in one]) for part in columns
+                )
+            )
+            for kind in gpu.links
+        }
+        rows.append((f"GPU{gpu.index}", links))
+    note = "the busier direction; full height: the rate of the links"
+    return doc.grid("The last minute", rows, notes=(note,), together=True)
+
+
+def _bar(links: Sequence[LinkTraffic | None]) -> str:
+    """Return the bar of the busiest of some samples in eighths of its rate; ``?`` if unknown."""
+    shares = [
+        max(link.sent_gb_s, link.received_gb_s) / link.rate_gb_s
+        for link in links
+        if link is not None and link.rate_gb_s
+    ]
+    return _EIGHTHS[min(round(8 * max(shares) + 0.49), 8)] if shares else "?"
+
+
+_EIGHTHS = "\N{LOW LINE}▁▂▃▄▅▆▇█"
 
 
 def _answer(gpus: Sequence[GpuTraffic]) -> Iterator[str]:

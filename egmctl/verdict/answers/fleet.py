@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 from egmctl.model.answer import WORDS, Answer, Asked, Gap, GapKind, State, worst
 from egmctl.model.comparison import Outcome
-from egmctl.model.fleet import FleetReport, Reach, Readiness, Unready, UnreadyGpus, unready_words
-from egmctl.model.remedy import Remedy
-from egmctl.units import several, shortened
+from egmctl.model.finding import Status
+from egmctl.model.fleet import FleetReport, GroupLine, Reach, Readiness, Unready, UnreadyGpus, unready_words
+from egmctl.model.remedy import Need, Remedy
+from egmctl.units import fold, grouped, several, shortened
 
 _REASONS = 6
 """The number of reasons why GPUs are not ready in the sentence. The causes have all findings."""
@@ -89,8 +90,9 @@ def _sentence(report: FleetReport, states: Counter[State]) -> str:
     if report.readiness is not None:
         text = _readiness(report.readiness)
     else:
-        ready = states[State.GOOD] + states[State.WARN]
-        text = f"{ready} of {several(len(report.answers), 'node')} are ready"
+        ready, bad = states[State.GOOD] + states[State.WARN], states[State.BAD]
+        whole = several(len(report.answers), "node")
+        text = _counted(ready, whole, bad, len(report.answers) - ready - bad)
     if (fabric := report.fabric) is not None:
         answer = fabric.run.answer if fabric.run is not None else None
         words = f"{answer.word}: {answer.sentence}" if answer else f"not measured: {fabric.reason}"
@@ -102,13 +104,23 @@ def _sentence(report: FleetReport, states: Counter[State]) -> str:
     return text
 
 
+def _counted(ready: int, whole: str, bad: int, unknown: int) -> str:
+    """Return how many of all are ready, how many are not, and of how many that is not known."""
+    parts = [f"{ready} of {whole} are ready"]
+    parts += [f"{bad} {'is' if bad == 1 else 'are'} not"] * bool(bad)
+    parts += [f"{unknown} {'is' if unknown == 1 else 'are'} unknown"] * bool(unknown)
+    return ", ".join(parts)
+
+
 def _readiness(readiness: Readiness) -> str:
     """Return the number of GPUs of the domain that are ready, and those that are not, with the reasons."""
+    unknown = sum(part.gpus for part in readiness.unready if part.kind is Unready.UNKNOWN)
     total = readiness.expected or readiness.gpus
     other = [f"these nodes have {readiness.gpus}"] if total != readiness.gpus else []
     reasons = shortened([*map(_unready, readiness.unready), *other], _REASONS)
     where = "" if readiness.domains < 2 and reasons else f" in {several(readiness.domains, 'NVLink domain')}"
-    return f"{readiness.ready} of {total} GPUs are ready{where}{': ' if reasons else ''}{reasons}"
+    counted = _counted(readiness.ready, f"{total} GPUs", readiness.gpus - readiness.ready - unknown, unknown)
+    return f"{counted}{where}{': ' if reasons else ''}{reasons}"
 
 
 def _unready(part: UnreadyGpus) -> str:
@@ -136,10 +148,54 @@ def _next_step(report: FleetReport, state: State, states: Counter[State]) -> Rem
             return report.fabric.run.answer.next_step
         stopped = "'egmctl doctor --active --for fabric' under the same launcher says what stops it; then run it again"
         return Remedy(text=stopped)
+    steps = list(_steps(report))
     if State.BAD in bad or (state is State.BAD and not bad):
-        return Remedy(text="the causes are below; 'egmctl show' reads each node's file; --list bad prints the node set")
+        seen = "the causes are below; 'egmctl show' reads each node's file; --list bad prints the node set"
+        return Remedy(text="; ".join(_first(steps)) or seen)
     if bad & {State.BROKE, State.INTERRUPTED}:
-        return Remedy(text="retry the silent nodes with --resume")
+        return Remedy(text="; ".join(_first(["retry the silent nodes with --resume", *steps])))
     if state in (State.GOOD, State.WARN):
         return None
+    if steps:
+        return Remedy(text="; ".join(_first(steps)))
     return Remedy(text="see what keeps them from an answer with 'egmctl doctor' there")
+
+
+_STEPS = 3
+"""The number of steps in the answer; the causes have all."""
+_NOT_IN_USE = (Need.GPU_RESET, Need.NO_JOBS, Need.IDLE_GPUS, Need.DRIVER_RELOAD, Need.REBOOT)
+"""What a remedy may need that no job on the node survives."""
+
+
+def _first(steps: list[str]) -> list[str]:
+    more = len(steps) - _STEPS
+    return [*steps[:_STEPS], f"{several(more, 'more step')} below"] if more > 0 else steps
+
+
+def _steps(report: FleetReport) -> Iterator[str]:
+    """Yield what to do on which nodes, for what fails and what puts GPUs outside of the domain: one step a remedy."""
+    outside = report.readiness.outside if report.readiness is not None else frozenset()
+    lines = [(line, group) for group in report.groups for line in dict.fromkeys(group.lines)]
+    nodes_of = grouped(
+        ((_step(line), line.status != Status.FAIL), group.nodes)
+        for line, group in lines
+        if line.remedy is not None
+        and (line.status == Status.FAIL or (line.status == Status.WARN and outside.issuperset(group.nodes)))
+    )
+    for (does, _), nodes in sorted(nodes_of.items(), key=lambda item: item[0][1]):
+        yield does.format(nodes=fold(node for names in nodes for node in names))
+
+
+def _step(line: GroupLine) -> str:
+    """Return the step of a finding, with ``{nodes}`` for the nodes."""
+    if (remedy := line.remedy) is None:
+        return ""
+    text = remedy.text.removesuffix(".").replace("{", "{{").replace("}", "}}")
+    if remedy.run and Need.GPU_RESET in remedy.needs:
+        does = f"reset {remedy.idle or 'its GPUs'}"
+    elif Need.REBOOT in remedy.needs:
+        does = "reboot"
+    else:
+        does = f"{text[:1].lower()}{text[1:]}"
+    drains = any(need in remedy.needs for need in _NOT_IN_USE)
+    return f"drain {{nodes}}, {does}" if drains else f"{{nodes}}: {does}"
