@@ -33,7 +33,7 @@ EXAMPLES = ROOT / "docs" / "examples"
 TEXTS = (
     ROOT / "README.md",
     *sorted(ROOT.glob("docs/*.md")),
-    *sorted(path for path in EXAMPLES.iterdir() if path.is_file()),
+    *sorted(path for path in EXAMPLES.rglob("*") if path.is_file()),
 )
 
 
