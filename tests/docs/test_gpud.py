@@ -1,4 +1,4 @@
-"""The gpud plugin against gpud's contract (leptonai/gpud 4a8de33a: docs/PLUGIN.md, pkg/custom-plugins)."""
+"""The gpud plugin against gpud's contract (leptonai/gpud 4a8de33a, its guide of plugins and pkg/custom-plugins)."""
 
 from __future__ import annotations
 
