@@ -1,8 +1,8 @@
 """What egmctl reads through an NVML that is not the project's own: NVIDIA's mock.
 
-It is pkg/gpu/mocknvml of NVIDIA/k8s-test-infra, read at 3b2b865d. The tests run where ``EGMCTL_NVML_MOCK`` names the folder
-in which that library was built, with its profiles in ``configs/``: nothing of it is here. It knows NVML alone: no PCI, no
-files of the driver, no CUDA.
+It is pkg/gpu/mocknvml of NVIDIA/k8s-test-infra, read at 3b2b865d. The tests run where ``EGMCTL_NVML_MOCK`` names the
+folder in which that library was built, with its profiles in ``configs/``: nothing of it is here. It knows NVML alone,
+no PCI, no files of the driver, no CUDA.
 """
 
 from __future__ import annotations
