@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import io
 import json
@@ -14,6 +15,12 @@ from typing import Any, NoReturn
 from egmctl.errors import UsageError
 from egmctl.files import read_bounded
 from egmctl.units import format_size
+
+ENCODING = "EGMCTL_ENCODING"
+"""The environment variable that says how a document is written to standard output: :data:`GZIP`, or as it is. An
+egmctl that does not know it writes the document as it is."""
+GZIP = "gzip+base64"
+"""As :func:`packed` does."""
 
 FILE_LIMIT = 64 << 20
 """The size limit of a file in bytes. A machine with 8 GPUs takes some 300 KiB, a full run of the bench 10 MiB."""
@@ -53,8 +60,50 @@ def read_content(path: Path, source: str) -> bytes:
         refuse(source, f"is packed by gzip and cannot be unpacked: {error}")
 
 
+def packed(text: str) -> str:
+    """Return a document as a launcher carries it: compressed by gzip, in base64.
+
+    Base64 because some launchers change bytes that are not text, e.g. ``srun --pty`` the ends of lines. A document of
+    600 kB takes 40 kB.
+    """
+    return base64.encodebytes(gzip.compress(text.encode(), mtime=0)).decode("ascii")
+
+
+def unpacked(sent: bytes, source: str) -> tuple[bytes, bytes]:
+    """Return a document that was sent by :func:`packed` or as it is, and the same as a gzip file.
+
+    Parameters
+    ----------
+    source
+        As for :func:`read_content`.
+
+    Raises
+    ------
+    UsageError
+        If it is packed and cannot be unpacked.
+    """
+    if not sent.startswith(_PACKED):
+        return sent, gzip.compress(sent + b"\n", mtime=0)
+    try:
+        file = base64.b64decode(sent)
+        # A small gzip file can expand to any size.
+        reader = zlib.decompressobj(wbits=_GZIP_WBITS)
+        content = reader.decompress(file, FILE_LIMIT + 1)
+    except (ValueError, zlib.error) as error:
+        refuse(source, f"is packed by gzip and cannot be unpacked: {error}")
+    if not reader.eof and len(content) <= FILE_LIMIT:
+        refuse(source, "is packed by gzip and is truncated")
+    return content, file[: len(file) - len(reader.unused_data)]
+
+
+_GZIP_WBITS = 31
+"""What tells zlib that the data is a gzip file: https://docs.python.org/3/library/zlib.html#zlib.decompressobj."""
+
 _GZIP = b"\x1f\x8b"
 """The first bytes of a gzip file: https://www.rfc-editor.org/rfc/rfc1952#section-2.3.1."""
+
+_PACKED = base64.b64encode(b"\x1f\x8b\x08")
+"""The first characters of a gzip file in base64; no JSON text begins with them."""
 
 
 def stem(path: Path) -> str:

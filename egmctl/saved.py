@@ -122,12 +122,26 @@ def load(path: str | os.PathLike[str], pool: Pool | None = None) -> Saved:
     UsageError
         The file cannot be read or contains none of these results. The message names the file and the invalid part.
     """
-    saved = load_any(path, pool)
+    return dataclasses.replace(_of_node(load_any(path, pool)), content=None)
+
+
+def load_document(document: dict[str, Any], path: Path, pool: Pool | None = None) -> Saved:
+    """Load the JSON data of a file, as :func:`load` does.
+
+    Raises
+    ------
+    UsageError
+        As for :func:`load`.
+    """
+    return _of_node(_load(document, f"file {path}", path, pool))
+
+
+def _of_node(saved: Saved) -> Saved:
     if isinstance(saved.result, Comparison | FleetReport):
-        refuse(f"file {path}", "was made of several results: give those")
+        refuse(f"file {saved.path}", "was made of several results: give those")
     if isinstance(saved.result, Digest):
-        refuse(f"file {path}", "is a list and no result of a node: 'egmctl show' shows it")
-    return dataclasses.replace(saved, content=None)
+        refuse(f"file {saved.path}", "is a list and no result of a node: 'egmctl show' shows it")
+    return saved
 
 
 def load_any(path: str | os.PathLike[str], pool: Pool | None = None) -> Saved:

@@ -36,16 +36,16 @@ class CommandServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(
-        self, arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, timeout_s: float
+        self, arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, timeout_s: float, little: bool = False
     ) -> subprocess.CompletedProcess[str]:
-        """Run ``egmctl`` with these arguments, as ``subprocess.run`` would.
+        """Run ``egmctl`` with these arguments, as ``subprocess.run`` would, or ``tests/little.py`` with them.
 
         Raises
         ------
         subprocess.TimeoutExpired
             It took longer; it has been killed.
         """
-        request = {"arguments": list(arguments), "environment": dict(env), "folder": str(cwd)}
+        request = {"arguments": list(arguments), "environment": dict(env), "folder": str(cwd), "little": little}
         with self._lock, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             server = self._started()
             server.settimeout(None)
@@ -98,8 +98,8 @@ def _text(file: Any) -> str:
     return content.decode("utf-8")
 
 
-def serve(own: socket.socket) -> list[str]:
-    """Serve until the other end is closed; return, in a process of its own, the arguments of a command."""
+def serve(own: socket.socket) -> tuple[list[str], bool]:
+    """Serve until the other end is closed; return, in a process of its own, how a command was asked for."""
     while True:
         content, fds, _, _ = socket.recv_fds(own, 1 << 20, 2)
         if not content:
@@ -115,7 +115,7 @@ def serve(own: socket.socket) -> list[str]:
                 os.dup2(fd, standard)
                 os.close(fd)
             arguments: list[str] = request["arguments"]
-            return arguments
+            return arguments, request["little"]
         for fd in fds:
             os.close(fd)
         own.send(json.dumps(pid).encode())
@@ -123,12 +123,23 @@ def serve(own: socket.socket) -> list[str]:
         own.send(json.dumps(os.waitstatus_to_exitcode(status)).encode())
 
 
+def _run(little: bool) -> None:
+    from tests import forked
+    from tests.little import measure_little
+
+    if little:
+        measure_little()
+    with forked.children():
+        runpy.run_module("egmctl", run_name="__main__", alter_sys=True)
+
+
 if __name__ == "__main__":
     sys.path.remove(str(Path(__file__).parent))
+    from egmctl.cli.app import parser
     from tests import forked
 
     forked.import_all()
+    parser()
     gc.freeze()
-    sys.argv[1:] = serve(socket.socket(fileno=int(sys.argv[1])))
-    with forked.children():
-        runpy.run_module("egmctl", run_name="__main__", alter_sys=True)
+    sys.argv[1:], little = serve(socket.socket(fileno=int(sys.argv[1])))
+    forked.end_after(lambda: _run(little))

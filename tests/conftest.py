@@ -25,6 +25,8 @@ from tests.command_server import CommandServer, fits
 pytest_plugins = ["tests.tiers", "tests.fake.plugin"]
 
 ROOT = Path(__file__).resolve().parent.parent
+LITTLE = str(ROOT / "tests" / "little.py")
+"""egmctl whose bench moves few bytes, as a program."""
 EXAMPLES = int(os.environ.get("EGMCTL_EXAMPLES", "25"))
 """Of each property test."""
 
@@ -45,7 +47,8 @@ def egmctl() -> Iterator[RunEgmctl]:
     """Run ``egmctl`` in a process of its own and return its exit code, standard output and error.
 
     Keywords: ``env`` is added to an environment free of what steers the command (a value ``None`` removes a
-    variable), ``cwd`` is where it runs, ``timeout_s`` how long it may take.
+    variable), ``cwd`` is where it runs, ``timeout_s`` how long it may take, ``little`` whether its bench moves as few
+    bytes as ``tests/little.py`` says.
     """
     server = CommandServer()
 
@@ -54,11 +57,14 @@ def egmctl() -> Iterator[RunEgmctl]:
         env: Mapping[str, str | None] | None = None,
         cwd: Path = ROOT,
         timeout_s: float = 240,
+        little: bool = False,
     ) -> Ended:
         words = [*map(str, arguments)]
         if not fits(env or {}):
-            return ended([sys.executable, "-m", "egmctl", *words], env=env, cwd=cwd, timeout_s=timeout_s)
-        done = server.run(words, env=command_environment(env or {}), cwd=cwd, timeout_s=timeout_s)
+            program = [LITTLE] if little else ["-m", "egmctl"]
+            return ended([sys.executable, *program, *words], env=env, cwd=cwd, timeout_s=timeout_s)
+        environment = command_environment(env or {})
+        done = server.run(words, env=environment, cwd=cwd, timeout_s=timeout_s, little=little)
         return Ended(done.returncode, done.stdout, done.stderr)
 
     yield run

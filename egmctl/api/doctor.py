@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from egmctl.api.options import DoctorOptions, documented
+from egmctl.doctor.assumed import completed
 from egmctl.doctor.check import Check, Scope, expectation
 from egmctl.doctor.checks.active import kinds_of
 from egmctl.doctor.explain import checks_of, explained, failures_of
@@ -88,7 +89,7 @@ class Doctor(DoctorOptions):
         """
         scope = self.scope(machine)
         node = redact(machine) if redacted else machine
-        return answered(diagnose(node, scope, self.checks, strict=self.strict))
+        return answered(diagnose(node, scope, self.checks, completed=completed(node), strict=self.strict))
 
     def scope(self, machine: Machine) -> Scope:
         """Return the scope of the findings: GPUs, NUMA nodes, purposes, expected hardware and age of messages."""

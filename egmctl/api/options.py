@@ -145,7 +145,11 @@ class NodeOptions:
 class BringupOptions(NodeOptions):
     """What a node has to have, and the purposes that have to work on it."""
 
+    HEADINGS: ClassVar[dict[str, str]] = {OUTPUT: "serials"}
     purposes: str | None = option("What must work here: egm, p2p, ipc, fabric, rdma, perf.", "LIST", "--for")
+    serials: bool = option(
+        "Name the node and the serial numbers of its boards, in files too: for a hand-over or an RMA.", default=False
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

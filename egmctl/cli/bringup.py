@@ -89,8 +89,9 @@ def _bring_up_node(
     from egmctl.facts.redact import redact_run
     from egmctl.topology.topology import SECTIONS
     from egmctl.verdict.bringup import bringup as bringup_answer
+    from egmctl.verdict.bringup import identity_of
 
-    doctor = NodeDoctor(**vars(options))
+    doctor = NodeDoctor(**{name: value for name, value in vars(options).items() if name != "serials"})
     bench = Bench(suites=(SUITE,), gpus=options.gpus, numa=options.numa or "all")
     sections = dict.fromkeys((*doctor.sections, *SECTIONS, *bench.sections))
     if machine is None:
@@ -98,7 +99,8 @@ def _bring_up_node(
     else:
         node, before, run = read_machine(machine, sections, quiet=outputs.options.quiet), None, None
         not_measured = "a recorded machine cannot be measured"
-    answered = partial(bringup_answer, before=before, not_measured=not_measured, no_fabric=no_fabric)
+    identity = identity_of(node) if options.serials else None
+    answered = partial(bringup_answer, before=before, not_measured=not_measured, no_fabric=no_fabric, identity=identity)
 
     def redacted() -> Bringup:
         diagnosis = doctor.diagnose(node, redacted=True)

@@ -199,7 +199,7 @@ def _run(program: Sequence[str], outputs: Outputs) -> int:
     if log is not None and log.failures:
         say(f"{who} {ended}; CUDA's log says what failed")
         _answer(log, outputs, is_brief=code == 0)
-    elif printed is not None and printed.failures:
+    elif printed is not None and _states_a_failure(printed):
         say(f"{who} {ended}; CUDA logged no failed call, its standard error says what failed")
         _answer(printed, outputs, is_brief=False)
     elif code:
@@ -208,6 +208,14 @@ def _run(program: Sequence[str], outputs: Outputs) -> int:
         unread = f"{LOG_FILE}={printable(str(file))} cannot be read"
         say(f"{who} {ended}; {unread if log is None else nothing}, {said}")
     return code if code >= 0 else _die(-code)
+
+
+def _states_a_failure(printed: ErrorLog) -> bool:
+    """Return whether a failed program printed more than lines that are harmless, which do not say why it failed."""
+    from egmctl.api.doctor import judged
+    from egmctl.model.explanation import Severity
+
+    return any(each.severity is not Severity.HARMLESS for each in judged(printed, None).explanations)
 
 
 _UNREAD = "its standard output, where NCCL prints, is not read (NCCL_DEBUG=WARN NCCL_DEBUG_FILE=/dev/stderr moves that)"

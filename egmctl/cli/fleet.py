@@ -140,8 +140,7 @@ def fleet(
     launch = options.launch(wanted)
     check_output(None)
     session = _session(context, wanted, remote or (), options, launch.launcher)
-    # No threads in this process, because ClusterShell's engine forks.
-    with show_progress(output.quiet, threads=False) as shown:
+    with show_progress(output.quiet) as shown:
 
         def on_tick(progress: Progress) -> None:
             shown.doing(len(progress.answers) / progress.total, _words(progress))

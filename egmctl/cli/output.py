@@ -190,6 +190,8 @@ def emit(content: Text | str, file: Path | None = None, *, force: bool = False, 
         return True
     check_output(None)
     text = _render(content, colored=colored(sys.stdout, color))
+    if isinstance(content, str) and content.startswith("{"):
+        text = _as_asked(text)
     if isinstance(sys.stdout, io.TextIOWrapper):
         text = _encodable(text, sys.stdout.encoding)
         # A character that the locale cannot encode must not lose the result.
@@ -210,6 +212,13 @@ def emit(content: Text | str, file: Path | None = None, *, force: bool = False, 
             return False
         raise EgmctlError(f"cannot write the result to standard output: {error.strerror}") from error
     return True
+
+
+def _as_asked(document: str) -> str:
+    """Return a JSON document in the encoding that the environment asks for, as ``egmctl fleet`` does on its nodes."""
+    from egmctl.documents import ENCODING, GZIP, packed
+
+    return packed(document) if os.environ.get(ENCODING) == GZIP else document
 
 
 def hung_up(error: OSError) -> bool:

@@ -77,25 +77,19 @@ class Lines(Shown):
 
 
 @contextlib.contextmanager
-def show_progress(quiet: bool, *, threads: bool = True) -> Iterator[Shown]:
-    """Yield a progress display on standard error; it shows nothing with ``quiet`` or EGMCTL_NO_PROGRESS.
-
-    Parameters
-    ----------
-    threads
-        Whether a thread may update the bar; false in a process that forks.
-    """
+def show_progress(quiet: bool) -> Iterator[Shown]:
+    """Yield a progress display on standard error; it shows nothing with ``quiet`` or EGMCTL_NO_PROGRESS."""
     if quiet or os.environ.get("EGMCTL_NO_PROGRESS") or sys.stderr is None:
         yield Shown()
     elif is_terminal(sys.stderr):
-        with _table(threads) as table:
+        with _table() as table:
             yield table
     else:
         yield Lines()
 
 
 @contextlib.contextmanager
-def _table(threads: bool) -> Iterator[Shown]:
+def _table() -> Iterator[Shown]:
     from rich.console import Console, Group
     from rich.live import Live
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -109,7 +103,7 @@ def _table(threads: bool) -> Iterator[Shown]:
     console = Console(stderr=True)
     progress = Progress(*columns, console=console)
     bar = progress.add_task("setting up", total=1)
-    with Live(progress, console=console, transient=True, refresh_per_second=4, auto_refresh=threads) as live:
+    with Live(progress, console=console, transient=True, refresh_per_second=4) as live:
         drawn = time.monotonic()
 
         class Table(Shown):
@@ -118,8 +112,6 @@ def _table(threads: bool) -> Iterator[Shown]:
                     # The phase after the probes has its own time estimate.
                     progress.reset(bar, total=1)
                 progress.update(bar, completed=part, description=what)
-                if not threads:
-                    live.refresh()
 
             def __call__(self, part: float, task: Task | None) -> None:
                 nonlocal drawn

@@ -124,10 +124,10 @@ def _answer_of(host: str, node: Callable[[], Bringup]) -> tuple[NodeResult, str]
 
 def _asked(nodes: tuple[str, ...], options: BringupOptions) -> AskedNodes:
     words = {"gpus": "--gpus", "numa": "--numa", "expect": "--expect", "purposes": "--for"}
-    given = {words[name]: value for name, value in vars(options).items() if value is not None}
+    given = {words[name]: value for name, value in vars(options).items() if name in words and value is not None}
     return AskedNodes(
         command=Command.BRINGUP,
-        arguments=tuple(word for name, value in given.items() for word in (name, value)),
+        arguments=(*(word for item in given.items() for word in item), *["--serials"] * options.serials),
         nodes=nodes,
         remote_command="egmctl",
         version="",

@@ -6,8 +6,9 @@ Pure: :func:`compare` reads no file and no machine.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import NamedTuple
 
 from egmctl.comparison import facts, paths
@@ -19,7 +20,6 @@ from egmctl.model.bringup import Bringup
 from egmctl.model.comparison import ComparedNode, Comparison, ComparisonCause, Outcome, PathDifference
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Finding, PlaceKind, Status, WaiverKind
-from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport, Settings
 from egmctl.model.record import Command
 from egmctl.saved import Saved
@@ -31,7 +31,7 @@ HARDLY = 0.25
 """The part of the smaller of two runs that both must have measured: a comparison of less would pass as one of the runs.
 The value is our choice."""
 _PLACES = {PlaceKind.GPU: "GPU", PlaceKind.PAIR: "pair", PlaceKind.NUMA: "NUMA", PlaceKind.NIC: "NIC"}
-_GRAVITY = {Status.PASS: 0, Status.NOTE: 1, Status.UNKNOWN: 1, Status.WARN: 2, Status.FAIL: 3}
+_GRAVITY = {Status.PASS: 0, Status.NOTE: 1, Status.ASSUMED: 1, Status.UNKNOWN: 1, Status.WARN: 2, Status.FAIL: 3}
 _FAULTS = (Status.WARN, Status.FAIL)
 
 
@@ -53,34 +53,105 @@ def compare(saved: Sequence[Saved], *, tolerance: float = TOLERANCE, spread: Spr
     UsageError
         There are fewer than two results, or they are of several kinds.
     """
-    return answered(_compared(saved, tolerance, spread))
+    results = Results()
+    for file in saved:
+        results.add(file)
+    return results.compared(tolerance=tolerance, spread=spread)
 
 
-def _compared(saved: Sequence[Saved], tolerance: float, spread: SpreadOf) -> Comparison:
-    kind = _kind(saved)
-    of_nodes = len(saved) > 2
-    ordered = sorted(saved, key=lambda file: natural(file.name)) if of_nodes else saved
-    readable = [file for file in ordered if file.result is not None]
+class Results:
+    """Results that are added one by one, and of which only what is compared is kept, once if it is equal."""
+
+    def __init__(self) -> None:
+        self._files: list[_File] = []
+        self._facts = facts.MachineFacts()
+        self._checks: dict[Hashable, _Checks] = {}
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def add(self, saved: Saved) -> None:
+        """Add a result."""
+        result = saved.result
+        run = result.run if isinstance(result, Bringup) else result
+        file = _File(
+            name=saved.name,
+            path=saved.path,
+            kind=saved.kind,
+            failure=saved.failure,
+            readable=result is not None,
+            node=_node(saved),
+            run=run if isinstance(run, RunReport) else None,
+            gpus=tuple((gpu.bus_id, gpu.index, gpu.uuid) for machine in saved.machines for gpu in machine.gpus or ()),
+            facts=self._facts.of(saved.machines[0]) if len(saved.machines) == 1 else None,
+        )
+        if isinstance(result, Diagnosis):
+            checks = _Checks.of(result)
+            file.checks = self._checks.setdefault(checks.key, checks)
+        self._files.append(file)
+
+    def compared(
+        self, *, order: Sequence[str] = (), tolerance: float = TOLERANCE, spread: SpreadOf = default_spread
+    ) -> Comparison:
+        """Return the differences between the results, as :func:`compare` does.
+
+        Parameters
+        ----------
+        order
+            The names of the results in the order in which they are compared; by default they are as they were added.
+        """
+        position = {name: number for number, name in enumerate(order)}
+        files = sorted(self._files, key=lambda file: position.get(file.name, 0))
+        return answered(_compared(files, tolerance, spread))
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _File:
+    """What is compared of one result."""
+
+    name: str
+    path: Path
+    kind: Command | None
+    failure: str
+    readable: bool
+    """Whether there is a result."""
+    node: ComparedNode
+    run: RunReport | None
+    checks: _Checks | None = None
+    gpus: tuple[tuple[str, int, str | None], ...]
+    """The bus id, index and UUID of each GPU."""
+    facts: Mapping[str, facts.Parts] | None
+    """The statements about its machine, by section; ``None`` unless it has exactly one."""
+
+    @property
+    def indices(self) -> dict[str, int]:
+        """The index of each GPU by bus id."""
+        return {bus_id: index for bus_id, index, _ in self.gpus}
+
+
+def _compared(files: Sequence[_File], tolerance: float, spread: SpreadOf) -> Comparison:
+    kind = _kind(files)
+    of_nodes = len(files) > 2
+    ordered = sorted(files, key=lambda file: natural(file.name)) if of_nodes else files
+    readable = [file for file in ordered if file.readable]
     names = [file.name for file in readable]
     file_names = [file.name for file in ordered]
     comparison = Comparison(
         kind=kind,
-        nodes=tuple(map(_node, ordered)),
+        nodes=tuple(file.node for file in ordered),
         folded=fold(file_names) if of_nodes else ", ".join(file_names),
         tolerance=tolerance,
         compared=0,
     )
     if len(readable) < 2:
         return comparison
-    results = [file.result.run if isinstance(file.result, Bringup) else file.result for file in readable]
-    runs = [result for result in results if isinstance(result, RunReport)]
+    runs = [file.run for file in readable if file.run is not None]
     if len(runs) == len(readable):
         comparison = _bench(comparison, names, runs, spread)
     elif kind is Command.DOCTOR:
-        comparison = _doctor(comparison, names, [result for result in results if isinstance(result, Diagnosis)])
-    machines = [machine for file in readable for machine in file.machines]
-    if all(len(file.machines) == 1 for file in readable):
-        comparison = _machines(comparison, names, machines)
+        comparison = _doctor(comparison, names, readable)
+    if all(file.facts is not None for file in readable):
+        comparison = _machines(comparison, names, readable)
     if of_nodes:
         outliers = {path.node for path in comparison.paths} | {node for item in comparison.words for node in item.nodes}
         same = tuple(name for name in names if name not in outliers)
@@ -99,7 +170,7 @@ def _bench(comparison: Comparison, names: Sequence[str], runs: Sequence[RunRepor
     different = tuple(paths.differences(names, measured, comparison.tolerance, spread, of_nodes=comparison.of_nodes))
     return replace(
         comparison,
-        compared=facts.compared(known),
+        compared=sum(count > 1 for count in Counter(key for run in known for key in run).values()),
         paths=different,
         causes=_causes_of_worse(names, runs, different),
         affected=affected(different, dict(zip(names, measured, strict=True))),
@@ -108,27 +179,27 @@ def _bench(comparison: Comparison, names: Sequence[str], runs: Sequence[RunRepor
     )
 
 
-def _doctor(comparison: Comparison, names: Sequence[str], results: Sequence[Diagnosis]) -> Comparison:
-    gpus = GpuNames([_indices(result.machines) for result in results])
-    files = _check_results(results, gpus)
-    attributes = facts.differences(names, files, gpus, _graded, of_nodes=comparison.of_nodes)
-    return replace(comparison, compared=facts.compared(files), words=attributes, notes=_matched(gpus))
+def _doctor(comparison: Comparison, names: Sequence[str], files: Sequence[_File]) -> Comparison:
+    gpus = GpuNames([file.indices for file in files])
+    results = _check_results([file.checks for file in files if file.checks is not None], gpus)
+    attributes = facts.differences(names, results, gpus, _graded, of_nodes=comparison.of_nodes)
+    return replace(comparison, compared=facts.compared(results), words=attributes, notes=_matched(gpus))
 
 
-def _machines(comparison: Comparison, names: Sequence[str], machines: Sequence[Machine]) -> Comparison:
+def _machines(comparison: Comparison, names: Sequence[str], files: Sequence[_File]) -> Comparison:
     """Add the differences between the machines; for snapshots and topologies these are the result itself."""
-    gpus = GpuNames([_indices((machine,)) for machine in machines])
-    sections = facts.sections_of(machines)
-    # As they are made, so that those of a thousand equal nodes are never in memory together.
-    files = facts.shared(facts.statements(machine, sections, gpus, file) for file, machine in enumerate(machines))
-    different = facts.differences(names, files, gpus, outcome_of, of_nodes=comparison.of_nodes)
-    notes = () if comparison.of_nodes else _swapped(*machines)
+    gpus = GpuNames([file.indices for file in files])
+    by_section = [file.facts or {} for file in files]
+    sections = [name for name in by_section[0] if all(name in stated for stated in by_section)]
+    stated = facts.renamed([[part for name in sections for part in of_file[name]] for of_file in by_section], gpus)
+    different = facts.differences(names, stated, gpus, outcome_of, of_nodes=comparison.of_nodes)
+    notes = () if comparison.of_nodes else _swapped(*files)
     if comparison.kind in (Command.BENCH, Command.BRINGUP, Command.DOCTOR):
         return replace(comparison, machines=different, notes=(*comparison.notes, *notes))
-    return replace(comparison, compared=facts.compared(files), words=different, notes=(*_matched(gpus), *notes))
+    return replace(comparison, compared=facts.compared(stated), words=different, notes=(*_matched(gpus), *notes))
 
 
-def _kind(saved: Sequence[Saved]) -> Command:
+def _kind(saved: Sequence[_File]) -> Command:
     """Return the kind of all files that have a result.
 
     Raises
@@ -180,11 +251,11 @@ def _matched(gpus: GpuNames) -> tuple[str, ...]:
     return ("the files have no bus id in common: GPUs are matched by index",) if gpus.by_index else ()
 
 
-def _swapped(before: Machine, after: Machine) -> tuple[str, ...]:
+def _swapped(before: _File, after: _File) -> tuple[str, ...]:
     """Return a note on GPUs with the same bus id but another UUID in the second machine."""
-    earlier = {gpu.bus_id: gpu.uuid for gpu in before.gpus or ()}
-    matched = [gpu for gpu in after.gpus or () if gpu.uuid and earlier.get(gpu.bus_id)]
-    swapped = [f"GPU{gpu.index}" for gpu in matched if gpu.uuid != earlier[gpu.bus_id]]
+    earlier = {bus_id: uuid for bus_id, _, uuid in before.gpus}
+    matched = [(bus_id, index, uuid) for bus_id, index, uuid in after.gpus if uuid and earlier.get(bus_id)]
+    swapped = [f"GPU{index}" for bus_id, index, uuid in matched if uuid != earlier[bus_id]]
     return (f"{', '.join(swapped)}: another GPU than in the first file, by its UUID",) if swapped else ()
 
 
@@ -200,10 +271,6 @@ def _settings(names: Sequence[str], runs: Sequence[RunReport]) -> tuple[str, ...
     return tuple(notes)
 
 
-def _indices(machines: Sequence[Machine]) -> dict[str, int]:
-    return {gpu.bus_id: gpu.index for machine in machines for gpu in machine.gpus or ()}
-
-
 class _CheckResult(NamedTuple):
     """The result of a check for one thing."""
 
@@ -216,20 +283,43 @@ class _CheckResult(NamedTuple):
         return ": ".join(filter(None, (self.status or "not checked", "; ".join(self.summaries))))
 
 
-def _check_results(results: Sequence[Diagnosis], names: GpuNames) -> list[facts.Statements]:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Checks:
+    """The results of the checks of one diagnosis."""
+
+    stated: Mapping[facts.Subject, _CheckResult]
+    """The results for the things that findings name, GPUs by bus id."""
+    usual: Mapping[str, Status]
+    """The result of each check for other things: ``pass`` if any of its findings is not ``skip``."""
+
+    @classmethod
+    def of(cls, diagnosis: Diagnosis) -> _Checks:
+        """Return the results of a diagnosis."""
+        usual = dict.fromkeys((finding.check for finding in diagnosis.findings), Status.SKIP)
+        usual |= {finding.check: Status.PASS for finding in diagnosis.findings if finding.status is not Status.SKIP}
+        return cls(_by_subject(diagnosis), usual)
+
+    @property
+    def key(self) -> Hashable:
+        """A key that equal results share."""
+        return tuple(self.stated.items()), tuple(self.usual.items())
+
+
+def _check_results(results: Sequence[_Checks], names: GpuNames) -> list[facts.Parts]:
     """Return each file's check results for every thing that a finding of any file names.
 
     A check names the thing only for a problem and the node otherwise. So for a thing that only findings of other files
     name, the value is ``pass`` if the check ran.
     """
-    by_file = [_by_subject(result, names, file) for file, result in enumerate(results)]
-    subjects = {subject: None for stated in by_file for subject in stated}
-    statements_by_file: list[facts.Statements] = []
-    for result, stated in zip(results, by_file, strict=True):
-        # The result of a check for things that it does not name: ``pass`` if any of its findings is not ``skip``.
-        usual = dict.fromkeys((finding.check for finding in result.findings), Status.SKIP)
-        usual |= {finding.check: Status.PASS for finding in result.findings if finding.status is not Status.SKIP}
-        statements_by_file.append({subject: _CheckResult(usual.get(subject.what)) for subject in subjects} | stated)
+    by_file = facts.renamed([(checks.stated,) for checks in results], names)
+    subjects = {subject: None for (stated,) in by_file for subject in stated}
+    known: dict[tuple[int, int], facts.Statements] = {}
+    statements_by_file: list[facts.Parts] = []
+    for checks, (stated,) in zip(results, by_file, strict=True):
+        key = id(checks), id(stated)
+        if key not in known:
+            known[key] = {subject: _CheckResult(checks.usual.get(subject.what)) for subject in subjects} | dict(stated)
+        statements_by_file.append((known[key],))
     return statements_by_file
 
 
@@ -247,13 +337,12 @@ def _graded(_subject: facts.Subject, before: _CheckResult, after: _CheckResult) 
     return Outcome.DIFFERENT
 
 
-def _by_subject(result: Diagnosis, names: GpuNames, file: int) -> dict[facts.Subject, _CheckResult]:
-    def subject(finding: Finding, bus_ids: str) -> facts.Subject:
-        name = ">".join(names.name(file, bus_id) for bus_id in bus_ids.split(">"))
-        return facts.Subject(_PLACES.get(finding.place.kind, ""), name, finding.check)
+def _by_subject(result: Diagnosis) -> dict[facts.Subject, _CheckResult]:
+    def subject(finding: Finding, place: str) -> facts.Subject:
+        return facts.Subject(_PLACES.get(finding.place.kind, ""), place, finding.check)
 
-    places = ((finding, bus_ids) for finding in result.findings for bus_ids in finding.place.ids or ("",))
-    by_subject = grouped((subject(finding, bus_ids), finding) for finding, bus_ids in places)
+    places = ((finding, place) for finding in result.findings for place in finding.place.ids or ("",))
+    by_subject = grouped((subject(finding, place), finding) for finding, place in places)
     return {thing: _check_result(findings) for thing, findings in by_subject.items()}
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import fields, replace
+from typing import Any, NamedTuple, cast
 
 from egmctl.comparison.paths import GpuNames
 from egmctl.model.codec import to_json
@@ -46,29 +47,30 @@ class Subject(NamedTuple):
 
 
 Statements = Mapping[Subject, object]
-"""The values of one file by subject: texts, or what ``str`` makes a text of."""
+"""The values of one file, or of a part of it, by subject: texts, or what ``str`` makes a text of."""
+Parts = tuple[Statements, ...]
+"""The values of one file. No subject is in two parts. Equal parts of several files are the same object."""
 Judge = Callable[[Subject, Any, Any], Outcome | None]
 """A function that grades the change from the first value to the second; ``None`` if it is not reported."""
 
 
 def differences(
-    nodes: Sequence[str], files: Sequence[Statements], names: GpuNames, judge: Judge, *, of_nodes: bool
+    nodes: Sequence[str], files: Sequence[Parts], names: GpuNames, judge: Judge, *, of_nodes: bool
 ) -> tuple[AttributeDifference, ...]:
     """Return the differences of files from the reference, the most severe first.
 
     The reference is the first of two files, or else the most frequent values. Nodes with the same differences, and
     things of one kind, share an entry.
     """
-    files = shared(files)
-    reference = _usual(files) if of_nodes else files[0]
+    reference = _usual(files) if of_nodes else joined(files[0])
     # Most nodes of a fleet make the same statements.
-    of_file: dict[int, list[tuple[AttributeDifference, Subject]]] = {}
+    of_file: dict[tuple[int, ...], list[tuple[AttributeDifference, Subject]]] = {}
     by_nodes: dict[tuple[AttributeDifference, str, str], list[str]] = {}
     for number in range(0 if of_nodes else 1, len(files)):
-        file = files[number]
-        if id(file) not in of_file:
-            of_file[id(file)] = list(_differences(reference, file, judge))
-        for difference, subject in of_file[id(file)]:
+        file = tuple(map(id, files[number]))
+        if file not in of_file:
+            of_file[file] = list(_differences(reference, joined(files[number]), judge))
+        for difference, subject in of_file[file]:
             if of_nodes and difference.outcome is Outcome.BETTER:
                 # Most nodes are the reference, also for their faults, so a node that deviates from them is not better.
                 difference = replace(difference, outcome=Outcome.DIFFERENT)
@@ -77,38 +79,70 @@ def differences(
     by_nodes_of_kind = grouped(
         ((difference, kind, tuple(members)), label) for (difference, kind, label), members in by_nodes.items()
     )
-    joined = [
+    together = [
         replace(difference, nodes=members, folded=fold(members), about=_folded(labels))
         for (difference, _kind, members), labels in by_nodes_of_kind.items()
     ]
     gravity = list(Outcome)
-    return tuple(sorted(joined, key=lambda difference: (gravity.index(difference.outcome), difference.nodes)))
+    return tuple(sorted(together, key=lambda difference: (gravity.index(difference.outcome), difference.nodes)))
 
 
-def shared(files: Iterable[Statements]) -> list[Statements]:
-    """Return statements of files, those that are equal as the same object, so that each is kept and compared once."""
-    known: dict[tuple[tuple[Subject, object], ...], Statements] = {}
-    return [known.setdefault(tuple(file.items()), file) for file in files]
+def joined(parts: Parts) -> Statements:
+    """Return the statements of all parts of a file."""
+    return {subject: value for part in parts for subject, value in part.items()}
 
 
-def _usual(files: Sequence[Statements]) -> Statements:
+def renamed(files: Sequence[Sequence[Statements]], names: GpuNames) -> list[Parts]:
+    """Return statements that name GPUs by bus id with the names that the same GPUs have in all files."""
+    known: dict[tuple[int, int], Statements] = {}
+    whole: dict[tuple[int, ...], Parts] = {}
+
+    def named(part: Statements, file: int) -> Statements:
+        key = id(part), names.alike(file)
+        if key not in known:
+            known[key] = {
+                subject._replace(name=">".join(names.name(file, name) for name in subject.name.split(">"))): value
+                for subject, value in part.items()
+            }
+        return known[key]
+
+    def disjoint(parts: Parts) -> Parts:
+        # The last statement about a subject counts, as of a device node that two sections list.
+        key = tuple(map(id, parts))
+        if key not in whole:
+            all_parts = joined(parts)
+            whole[key] = parts if len(all_parts) == sum(map(len, parts)) else (all_parts,)
+        return whole[key]
+
+    files = [[named(part, number) for part in parts] for number, parts in enumerate(files)] if names.by_index else files
+    return [disjoint(tuple(parts)) for parts in files]
+
+
+def _usual(files: Sequence[Parts]) -> Statements:
     """Return the most frequent value of each subject, without subjects that are most often absent."""
-    times = Counter(map(id, files))
-    distinct = {id(file): file for file in files}
     usual: dict[Subject, object] = {}
-    for subject in sorted({subject for file in distinct.values() for subject in file}):
-        counts: Counter[object] = Counter()
-        for number, file in distinct.items():
-            counts[file.get(subject, ABSENT)] += times[number]
+    for subject, counts in sorted(_counts(files).items()):
+        counts[ABSENT] += len(files) - counts.total()
         value = min(counts, key=lambda candidate: (-counts[candidate], str(candidate)))
         if value != ABSENT:
             usual[subject] = value
     return usual
 
 
-def compared(files: Iterable[Iterable[Hashable]]) -> int:
+def _counts(files: Sequence[Parts]) -> dict[Subject, Counter[object]]:
+    """Return how many files state each value of each subject."""
+    times = Counter(id(part) for parts in files for part in parts)
+    distinct = {id(part): part for parts in files for part in parts}
+    counts: dict[Subject, Counter[object]] = {}
+    for number, part in distinct.items():
+        for subject, value in part.items():
+            counts.setdefault(subject, Counter())[value] += times[number]
+    return counts
+
+
+def compared(files: Sequence[Parts]) -> int:
     """Return the number of subjects that occur in two files or more."""
-    return sum(count > 1 for count in Counter(subject for file in files for subject in file).values())
+    return sum(counts.total() > 1 for counts in _counts(files).values())
 
 
 def _differences(
@@ -160,7 +194,8 @@ def _folded(labels: Iterable[str]) -> str:
 
 _LEFT_OUT = {
     # Values that change from moment to moment.
-    *("memory_available_bytes", "memory_free_bytes", "memory_used_bytes", "free", "shm_free_bytes"),
+    *("memory_available_bytes", "memory_free_bytes", "memory_used_bytes", "memory_limit_used_bytes"),
+    *("free", "shm_free_bytes"),
     *("uptime_s", "pid", "processes", "namespaces"),
     *("sm_clock_mhz", "memory_clock_mhz", "performance_state", "power_state", "throttle_reasons", "temperature_c"),
     # PCIe links and NVLinks save power while they are idle.
@@ -168,7 +203,7 @@ _LEFT_OUT = {
     # Identifiers of a node, a part, a boot or a job.
     *("bus_id", "index", "ordinal", "major", "minor", "majors", "id", "remote_bus_id", "source", "target"),
     *("uuid", "serial", "slot", "tray", "host_id", "cluster_uuid", "chassis_serial", "node_guid"),
-    *("hostname", "interfaces", "cgroups", "device_programs"),
+    *("hostname", "interfaces", "cgroups", "device_programs", "device_memory", "device_memory_capacity"),
 }
 """Facts that are never compared, because they differ between any two results."""
 
@@ -191,15 +226,78 @@ UNREAD = "not read"
 """How the text of a value that could not be read begins."""
 
 
-def sections_of(machines: Sequence[Machine]) -> tuple[str, ...]:
-    """Return the sections that all machines have. Probes are left out, as they are measurements and not facts."""
-    names = [name for name in SECTION_VERSIONS if name != "probes"]
-    return tuple(name for name in names if all(getattr(machine, name) is not None for machine in machines))
+def sections_of(machine: Machine) -> tuple[str, ...]:
+    """Return the sections that a machine has. Probes are left out, as they are measurements and not facts."""
+    return tuple(name for name in SECTION_VERSIONS if name != "probes" and getattr(machine, name) is not None)
 
 
-def statements(machine: Machine, sections: Sequence[str], names: GpuNames, file: int) -> Statements:
-    """Return the statements about some sections of a machine."""
-    facts: dict[Subject, str] = {}
+class MachineFacts:
+    """The statements of machines. Those of equal parts of several machines are made and kept once."""
+
+    RECORDS_LIMIT = 16384
+    """The number of records whose numbers are kept: as many as a :class:`egmctl.model.codec.Pool` shares."""
+
+    def __init__(self) -> None:
+        self._parts: dict[Hashable, Statements] = {}
+        self._same: dict[Hashable, Statements] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self._records: dict[int, tuple[object, int]] = {}
+
+    def of(self, machine: Machine) -> dict[str, Parts]:
+        """Return the statements about a machine by section; GPUs have their bus ids as names."""
+        return {section: self._section(section, getattr(machine, section)) for section in sections_of(machine)}
+
+    def _section(self, section: str, value: Any) -> Parts:
+        # Each GPU by itself: a value that one of them has alone must not cost statements about all.
+        if section not in _THINGS:
+            return (self._part(section, value),)
+        return (self._part(section, ()), *(self._part(section, (item,)) for item in value))
+
+    def _part(self, section: str, content: Any) -> Statements:
+        key = section, self._number(content)
+        if key not in self._parts:
+            part = statements(section, content)
+            if content and section in _THINGS:
+                # The part without an item says that the list is there.
+                del part[Subject("", "", section)]
+            # Values that differ may have the same text: 2.0 TiB.
+            self._parts[key] = self._same.setdefault(tuple(part.items()), part)
+        return self._parts[key]
+
+    def _number(self, value: Any) -> Hashable:
+        """Return a key that two values share only if the same statements are made about them."""
+        if isinstance(value, bool | float):
+            # Python takes True, 1 and 1.0 for the same key.
+            return type(value), str(value)
+        if value is None or isinstance(value, str | int):
+            return value
+        if isinstance(value, tuple | list):
+            return tuple([self._number(item) for item in value])
+        if isinstance(value, Mapping):
+            return tuple([(key, self._number(item)) for key, item in value.items()])
+        known = self._records.get(id(value))
+        if known is not None:
+            return known[1]
+        fields = [self._number(getattr(value, name)) for name in _stated_fields(cast(Hashable, type(value)))]
+        unread = [(key, unread.reason) for key, unread in getattr(value, "unread", {}).items()]
+        number = self._numbers.setdefault((type(value), *fields, *unread), len(self._numbers))
+        if len(self._records) >= self.RECORDS_LIMIT:
+            self._records.clear()
+        # The record is kept, so that no other one gets its id.
+        self._records[id(value)] = value, number
+        return number
+
+
+@functools.cache
+def _stated_fields(kind: Any) -> tuple[str, ...]:
+    """Return the fields of a record about which statements are made, or which name it."""
+    names = {*_NAMES, "source", "target"}
+    return tuple(f.name for f in fields(kind) if f.name != "unread" and (f.name in names or f.name not in _LEFT_OUT))
+
+
+def statements(section: str, content: Any) -> dict[Subject, object]:
+    """Return the statements about a section of a machine, or about some records of it."""
+    facts: dict[Subject, object] = {}
 
     def state(subject: Subject, keys: Sequence[str], text: str) -> None:
         facts[subject._replace(what=" ".join(keys))] = text
@@ -216,10 +314,9 @@ def statements(machine: Machine, sections: Sequence[str], names: GpuNames, file:
                 state(subject, key_path, THERE)
             for record in value:
                 if key == "pairs":
-                    pair = ">".join(names.name(file, record[end]) for end in ("source", "target"))
-                    walk_record(record, Subject("pair", pair, ""), ())
+                    walk_record(record, Subject("pair", f"{record['source']}>{record['target']}", ""), ())
                 elif key in _THINGS:
-                    below = Subject(_THINGS[key], names.name(file, _name_of(record)), "")
+                    below = Subject(_THINGS[key], _name_of(record), "")
                     state(below, (PRESENT,), "yes")
                     walk_record(record, below, (), _named_by(record))
                 else:
@@ -237,8 +334,7 @@ def statements(machine: Machine, sections: Sequence[str], names: GpuNames, file:
             if unread["reason"] != "not-asked" and _LEFT_OUT.isdisjoint(parts):
                 state(subject, (*keys, *parts), f"{UNREAD} ({unread['reason']})")
 
-    for section in sections:
-        walk(to_json(getattr(machine, section)), Subject("", "", ""), (), section)
+    walk(to_json(content), Subject("", "", ""), (), section)
     return facts
 
 

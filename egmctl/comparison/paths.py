@@ -90,6 +90,13 @@ class GpuNames:
         self.by_index = all(indices) and not set(indices[0]).intersection(*indices[1:])
         """Whether GPUs are matched by index, because the files have no bus id in common."""
         self._indices = indices
+        self._first = {bus_id: index for gpus in reversed(indices) for bus_id, index in gpus.items()}
+        numbers: dict[tuple[tuple[str, int], ...], int] = {}
+        self._alike = [numbers.setdefault(tuple(gpus.items()), len(numbers)) for gpus in indices]
+
+    def alike(self, file: int) -> int:
+        """Return a number that the files have in common whose GPUs have the same bus ids and indices."""
+        return self._alike[file]
 
     def name(self, file: int, bus_id: str) -> str:
         """Return the name of a GPU of a file."""
@@ -98,7 +105,7 @@ class GpuNames:
 
     def label(self, file: int, name: str) -> str:
         """Return the label of a thing in a file: its index for a GPU, its name for anything else."""
-        index = next((gpus[name] for gpus in (self._indices[file], *self._indices) if name in gpus), None)
+        index = self._indices[file].get(name, self._first.get(name))
         return name if index is None else f"GPU{index}"
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from egmctl.doctor import effects_on_findings as when
 from egmctl.doctor import effects_on_paths as paths
-from egmctl.doctor.checks import egm, kernel
+from egmctl.doctor.checks import egm, fabric, kernel
 from egmctl.doctor.checks.access import lacks_all_gpus
 from egmctl.doctor.checks.active import KINDS
 from egmctl.doctor.effects_on_paths import Flows, Node, Symptom, Trouble, on
@@ -137,38 +137,38 @@ _WITHOUT_FABRIC = ("fabric.state", "fabric.domain", "p2p.status", *_OVER_NVLINK)
 
 _RELATED: Mapping[str, tuple[str, ...]] = {
     "dev.fell-off-bus": ("dev.driver-binding", "dev.permissions", "gpu.health", "pcie.link", *_LOST_GPU_EFFECTS),
-    "dev.driver-binding": ("dev.control-nodes", *_LOST_GPU_EFFECTS),
+    "dev.driver-binding": ("dev.control-nodes", "egm.mode", *_LOST_GPU_EFFECTS),
     "dev.excluded": _LOST_GPU_EFFECTS,
+    "drv.flavour": ("dev.driver-binding", "dev.count-consistency", "drv.libraries", *_NOT_STARTED),
     "dev.cgroup-restricted": _LOST_GPU_EFFECTS,
     "dev.nodes-missing": _LOST_GPU_EFFECTS,
     "dev.permissions": _LOST_GPU_EFFECTS,
     "dev.control-nodes": ("egm.platform", *_LOST_GPU_EFFECTS),
-    "drv.flavour": ("dev.driver-binding", "dev.count-consistency", "drv.libraries", *_NOT_STARTED),
-    "drv.libraries": ("egm.platform", "drv.versions", "gpu.cc-mode", *_BY_NVML, *_EGM),
+    "c2c.link": ("egm.platform", *_EGM, "egm.alloc-active"),
+    "numa.auto-online": ("numa.mode",),
     "gpu.mig": (*_EGM, "nvlink.links", "p2p.status", *_ACTIVE),
     # On HGX Hopper the confidential mode of single GPUs turns NVLink off (NVIDIA confidential computing guide).
     "gpu.cc-mode": ("p2p.status", "nvlink.links", "fabric.state"),
     "gpu.vgpu": ("p2p.status",),
-    "gpu.health": _ACTIVE,
     "nvlink.disabled": ("nvlink.links", "p2p.status", "egm.peer-route", "fabric.state", *_OVER_NVLINK),
     "nvlink.bw-mode": ("p2p.status", "egm.peer-route", "fabric.alloc-active", "p2p.verify"),
     "nvlink.links": ("nvlink.errors", "p2p.status", "egm.peer-route", "fabric.state", "p2p.verify"),
-    "c2c.link": ("egm.platform", *_EGM, "egm.alloc-active"),
-    "egm.hypervisor-mode": (*_EGM, "egm.alloc-active"),
-    "egm.override-key": (*_EGM, "egm.alloc-active"),
-    # Without EGM, the same memory is still available as ordinary system memory.
-    "egm.capability": tuple(check for check in _EGM if check != "egm.capability"),
     "fabric.management": ("fabric.manager", "nvlink.links", *_WITHOUT_FABRIC),
     "fabric.manager": ("egm.fabric-address", *_WITHOUT_FABRIC),
-    "egm.fabric-address": ("p2p.status", "egm.peer-route"),
-    "p2p.status": ("egm.peer-route", "p2p.verify"),
     "fabric.state": ("p2p.status", "fabric.domain", "imex.domain", "egm.fabric-address", "fabric.alloc-active"),
     # IMEX and fabric handles work within one clique of one domain (IMEX guide).
     "fabric.domain": (
         *("imex.daemon", "imex.domain", "p2p.status", "egm.fabric-address", "egm.peer-route"),
         *("fabric.alloc-active", "peers.clique", "peers.imex", "peers.fabric-active"),
     ),
-    "numa.auto-online": ("numa.mode",),
+    "drv.libraries": ("egm.platform", "drv.versions", "gpu.cc-mode", *_BY_NVML, *_EGM),
+    "gpu.health": _ACTIVE,
+    "egm.mode": (*_EGM, "egm.alloc-active"),
+    "egm.override-key": (*_EGM, "egm.alloc-active"),
+    # Without EGM, the same memory is still available as ordinary system memory.
+    "egm.capability": tuple(check for check in _EGM if check != "egm.capability"),
+    "egm.fabric-address": ("p2p.status", "egm.peer-route"),
+    "p2p.status": ("egm.peer-route", "p2p.verify"),
     "imex.module": ("imex.channel", "imex.daemon", "imex.domain", "fabric.alloc-active", "peers.fabric-active"),
     "imex.daemon": ("imex.domain", "peers.imex", "peers.fabric-active"),
     "imex.channel": ("peers.fabric-active",),
@@ -181,10 +181,16 @@ _RELATED: Mapping[str, tuple[str, ...]] = {
 
 _LOGGED: Mapping[str, tuple[M, ...]] = {
     "dev.fell-off-bus": (M.FELL_OFF_BUS,),
-    "dev.driver-binding": (M.INIT_FAILED, M.NEEDS_OPEN_MODULES, M.NEEDS_PROPRIETARY_MODULES),
+    "dev.driver-binding": (
+        *(M.INIT_FAILED, M.NEEDS_OPEN_MODULES, M.NEEDS_PROPRIETARY_MODULES),
+        *(M.LEGACY_DRIVER, M.NOT_IN_RELEASE),
+    ),
     "drv.flavour": (M.INIT_FAILED, M.NEEDS_OPEN_MODULES, M.NEEDS_PROPRIETARY_MODULES),
     "drv.versions": (M.VERSION_MISMATCH,),
     "c2c.link": (M.C2C_SELF_TEST, M.C2C_P2P, M.SYSMEM_LINK_TRAINING),
+    "uvm.addressing-mode": (M.SMMU_SVA,),
+    "numa.auto-online": (M.MEMORY_NOT_MOVABLE, M.MEMORY_ADD),
+    "numa.mode": (M.MEMORY_NOT_MOVABLE, M.MEMORY_ADD),
     "nvlink.links": (
         *(M.SWITCH_TRAINING, M.NVLINK_ACTIVATION, M.NVLINK_ALI, M.NVLINK_RECEIVER_DETECT),
         *(M.NVLINK_UNCONTAINED, M.NVLINK_DEGRADED),
@@ -192,40 +198,49 @@ _LOGGED: Mapping[str, tuple[M, ...]] = {
     "fabric.state": (M.FABRIC_PROBE, M.FABRIC_INBAND, M.NO_FABRIC_ADDRESS),
     "p2p.status": (M.EGM_NO_FABRIC_ADDRESS, M.P2P_DISABLED),
     "imex.recovery": (M.IMEX_SHUTDOWN,),
-    "uvm.addressing-mode": (M.SMMU_SVA,),
-    "numa.auto-online": (M.MEMORY_NOT_MOVABLE, M.MEMORY_ADD),
-    "numa.mode": (M.MEMORY_NOT_MOVABLE, M.MEMORY_ADD),
 }
 """By check, the driver messages that report the same fault."""
 
 ON_FINDINGS: tuple[Rule, ...] = (
     *(Rule((cause,), effects, when.related) for cause, effects in _RELATED.items()),
     *(Rule((cause,), ("kernel.driver-messages",), when.logged(*messages)) for cause, messages in _LOGGED.items()),
+    Rule(("dev.fell-off-bus", *WITHHELD, "dev.permissions"), ("drv.libraries",), when.no_device_found),
+    Rule(("dev.fell-off-bus", "dev.driver-binding", *WITHHELD), ("dev.count-consistency",), when.no_gpu_left),
+    Rule(("dev.fell-off-bus",), ("kernel.xid",), when.xids(79)),
+    Rule(("dev.fell-off-bus",), ("kernel.aer",), when.same_gpus),
+    # The driver times out while it waits for a link that has errors.
+    Rule(("kernel.aer",), ("kernel.xid",), when.xids(Blame.PCIE)),
     # A GPU has one kernel driver, and the libraries list only GPUs that are bound to NVIDIA's.
     Rule(("drv.nouveau",), ("dev.driver-binding", "drv.libraries", "dev.count-consistency"), when.always),
     Rule(("dev.driver-binding",), ("drv.libraries",), when.same_gpus),
-    Rule(("dev.fell-off-bus", *WITHHELD, "dev.permissions"), ("drv.libraries",), when.no_device_found),
     Rule(("drv.versions",), ("drv.libraries",), when.versions_differ),
+    # An update of the packages replaces the fabric manager's too, and the old module stays loaded.
+    Rule(("drv.versions",), ("fabric.manager",), when.effect_quotes(fabric.MANAGER_VERSION)),
+    Rule(("dev.driver-binding", *WITHHELD), ("pcie.link",), when.undetermined),
+    Rule(("drv.flavour",), ("egm.preconditions",), when.effect_quotes(egm.FLAVOUR)),
+    # A GB10 with the proprietary modules logs Xid 169 and RmInitAdapter failed (tests/incidents, gb10-proprietary).
+    Rule(("drv.flavour",), ("kernel.xid",), when.xids(169)),
     Rule(("dev.cgroup-restricted",), ("dev.control-nodes",), when.control_denied),
     # A container that was started without GPUs has no NVIDIA device nodes.
     Rule(("dev.nodes-missing",), ("dev.control-nodes",), lambda node, _cause, _effect: lacks_all_gpus(node.machine)),
     # NVML and CUDA open /dev/nvidiactl first; cuInit, which every use of CUDA needs, then opens /dev/nvidia-uvm.
     Rule(("dev.control-nodes",), ("drv.libraries",), when.control_node_failed),
     Rule(("dev.control-nodes",), _ACTIVE, when.cuda_did_not_start),
-    Rule(("drv.libraries",), _ACTIVE, when.cuda_failed),
-    Rule(("dev.fell-off-bus", "dev.driver-binding", *WITHHELD), ("dev.count-consistency",), when.no_gpu_left),
     Rule(("dev.permissions", "dev.control-nodes", "drv.libraries"), ("dev.count-consistency",), when.no_gpu_left),
-    Rule(("dev.driver-binding", *WITHHELD), ("pcie.link",), when.undetermined),
-    Rule(("fabric.management", "fabric.manager", "fabric.state"), ("drv.libraries",), when.not_ready),
     # One reason, a mode or a security module, for the nodes of GPUs and the control nodes.
     Rule(("dev.permissions",), ("dev.control-nodes",), when.refused_alike),
-    # What turns EGM off, before that it is off.
-    Rule(("drv.flavour",), ("egm.preconditions",), when.effect_quotes(egm.FLAVOUR)),
-    Rule(("egm.preconditions",), ("egm.capability",), when.cause_quotes(egm.ACPI_NUMA)),
+    Rule(("env.limits",), ("drv.libraries", *_ACTIVE), when.out_of_resources),
     # A GPU that shares the CPU's page tables needs a translating SMMU.
     Rule(("numa.cmdline",), ("uvm.addressing-mode",), when.cause_quotes(kernel.PASSTHROUGH)),
     # A GPU with NVLink-C2C cannot start without ATS (tests/incidents, gb10-kernel-without-sva).
     Rule(("uvm.addressing-mode",), ("drv.libraries",), when.not_initialized),
+    Rule(("c2c.link",), ("kernel.xid",), when.xids(*C2C_XIDS)),
+    # The driver cannot allocate memory on that NUMA node.
+    Rule(
+        ("numa.cpuset-mems", "numa.mempolicy-syscalls", "numa.memory"),
+        ("egm.alloc-active", "ipc.vmm-active", "ipc.pool-active", "fabric.alloc-active"),
+        when.calls_failed("cuMemCreate", "cuMemPoolCreate"),
+    ),
     Rule(("gpu.cc-mode",), ("drv.libraries",), when.not_accepting_work),
     # In MIG mode without an instance CUDA lists nothing (https://github.com/wilicc/gpu-burn/issues/36).
     Rule(("gpu.mig",), ("drv.libraries",), when.no_device_found, across=True),
@@ -233,25 +248,22 @@ ON_FINDINGS: tuple[Rule, ...] = (
     # With MIG, CUDA lists MIG instances instead of the GPU. It does not list a GPU in prohibited compute mode.
     Rule(("gpu.mig",), ("dev.count-consistency",), when.are_lost(Block.NOT_SEEN_BY_CUDA)),
     Rule(("gpu.compute-mode",), ("dev.count-consistency",), when.are_lost(Block.NOT_SEEN_BY_CUDA, status=Status.FAIL)),
+    Rule(("fabric.management", "fabric.manager", "fabric.state"), ("drv.libraries",), when.not_ready),
+    Rule(("nvlink.links", "nvlink.errors"), ("kernel.xid",), when.xids(Blame.LINK)),
+    Rule(("drv.libraries",), _ACTIVE, when.cuda_failed),
     # The driver gave up the GPU and logged the reason.
     Rule(("kernel.xid",), ("dev.count-consistency",), when.are_lost(*LOST, Block.NOT_LISTED, status=Status.FAIL)),
-    Rule(("dev.fell-off-bus",), ("kernel.xid",), when.xids(79)),
-    Rule(("dev.fell-off-bus",), ("kernel.aer",), when.same_gpus),
     Rule(("kernel.driver-messages",), ("dev.count-consistency",), when.could_not_start),
     Rule(("kernel.driver-messages",), ("dev.driver-binding",), when.fell_off_at_probe),
     Rule(("kernel.xid",), ("kernel.driver-messages",), when.xid_before_start),
-    # A GB10 with the proprietary modules logs Xid 169 and RmInitAdapter failed (tests/incidents, gb10-proprietary).
-    Rule(("drv.flavour",), ("kernel.xid",), when.xids(169)),
     Rule(("kernel.xid",), ("kernel.xid",), when.link_of_a_peer, across=True),
     # The driver logs the errors that it counts.
     Rule(("gpu.health",), ("kernel.xid",), when.xids(*_MEMORY_XIDS)),
-    Rule(("nvlink.links", "nvlink.errors"), ("kernel.xid",), when.xids(Blame.LINK)),
-    Rule(("c2c.link",), ("kernel.xid",), when.xids(*C2C_XIDS)),
-    # The driver times out while it waits for a link that has errors.
-    Rule(("kernel.aer",), ("kernel.xid",), when.xids(Blame.PCIE)),
     Rule(("kernel.xid",), ("gpu.health",), when.needs_recovery),
     Rule(("gpu.health",), ("kernel.xid",), when.announces_recovery),
     Rule(("kernel.xid",), ("kernel.xid",), when.precedes_recovery),
+    # What turns EGM off, before that it is off.
+    Rule(("egm.preconditions",), ("egm.capability",), when.cause_quotes(egm.ACPI_NUMA)),
     Rule(("imex.recovery",), ("gpu.health",), when.imex_to_recover),
     # Fabric handles need an IMEX channel (cuda.h, CUDA_ERROR_NOT_PERMITTED).
     Rule(
@@ -259,17 +271,12 @@ ON_FINDINGS: tuple[Rule, ...] = (
         ("fabric.alloc-active",),
         when.calls_failed("cuMemCreate", "cuMemPoolCreate", "cuMemImportFromShareableHandle", number=800),
     ),
-    # The driver cannot allocate memory on that NUMA node.
-    Rule(
-        ("numa.cpuset-mems", "numa.mempolicy-syscalls", "numa.memory"),
-        ("egm.alloc-active", "ipc.vmm-active", "ipc.pool-active", "fabric.alloc-active"),
-        when.calls_failed("cuMemCreate", "cuMemPoolCreate"),
-    ),
-    Rule(("env.limits",), ("drv.libraries", *_ACTIVE), when.out_of_resources),
     # pidfd_getfd(2) needs ptrace(2) permission.
     Rule(("ipc.ptrace",), ("ipc.pidfd-active",), when.always),
 )
-"""The rules for findings that explain findings. Each pair has a test (tests/doctor/test_causes.py)."""
+"""The rules for findings that explain findings, from upstream to downstream: device, module, access, platform, mode,
+fabric, start, log, feature. A test holds their order and direction (tests/doctor/test_causes_upstream.py); each pair
+has one too (tests/doctor/test_causes.py)."""
 
 
 # --- paths ------------------------------------------------------------------------------------------------------------
@@ -301,6 +308,7 @@ ON_PATHS: tuple[Rule, ...] = (
     Rule(("env.visible-devices",), {WaiverKind.GPU_HIDDEN}, on()),
     # Uncorrectable memory errors end the work that accesses the memory; ECC does not slow it down.
     Rule(("gpu.health",), _FAILED | _CORRUPT | _NO_GPU, on()),
+    Rule(("gpu.memory-limit",), _FAILED | {Symptom.LOST, WaiverKind.NO_ROOM}, paths.on_allocation),
     # An Xid can end contexts. Only 79 (off the bus), 109 and Xids of links explain slow paths.
     Rule(("kernel.xid",), _FAILED | _NO_GPU, on(given=paths.hits_gpu)),
     Rule(("kernel.xid",), _SLOW, on(given=paths.has_xid(79, 109))),
@@ -336,7 +344,7 @@ ON_PATHS: tuple[Rule, ...] = (
     Rule(("c2c.link",), _BOTH | _NO_MEMORY | _REFUSED, on(Flows.C2C, via_owner=True)),
     # Without EGM, the same memory is still available as ordinary system memory.
     Rule(("egm.capability", "egm.preconditions", "egm.override-key"), _SLOW, on(Flows.NUMA)),
-    Rule(("egm.hypervisor-mode",), _BOTH, on(Flows.NUMA)),
+    Rule(("egm.mode",), _BOTH, on(Flows.NUMA)),
     # Managed memory is then accessed over C2C as ordinary system memory, without an error (open-gpu-kernel-modules,
     # uvm_va_block.c; not measured).
     Rule(("egm.capability", "egm.preconditions", "egm.cgroup-route"), _SLOW, on(Flows.MANAGED)),

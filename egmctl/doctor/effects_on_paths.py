@@ -196,6 +196,22 @@ def on(
     return holds
 
 
+_ALLOCATIONS = ("cuMemAlloc", "cuMemAllocFromPoolAsync", "cuMemAllocManaged", "cuMemCreate")
+"""The calls that allocate memory of a GPU."""
+
+
+def on_allocation(node: Node, cause: Finding, trouble: Trouble) -> bool:
+    """Return whether a path with an end in memory of the finding's GPU had no room, or failed in an allocation."""
+    has_failed = trouble.kind in (Symptom.FAILED, Symptom.LOST)
+    return on(where=lambda _node, flow: _ends_at(cause.place, flow))(node, cause, trouble) and (
+        not has_failed or trouble.measurement.last_call in _ALLOCATIONS
+    )
+
+
+def _ends_at(place: Place, flow: Flow) -> bool:
+    return not {flow.source.bus_id, flow.destination.bus_id}.isdisjoint(place.ids)
+
+
 def touches(place: Place, flow: Flow, node: Node) -> bool:
     """Return whether a flow uses a place of a node; no flow uses a NIC."""
     ends = [end for end in (flow.source, flow.destination) if node.has(end.rank)]

@@ -22,7 +22,7 @@ from egmctl.model.explanation import (
     Library,
     Severity,
 )
-from egmctl.model.finding import Status
+from egmctl.model.finding import TOLD, Status
 from egmctl.model.kernel_log import EventKind, KernelEvent
 from egmctl.model.remedy import Remedy
 from egmctl.units import did_you_mean, grouped, printable
@@ -202,7 +202,8 @@ def _judged(failure: Failure, cause: KnownCause, diagnosis: Diagnosis | None) ->
     """Return a cause with its state on the machine of a diagnosis, and the findings that decide it or lack data."""
     findings = () if diagnosis is None else diagnosis.findings
     own = [finding for check in cause.checks for finding in findings if finding.check == check]
-    wrong = [finding for finding in own if finding.status in (Status.FAIL, Status.WARN)]
+    shows = TOLD if cause.noted else (Status.FAIL, Status.WARN)
+    wrong = [finding for finding in own if finding.status in shows]
     # What explains the others comes first: its remedy is the one that helps.
     wrong.sort(key=lambda finding: bool(finding.explained_by))
     if cause.state is CauseState.STATED or (cause.log and cause.log in (failure.log or "")):
@@ -212,7 +213,7 @@ def _judged(failure: Failure, cause: KnownCause, diagnosis: Diagnosis | None) ->
     # A check that does not apply says nothing, and a note may be the cause: a deliberate configuration.
     passes = bool(own) and all(finding.status is Status.PASS for finding in own)
     is_excluded = passes and cause.decides and not (cause.holds_in == "container" and not _in_container(diagnosis))
-    unsure = tuple(finding for finding in own if finding.status is Status.UNKNOWN)
+    unsure = tuple(finding for finding in own if finding.status in (Status.UNKNOWN, Status.ASSUMED))
     return replace(cause, state=CauseState.EXCLUDED if is_excluded else CauseState.UNKNOWN, findings=unsure)
 
 

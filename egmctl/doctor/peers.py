@@ -66,6 +66,7 @@ def peer(machine: Machine, host: str, rank: int, failed: Sequence[str]) -> Peer:
         ranks=(rank,),
         tool=__version__,
         driver_version=driver.driver_version if driver else None,
+        libcuda_version=driver.libcuda_version if driver else None,
         clusters=tuple(dict.fromkeys(fabric.cluster_uuid for fabric in fabrics if fabric.cluster_uuid)),
         cliques=tuple(dict.fromkeys(fabric.clique_id for fabric in fabrics if fabric.clique_id is not None)),
         imex_channel=None if channels is None else any(channel.access == "ok" for channel in channels),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from egmctl.data import read_toml
 from egmctl.doctor import checks
+from egmctl.doctor.assumed import with_assumed
 from egmctl.doctor.causes import explained
 from egmctl.doctor.check import Check, Scope
 from egmctl.doctor.findings import skipped, unknown
@@ -22,7 +23,7 @@ from egmctl.doctor.remedies import fitted
 from egmctl.errors import UsageError
 from egmctl.facts.redact import known_words
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import Finding, Guard
+from egmctl.model.finding import Finding, Guard, Status
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
 from egmctl.topology.platform import platform
@@ -38,9 +39,12 @@ _ORDER = (
         "modules",
         "starting",
         "libraries",
+        "containers",
         "gpu",
+        "memory_limits",
         "siblings",
         "egm",
+        "egm_mode",
         "numa",
         "kernel",
         "kernel_log",
@@ -164,11 +168,16 @@ def _entries() -> dict[str, dict[str, Any]]:
     }
 
 
-def diagnose(machine: Machine, scope: Scope, checks: Sequence[Check], *, strict: bool = False) -> Diagnosis:
+def diagnose(
+    machine: Machine, scope: Scope, checks: Sequence[Check], *, completed: Machine | None = None, strict: bool = False
+) -> Diagnosis:
     """Run checks in their order and return the diagnosis; every check has at least one finding.
 
     Parameters
     ----------
+    completed
+        A model with what a healthy node of its kind states (:mod:`egmctl.doctor.assumed`); what a check finds only
+        there is ``assumed``. ``None``: nothing is assumed.
     strict
         Whether a warning or note is a failure.
     """
@@ -181,7 +190,7 @@ def diagnose(machine: Machine, scope: Scope, checks: Sequence[Check], *, strict:
                 replace(finding, check=check.id, guards=check.guards, docs=f"docs/doctor.md#{anchor(check.id)}"),
             )
             for check in checks
-            for finding in findings_of(check, machine, scope)
+            for finding in _found(check, machine, completed, scope)
         ),
     )
     named = None if scope.whole_node else scope.purposes
@@ -195,6 +204,13 @@ def diagnose(machine: Machine, scope: Scope, checks: Sequence[Check], *, strict:
         strict=strict,
         machines=(machine,),
     )
+
+
+def _found(check: Check, machine: Machine, completed: Machine | None, scope: Scope) -> tuple[Finding, ...]:
+    stated = findings_of(check, machine, scope)
+    if completed is None or all(finding.status is not Status.UNKNOWN for finding in stated):
+        return stated
+    return with_assumed(stated, findings_of(check, completed, scope))
 
 
 def anchor(check_id: str) -> str:

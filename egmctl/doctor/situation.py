@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from egmctl.doctor.check import Check, Scope, Verdicts, check, end, findings_on, known, skip
-from egmctl.doctor.findings import unknown
+from egmctl.doctor.findings import todo, unknown
 from egmctl.model.finding import Guard
 from egmctl.model.gpu import Fabric, Gpu, GpuNvml
 from egmctl.model.host import INITIAL_NAMESPACES, Confinement, Driver, Host, System
@@ -29,6 +29,8 @@ NOT_COHERENT = "no GPU has NVLink-C2C"
 NO_VERBS = "this process may not use the NIC's verbs device"
 NO_NVIDIA_GPU = "there is no NVIDIA GPU"
 NO_DOMAIN = "the GPUs are in no multi-node NVLink domain"
+IN_A_GUEST = todo("Run egmctl inside a virtual machine that has these GPUs: this host cannot test them.")
+"""What to do on a host that gives its GPUs to virtual machines."""
 NO_COHERENT_GPU = "none of these GPUs has NVLink-C2C, though others of this node have"
 
 

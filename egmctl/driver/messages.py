@@ -8,12 +8,14 @@ An entry is a table ``[ID]`` with these keys:
 * ``severity``: a :class:`~egmctl.model.explanation.Severity`.
 * ``states``: whether the line itself states its first cause.
 * ``means``: what the line says, as a clause. ``causes``: names of causes, the most likely first.
+* ``alternative``: what this program can do instead of the remedy of the first cause. So a cause that several programs
+  share names no setting that only one of them reads.
 * ``reports-xid``: whether the line repeats an Xid of the kernel log, which is then a failure of its own.
 * ``doctor``: the :class:`~egmctl.model.kernel_log.DriverMessage` that doctor reads in the same line.
 
 A cause is a table ``[NAME]`` with ``cause``, a clause; the keys of its :class:`~egmctl.model.remedy.Remedy`: ``text``
-(one sentence or two), ``look``, ``run``, ``needs`` and ``works_in``; and ``see``, ``checks``, ``decides``, ``holds_in``
-as in :class:`~egmctl.model.explanation.KnownCause`.
+(one sentence or two), ``look``, ``run``, ``needs`` and ``works_in``; and ``see``, ``checks``, ``decides``, ``noted``,
+``holds_in`` and ``confirmable`` as in :class:`~egmctl.model.explanation.KnownCause`.
 
 A text of 200 MB has millions of lines, few of which match. So each pattern has an anchor, a part that is rare in logs,
 and one pattern of all anchors decides whether a line is looked at.
@@ -23,7 +25,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -128,7 +130,7 @@ def messages() -> Messages:
             means=_folded(table["means"]),
             severity=Severity(table["severity"]),
             states=table.get("states", False),
-            causes=tuple(causes[cause] for cause in table["causes"]),
+            causes=tuple(_causes(table, causes)),
             lines=tuple(table["lines"]),
             needs=table.get("needs", ""),
             without=table.get("without", ""),
@@ -163,9 +165,18 @@ def known_cause(table: Mapping[str, Any]) -> KnownCause:
         see=_folded(table.get("see", "")),
         checks=tuple(table.get("checks", ())),
         decides=table.get("decides", False),
+        noted=table.get("noted", False),
         holds_in=table.get("holds_in", ""),
+        confirmable=table.get("confirmable", True),
         log=table.get("log", ""),
     )
+
+
+def _causes(table: Mapping[str, Any], causes: Mapping[str, KnownCause]) -> Iterator[KnownCause]:
+    """Yield the causes of an entry; the first has the alternative of the entry's program."""
+    first, *others = (causes[name] for name in table["causes"])
+    yield replace(first, alternative=_folded(table.get("alternative", "")))
+    yield from others
 
 
 def _tables(folder: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -12,13 +12,13 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from egmctl import __version__, launch
-from egmctl.driver.reading import Unreadable, read_or
+from egmctl.driver.reading import Reasons, Unreadable, read_or
 from egmctl.errors import ChildFailed, UsageError
-from egmctl.facts import confinement, gpus, host, inside, kernel_log, process, system
+from egmctl.facts import confinement, device_memory, gpus, host, inside, kernel_log, libraries, process, system
 from egmctl.facts.gpus import CudaFacts, NvmlFacts
 from egmctl.facts.root import Root
 from egmctl.model.gpu import Gpu
-from egmctl.model.host import Driver, NvSwitch, PciFunction
+from egmctl.model.host import Driver, NvSwitch, PciFunction, Process
 from egmctl.model.machine import SECTION_VERSIONS, Machine, Origin, OriginKind, SectionStatus
 from egmctl.model.record import Reason, Unread
 
@@ -165,6 +165,8 @@ def _machine(node: _Node, asked: Collection[str]) -> Machine:
     read("gpus", lambda: node.gpus)
     read("pairs", lambda: gpus.join_pairs(node.gpus, node.nvml, node.cuda))
     read("driver", node.driver)
+    if values.get("process") is not None and values.get("gpus") is not None:
+        values["process"] = _with_cuda_processes(root, values["process"], values["gpus"])
     statuses["probes"] = SectionStatus(
         version=SECTION_VERSIONS["probes"],
         unread=Unread(reason=Reason.NOT_ASKED, detail="egmctl doctor --active makes them"),
@@ -175,6 +177,15 @@ def _machine(node: _Node, asked: Collection[str]) -> Machine:
         recorded_at=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
     )
     return Machine(origin=origin, sections={name: statuses[name] for name in SECTION_VERSIONS}, **values)
+
+
+def _with_cuda_processes(root: Root, own: Process, gpus: Iterable[Gpu]) -> Process:
+    """Return the process with the libraries of the processes that NVML lists, and of itself if it is another one."""
+    reasons = Reasons()
+    pids = [user.pid for gpu in gpus for user in (gpu.nvml.processes if gpu.nvml else None) or ()]
+    groups = reasons.read("cuda_processes", lambda: libraries.cuda_processes(root, pids, own.pid))
+    unread = {name: why for name, why in own.unread.items() if name != "cuda_processes"}
+    return dataclasses.replace(own, cuda_processes=groups, unread={**unread, **reasons.unread})
 
 
 class _Node:
@@ -200,7 +211,8 @@ class _Node:
         minors = [gpu.minor for gpu in known if gpu.minor is not None]
         self._nodes = _attempt(lambda: inside.read_all(root, pid, minors) if pid else system.read_all(root, minors))
         arguments = {"pairs": "pairs" in asked}
-        self._nvml_child = _start("egmctl.facts.nvml:read", arguments, children)
+        cgroup = read_or(None, lambda: device_memory.directory(root, pid))
+        self._nvml_child = _start("egmctl.facts.nvml:read", {**arguments, "cgroup": cgroup}, children)
         self._cuda_child = _start("egmctl.facts.cuda:read", arguments, children) if cuda else None
 
     @cached_property

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from egmctl.driver import cuda
 from egmctl.driver.reading import Reasons, Unreadable, normal_bus_id, uuid_text
 from egmctl.errors import DriverCallError, DriverLibraryMissing, DriverTooOld
+from egmctl.facts.libraries import is_compat, mapped, version_of
 from egmctl.model.codec import to_json
 from egmctl.model.record import Reason
 
@@ -100,36 +100,25 @@ def read(_parent: object, arguments: dict[str, Any]) -> Any:
 
 
 _MAPS = "/proc/self/maps"
-_LIBCUDA = re.compile(r"\s(/\S.*/libcuda\.so[.0-9]*)(?: \(deleted\))?$", re.ASCII)
-_VERSION = re.compile(r"libcuda\.so\.([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})", re.ASCII)
 
 
 def _libcuda() -> dict[str, Any]:
     """Return which libcuda this process has loaded: its version, and whether it is of CUDA's compat package.
 
-    The package's libcuda has the same name as the driver's, and comes first where its folder is in LD_LIBRARY_PATH or
-    the linker's configuration (https://docs.nvidia.com/deploy/cuda-compatibility).
+    That of the package comes first where its folder is in LD_LIBRARY_PATH or the linker's configuration.
     """
-    return Reasons().record(dict, libcuda_version=_libcuda_version, libcuda_compat=lambda: "compat" in _loaded().parts)
+    return Reasons().record(
+        dict, libcuda_version=lambda: version_of(_loaded()), libcuda_compat=lambda: is_compat(_loaded())
+    )
 
 
-def _libcuda_version() -> str:
-    version = _VERSION.fullmatch(_loaded().name)
-    if version is None:
-        raise Unreadable(Reason.NOT_SUPPORTED, f"{_MAPS}: no version in libcuda's name")
-    return version[1]
-
-
-def _loaded() -> Path:
-    """Return the file of the libcuda in this process, as the kernel names it: links are followed."""
+def _loaded() -> PurePosixPath:
+    """Return the file of the libcuda in this process."""
     try:
         text = Path(_MAPS).read_text(errors="replace")
     except OSError as error:
         raise Unreadable.from_os_error(error, _MAPS) from None
-    for line in text.splitlines():
-        if match := _LIBCUDA.search(line):
-            return Path(match[1])
-    raise Unreadable(Reason.NOT_PRESENT, f"{_MAPS}: no libcuda")
+    return mapped(text, "cuda")
 
 
 def _count() -> int:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 from egmctl.driver.reading import FAILURE_WORDS, Reasons, Unreadable, bus_order, read_or
 from egmctl.errors import ChildFailed, ChildNotStarted, DriverLibraryMissing, DriverTooOld
+from egmctl.facts.egm import EGM_MODULE, GPU_MODULES
 from egmctl.facts.root import Root
 from egmctl.model.codec import DecodeError, JsonValue, from_json
 from egmctl.model.gpu import Gpu, GpuCuda, GpuNvml, GpuProc, NvLink, Pair
@@ -164,7 +165,11 @@ def _responds(root: Root, folder: str) -> bool:
 PROC = "/proc/driver/nvidia"
 _UVM = "/sys/module/nvidia_uvm/parameters"
 
-MODULES = ("nvidia", "nvidia_uvm", "nvidia_peermem", "nvgrace_gpu", "nvgrace_egm", "nouveau", "gdrdrv")
+MODULES = (
+    *("nvidia", "nvidia_uvm", "nvidia_peermem"),
+    *(*GPU_MODULES, EGM_MODULE),
+    *("nouveau", "gdrdrv"),
+)
 """The kernel modules that determine what the GPUs can do, in the order of the report."""
 
 PRIVATE_PARAMETERS = ("TemporaryFilePath", "RmMsg")

@@ -9,6 +9,7 @@ import struct
 from dataclasses import replace
 
 from egmctl.driver.reading import Reasons, Unreadable, read_or
+from egmctl.facts.egm import EGM_MODULE
 from egmctl.facts.gpus import PRIVATE_PARAMETERS
 from egmctl.facts.root import Root, kernel_list
 from egmctl.model.host import CpuFrequencies, Host, HugePages, NumaKind, NumaNode
@@ -36,7 +37,7 @@ COMMAND_LINE_KEYS = (
 :data:`COMMAND_LINE_MODULES` are recorded, too. The rest of the command line is not, because it may contain names of
 disks, hosts and keys."""
 
-COMMAND_LINE_MODULES = ("nvidia", "nvidia_uvm", "nvidia_drm", "nvidia_modeset", "nvgrace_egm", "vfio_pci", "nouveau")
+COMMAND_LINE_MODULES = ("nvidia", "nvidia_uvm", "nvidia_drm", "nvidia_modeset", EGM_MODULE, "vfio_pci", "nouveau")
 
 _ARM_CORES = {
     (0x41, 0xD0C): "Neoverse-N1",

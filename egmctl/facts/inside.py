@@ -103,6 +103,37 @@ def pids_left(root: Root, folder: str) -> int:
     return -1 if left is None else left
 
 
+_UNLIMITED = 1 << 60
+"""A limit of version 1 cgroups that is larger is none: the kernel prints the largest number of whole pages."""
+
+
+def memory_limit(root: Root, folder: str) -> int:
+    """Return how much memory a process' cgroups allow, in bytes; -1 if there is no limit.
+
+    Parameters
+    ----------
+    folder
+        The ``/proc`` folder of the process.
+
+    Raises
+    ------
+    Unreadable
+        None of the process' cgroups is mounted here.
+    """
+    limits: list[int] = []
+    mounted = False
+    for version, name in ((2, "memory.max"), (1, "memory.limit_in_bytes")):
+        with suppress(Unreadable):
+            for place in device_cgroup(root, folder, version, "memory"):
+                mounted = True
+                with suppress(Unreadable):
+                    limits.append(root.number(f"{place}/{name}"))
+    if not mounted:
+        raise Unreadable(Reason.NOT_PRESENT, f"{folder}/cgroup: no memory cgroup is mounted here")
+    least = min(limits, default=_UNLIMITED)
+    return -1 if least >= _UNLIMITED else least
+
+
 def _left(root: Root, folder: str, controller: str, files: Mapping[int, tuple[str, str]]) -> int | None:
     left: list[int] = []
     for version, (limit, taken) in files.items():

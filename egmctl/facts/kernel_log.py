@@ -69,7 +69,7 @@ _FATAL = re.compile(r"\b(Non-?fatal|Fatal)\b", re.IGNORECASE)
 _BUS_ID = re.compile(r"\b([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})(\.[0-7])?\b", re.ASCII | re.IGNORECASE)
 _SOURCES = ("NVRM", "nvidia", "PCIe Bus Error")
 """Strings one of which every relevant line contains. Searching for them first is ten times as fast as the patterns."""
-_OF_ONE_GPU = re.compile(r"NVRM: The NVIDIA (?:probe|GPU) ", re.ASCII)
+_OF_ONE_GPU = re.compile(r"NVRM: The NVIDIA (?:probe |GPU |.{1,80} GPU installed in this system is)", re.ASCII)
 """The begin of a sentence about a GPU that the driver writes over several lines of one record (nv-pci.c). No process
 has a part in it."""
 _ONE_SENTENCE = re.compile(r"\s*(?:\\x0a|\n)\s*NVRM:\s*", re.ASCII)

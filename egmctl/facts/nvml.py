@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
 import resource
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import addressof, string_at
@@ -143,7 +144,8 @@ def read(_parent: object, arguments: dict[str, Any]) -> Any:
     Parameters
     ----------
     arguments
-        ``pairs``: whether to read the pairs (default true).
+        ``pairs``: whether to read the pairs (default true); ``cgroup``: the directory of the cgroup whose memory limits
+        are read.
     """
     # pynvml allocates memory for the counts in NVML's answers before they can be checked.
     resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY, resource.getrlimit(resource.RLIMIT_DATA)[1]))
@@ -157,7 +159,9 @@ def read(_parent: object, arguments: dict[str, Any]) -> Any:
         facts = read_record(_SYSTEM)
     try:
         count = _believed(ask("nvmlDeviceGetCount"), _MOST_GPUS, "nvmlDeviceGetCount", "GPUs, a node")
-        facts |= _gpus(count, lost_calls, pairs=arguments.get("pairs", True))
+        limits = functools.partial(_memory_limits, arguments.get("cgroup"))
+        questions = (*_GPU, Question("memory_limit_bytes memory_soft_limit_bytes memory_limit_used_bytes", limits))
+        facts |= _gpus(count, lost_calls, questions, pairs=arguments.get("pairs", True))
     except Unreadable as error:
         facts |= {"absent": error.unread, "failure": error.library_failure("nvmlDeviceGetCount")}
     with contextlib.suppress(Unreadable):
@@ -193,13 +197,15 @@ def _believed(count: int, most: int, source: str, what: str) -> int:
     return count
 
 
-def _gpus(count: int, lost_calls: Mapping[str, str], *, pairs: bool) -> dict[str, Any]:
+def _gpus(count: int, lost_calls: Mapping[str, str], questions: tuple[Question, ...], *, pairs: bool) -> dict[str, Any]:
     """Return the fields of ``egmctl.facts.gpus.NvmlFacts`` about GPUs.
 
     Parameters
     ----------
     lost_calls
         The earlier calls, about no GPU in particular, that NVML ended because of a lost one.
+    questions
+        What is asked of each GPU.
     """
     handles = {}
     lost = []
@@ -216,7 +222,7 @@ def _gpus(count: int, lost_calls: Mapping[str, str], *, pairs: bool) -> dict[str
     gpus = {}
     for index, (bus_id, handle) in handles.items():
         with about(bus_id) as own_lost_calls:
-            gpus[bus_id] = read_record(_GPU, handle, index=index)
+            gpus[bus_id] = read_record(questions, handle, index=index)
         gpus[bus_id]["lost_calls"] = own_lost_calls
     read_pairs, lost_pairs = [], {}
     for source, target in itertools.permutations(handles.values(), 2) if pairs else ():
@@ -230,6 +236,26 @@ def _gpus(count: int, lost_calls: Mapping[str, str], *, pairs: bool) -> dict[str
         _blame(gpus, of_all_pairs or ends, pair_lost_calls)
     _blame(gpus, gpus, lost_calls)
     return {"gpus": gpus, "lost": lost, "pairs": read_pairs}
+
+
+_UNLIMITED = (1 << 64) - 1
+
+
+def _memory_limits(cgroup: str | None, handle: Any) -> tuple[int, int, int]:
+    """Return the hard and the soft limit of a cgroup and what it holds, in bytes; -1 is unlimited.
+
+    The structure has no version (nvidia-ml-py 13.615.71). No driver that answers this call was seen.
+    """
+    function = "nvmlDeviceGetMemoryLimits_v1"
+    if cgroup is None:
+        raise Unreadable(Reason.NOT_PRESENT, f"{function}: no cgroup of version 2 is mounted here")
+    kind = getattr(pynvml, "c_nvmlGetMemoryLimits_v1_t", None)
+    if kind is None:
+        raise Unreadable(Reason.DRIVER_TOO_OLD, f"{function}: the installed nvidia-ml-py lacks its structure")
+    limits = kind(nameSpace=os.fsencode(cgroup))
+    ask(function, handle, limits)
+    hard, soft = (-1 if value == _UNLIMITED else value for value in (limits.hardLimit, limits.softLimit))
+    return hard, soft, limits.currentUsed
 
 
 def _blame(gpus: Mapping[str, dict[str, Any]], suspects: Iterable[str], lost_calls: Mapping[str, str]) -> None:
@@ -511,6 +537,7 @@ _GPU = (
     Question("serial", "nvmlDeviceGetSerial"),
     Question("board_part_number", "nvmlDeviceGetBoardPartNumber"),
     Question("vbios", "nvmlDeviceGetVbiosVersion"),
+    Question("inforom_image", "nvmlDeviceGetInforomImageVersion"),
     Question("minor", "nvmlDeviceGetMinorNumber"),
     Question("compute_capability", "nvmlDeviceGetCudaComputeCapability"),
     Question(
@@ -542,6 +569,7 @@ _GPU = (
             ask_struct("nvmlDeviceGetSramEccErrorStatus", "EccSramErrorStatus_v1_t", handle).bThresholdExceeded
         ),
     ),
+    Question("channel_repair_pending tpc_repair_pending", "nvmlDeviceGetRepairStatus", lambda flags: map(bool, flags)),
     Question("performance_state", "nvmlDeviceGetPerformanceState"),
     Question("sm_clock_mhz", "nvmlDeviceGetClockInfo", arguments=(_CLOCK_SM,)),
     Question("sm_clock_max_mhz", "nvmlDeviceGetMaxClockInfo", arguments=(_CLOCK_SM,)),

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 
 from egmctl.driver.reading import Reasons, Unreadable, read_or
-from egmctl.facts import inside
+from egmctl.facts import device_memory, inside
 from egmctl.facts.inside import cgroups, mount_points
 from egmctl.facts.root import Root
 from egmctl.model.host import Process
@@ -65,7 +65,10 @@ def process(root: Root, pid: int = 0) -> Process:
         # Real, effective, saved and file system uid.
         effective_uid=lambda: root.numbers(f"{folder}/status", "Uid", least=4)[1] if pid else os.geteuid(),
         cgroups=lambda: cgroups(root, folder),
+        device_memory=lambda: device_memory.limits(root, folder),
+        device_memory_capacity=lambda: device_memory.capacity(root, folder),
         container_signs=_container_signs(root, pid, environment or {}),
+        cuda_processes=Unreadable(Reason.NOT_ASKED, "NVML lists them with the GPUs"),
         environment=environment and {key: environment[key] for key in ENVIRONMENT_KEYS if key in environment},
     )
 

@@ -163,50 +163,42 @@ class _Redaction:
             Whether the value was read from a machine, so that strings without a mark are private. In results they are
             this tool's sentences, which may quote a machine.
         """
-        if value is None or not _has_text(kind):
-            return value
-        origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-        if origin is typing.Annotated and arguments[0] is str:
-            (share,) = [mark for mark in arguments[1:] if isinstance(mark, Share)]
-            if share is Share.SENTENCE or (share is Share.PLAIN and not fact):
-                return self._sentence(value)
-            return self._by_share[share](value, name)
-        if kind is str:
-            return self._numbered(name, value) if fact else self._sentence(value)
-        if origin in (typing.Union, types.UnionType):
-            (only,) = [option for option in arguments if option is not type(None)]
-            return self.value(only, value, name, fact=fact)
-        if origin is tuple:
-            kinds = [arguments[0]] * len(value) if arguments[1:] == (Ellipsis,) else arguments
-            parts = zip(kinds, value, strict=True)
-            return tuple(self.value(part_kind, part, name, fact=fact) for part_kind, part in parts)
-        if origin is Mapping:
-            key_kind, item_kind = arguments
-            return {
-                self.value(key_kind, key, name, fact=fact): self.value(item_kind, item, name, fact=fact)
-                for key, item in value.items()
-            }
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return self._record(value, fact=fact)
-        return value
+        return _redacting(kind)(self, value, name, fact)
 
-    def _record(self, record: Any, *, fact: bool) -> Any:
+    def shared(self, share: Share, text: str, name: str, *, fact: bool) -> str:
+        """Return a marked text, redacted as its mark says."""
+        if share is Share.SENTENCE or (share is Share.PLAIN and not fact):
+            return self._sentence(text)
+        return self._by_share[share](text, name)
+
+    def text(self, text: str, name: str, *, fact: bool) -> str:
+        """Return a text without a mark, redacted."""
+        return self._numbered(name, text) if fact else self._sentence(text)
+
+    def record(self, record: Any, *, fact: bool) -> Any:
+        """Return a redacted dataclass, which is the same object if nothing of it is private."""
         if isinstance(record, Machine) and not fact:
             # The machines of a result are redacted separately.
             return record
         fact = fact or isinstance(record, Record)
         kind: Any = type(record)
-        changed = {name: self.value(hint, getattr(record, name), name, fact=fact) for name, hint in _texts(kind)}
+        changed: dict[str, Any] = {}
+        for name, redacting in _texts(kind):
+            before = getattr(record, name)
+            after = redacting(self, before, name, fact)
+            if after is not before:
+                changed[name] = after
         if isinstance(record, SectionStatus) and record.unread is not None and record.unread.reason is Reason.FAILED:
             # The message of an unexpected exception may contain values of the machine, so only its class is kept.
             detail = record.unread.detail.partition(":")[0]
             changed["unread"] = dataclasses.replace(record.unread, detail=detail)
         if isinstance(record, KernelEvent):
             text = without_process(record.text)
-            if len(record.process or "") >= _SHORTEST:
-                text = text.replace(record.process or "", changed["process"])
+            process = record.process or ""
+            if len(process) >= _SHORTEST:
+                text = text.replace(process, changed.get("process", process))
             changed["text"] = self._sentence(text)
-        return dataclasses.replace(record, **changed)
+        return dataclasses.replace(record, **changed) if changed else record
 
     def _sentence(self, text: str) -> str:
         """Return one of this tool's sentences without the machine's private names. A single word is kept."""
@@ -243,11 +235,70 @@ class _Redaction:
         return self._numbered("environment", word)
 
 
+_Redacting = Callable[[_Redaction, Any, str, bool], Any]
+"""A function that redacts values of one type; the name and whether it is a fact are as for :meth:`_Redaction.value`."""
+
+
 @functools.cache
-def _texts(kind: Any) -> tuple[tuple[str, Any], ...]:
-    """Return the names and types of a dataclass' fields that may contain text."""
+def _redacting(kind: Any) -> _Redacting:
+    """Return the function that redacts values of a type, made once: type hints are not looked at for each value."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if not _has_text(kind):
+        return lambda _redaction, value, _name, _fact: value
+    if origin is typing.Annotated and arguments[0] is str:
+        (share,) = [mark for mark in arguments[1:] if isinstance(mark, Share)]
+        return _present(lambda redaction, text, name, fact: redaction.shared(share, text, name, fact=fact))
+    if kind is str:
+        return _present(lambda redaction, text, name, fact: redaction.text(text, name, fact=fact))
+    if origin in (typing.Union, types.UnionType):
+        (only,) = [option for option in arguments if option is not type(None)]
+        return _redacting(only)
+    if origin is tuple:
+        return _present(_redacting_tuple(arguments))
+    if origin is Mapping:
+        return _present(_redacting_mapping(*map(_redacting, arguments)))
+    return lambda redaction, value, _name, fact: redaction.record(value, fact=fact) if _is_record(value) else value
+
+
+def _present(redacting: _Redacting) -> _Redacting:
+    return lambda redaction, value, name, fact: None if value is None else redacting(redaction, value, name, fact)
+
+
+def _redacting_tuple(kinds: tuple[Any, ...]) -> _Redacting:
+    repeated = kinds[1:] == (Ellipsis,)
+    each = [_redacting(kind) for kind in kinds if kind is not Ellipsis]
+
+    def items(redaction: _Redaction, value: tuple[Any, ...], name: str, fact: bool) -> tuple[Any, ...]:
+        functions = each * len(value) if repeated else each
+        parts = [redacting(redaction, part, name, fact) for redacting, part in zip(functions, value, strict=True)]
+        unchanged = all(after is before for after, before in zip(parts, value, strict=True))
+        return value if unchanged else tuple(parts)
+
+    return items
+
+
+def _redacting_mapping(of_key: _Redacting, of_item: _Redacting) -> _Redacting:
+    def mapping(redaction: _Redaction, value: Mapping[Any, Any], name: str, fact: bool) -> Mapping[Any, Any]:
+        parts = [(of_key(redaction, key, name, fact), of_item(redaction, value[key], name, fact)) for key in value]
+        unchanged = all(
+            key is before and item is value[before] for (key, item), before in zip(parts, value, strict=True)
+        )
+        return value if unchanged else dict(parts)
+
+    return mapping
+
+
+def _is_record(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+@functools.cache
+def _texts(kind: Any) -> tuple[tuple[str, _Redacting], ...]:
+    """Return the names of a dataclass' fields that may contain text, and the functions that redact them."""
     given = {field.name for field in dataclasses.fields(kind) if field.init}
-    return tuple((name, hint) for name, hint in field_types(kind).items() if name in given and _has_text(hint))
+    return tuple(
+        (name, _redacting(hint)) for name, hint in field_types(kind).items() if name in given and _has_text(hint)
+    )
 
 
 @functools.cache

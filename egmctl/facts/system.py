@@ -13,8 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from egmctl.driver.reading import Reasons, Unreadable, read_or
+from egmctl.facts import egm, host, service_logs
 from egmctl.facts import gpus as pci
-from egmctl.facts import host
+from egmctl.facts.containers import containers
 from egmctl.facts.root import READ_LIMIT, OtherRoot, Root, program_output
 from egmctl.model.host import Bridge, DeviceNode, Imex, Nic, NicPort, PciFunction, System, VerbsNode
 from egmctl.model.record import Reason, Unread
@@ -203,9 +204,6 @@ IMEX_CONTROL = ("/usr/bin/nvidia-imex-ctl", "/opt/nvidia/imex/bin/nvidia-imex-ct
 IMEX_TIMEOUT_S = 1.5
 """The timeout of nvidia-imex-ctl, which answers at once or hangs (kubernetes-sigs/dra-driver-nvidia-gpu issue 1417)."""
 
-IMEX_LOG = "/var/log/nvidia-imex.log"
-_LOG_BYTES = 1 << 16
-
 COMPUTE_DOMAIN_PLUGIN = "/var/lib/kubelet/plugins/compute-domain.nvidia.com"
 _COMPUTE_DOMAIN_CDI = "k8s.compute-domain.nvidia.com"
 _COMPUTE_DOMAIN_COMM = "compute-domain-"
@@ -263,7 +261,9 @@ def imex(root: Root, running: Callable[[], Processes]) -> Imex:
         kubelet=lambda: not _KUBELETS.isdisjoint(running()),
         compute_domains=lambda: _compute_domains(root, running()),
         compute_domain_mode=lambda: _mode(root, running()),
-        session_in_use=lambda: _session_in_use(root),
+        session_in_use=lambda: service_logs.imex_session_in_use(root),
+        version=lambda: service_logs.imex_version(root),
+        unanswered_unimport=lambda: service_logs.imex_unanswered(root),
     )
 
 
@@ -303,11 +303,6 @@ def _mode(root: Root, running: Processes) -> str:
     raise unread
 
 
-def _session_in_use(root: Root) -> bool:
-    log = root.read_bytes(IMEX_LOG, _LOG_BYTES, from_end=True)
-    return log.rfind(b"NV_ERR_IN_USE") > log.rfind(b"READY")
-
-
 def _addresses(root: Root) -> tuple[int, int]:
     """Return the number of configured nodes and the number of duplicates among them."""
     lines = [line.partition("#")[0].strip() for line in root.lines(IMEX_NODES)]
@@ -339,10 +334,6 @@ RDMA_MODULES = ("nvidia_peermem", "nv_peer_mem", "gdrdrv", "ib_core", "ib_umad",
 """The kernel modules of GPUDirect RDMA and its dependencies, and ib_umad, which the management of NVLink 5 switches
 needs."""
 
-ACPI_TABLES = "/sys/firmware/acpi/tables"
-_EGM_PROPERTY = b"nvidia,egm-base-pa"
-"""The device property by which the firmware passes EGM memory to the driver (nv.c, nv_acpi_get_egm_info)."""
-
 LOGIND_FILES = ("/etc/systemd/logind.conf", "/run/systemd/logind.conf", "/usr/lib/systemd/logind.conf")
 _VERBS = "/sys/class/infiniband_verbs"
 
@@ -360,12 +351,15 @@ def system(root: Root) -> System:
     running = functools.cache(lambda: processes(root))
     functions = functools.cache(lambda: _functions(root))
     data_direct = functools.cache(lambda: pci.data_direct(root))
+    firmware_egm = functools.cache(lambda: egm.firmware_egm(root, host.machine_architecture(root)))
     return Reasons().record(
         System,
         uptime_s=lambda: float(root.search("/proc/uptime", r"\A[0-9]{1,12}(\.[0-9]{1,3})?", "no number")[0]),
         kernel_configuration=lambda: _configuration(root),
-        acpi_egm=lambda: _acpi_egm(root),
-        egm_regions=tuple(root.names_if_any("/sys/class/egm")),
+        acpi_egm=lambda: bool(firmware_egm()),
+        firmware_egm=firmware_egm,
+        egm_regions=tuple(root.names_if_any(egm.EGM_CLASS)),
+        egm_region_bytes=lambda: egm.region_sizes(root),
         max_map_count=lambda: root.number("/proc/sys/vm/max_map_count"),
         remove_ipc=lambda: _remove_ipc(root),
         iommu_domains=lambda: _iommu_domains(root, functions()),
@@ -374,6 +368,8 @@ def system(root: Root) -> System:
         ats=lambda: _ats(root, functions()),
         daemons=lambda: daemons(running()),
         imex=imex(root, running),
+        fabric_manager=service_logs.fabric_manager(root),
+        containers=containers(root, running),
         module_versions=lambda: _module_versions(root),
         peer_memory_clients=lambda: tuple(root.names_if_any("/sys/kernel/mm/memory_peers")),
         peermem_linked=lambda: _peermem_linked(root),
@@ -408,15 +404,6 @@ def _configuration_text(root: Root) -> str:
         return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(packed, READ_LIMIT).decode(errors="replace")
     except zlib.error:
         raise Unreadable(Reason.FAILED, "/proc/config.gz: not compressed data") from None
-
-
-def _acpi_egm(root: Root) -> bool:
-    if (architecture := host.machine_architecture(root)) != "aarch64":
-        raise Unreadable(Reason.NOT_SUPPORTED, f"{architecture}: only Grace has EGM")
-    tables = [name for name in root.names(ACPI_TABLES) if re.fullmatch("DSDT|SSDT[0-9]{0,3}", name)]
-    if not tables:
-        raise Unreadable(Reason.NOT_PRESENT, f"{ACPI_TABLES}: neither DSDT nor SSDT")
-    return any(_EGM_PROPERTY in root.read_bytes(f"{ACPI_TABLES}/{name}") for name in tables)
 
 
 def _remove_ipc(root: Root) -> bool:

@@ -1,4 +1,4 @@
-"""Runs a command on many nodes at once through ClusterShell, judges each node's answer, and groups equal nodes.
+"""Runs a command on many nodes at once, judges each node's answer, and groups equal nodes.
 
-Only ``nodes`` and ``run`` import ClusterShell (extra ``fleet``) themselves.
+Only ``nodes`` imports ClusterShell (extra ``fleet``) itself.
 """

@@ -90,12 +90,17 @@ class Folder:
         """Replace a node's output by the document that it contains, and return the document's path in the folder.
 
         The document overwrites the output in the same file, which is larger, so it fits even if the disk is full.
+
+        Parameters
+        ----------
+        document
+            The document as a gzip file.
         """
         name, part = document_of(node), self.part(node)
         with _failing(f"cannot write {printable(self.path / name)}"), open_folder(self.path / NODES) as nodes:
             sent = os.open(part.name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=nodes)
             with os.fdopen(sent, "r+b") as file:
-                file.write(document + b"\n")
+                file.write(document)
                 file.truncate()
                 file.flush()
                 os.fsync(file.fileno())
@@ -114,7 +119,12 @@ class Folder:
 
 def document_of(node: str) -> str:
     """Return the path of a node's document in the folder."""
-    return f"{NODES}/{node}.json"
+    return f"{NODES}/{node}.json.gz"
+
+
+def is_document_of(node: str, path: str) -> bool:
+    """Return whether a path in the folder is that of a node's document; before version 0.2 it was not compressed."""
+    return path in (document_of(node), f"{NODES}/{node}.json")
 
 
 @contextlib.contextmanager

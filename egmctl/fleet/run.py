@@ -1,25 +1,23 @@
-"""Runs the command on the nodes through ClusterShell's engine, with a fan-out and a time limit for each node.
+"""Runs the command on the nodes, a bounded number of them at once, with a time limit for each.
 
-The workers differ from ClusterShell's. A node's output goes to a file of limited size, not to memory. Launchers run in
-sessions of their own, so that Ctrl-C in the terminal does not reach them. However this process ends, they end with it,
-and so does all that they have started (``ProxyCommand``). An interruption first closes their standard input, which ends
-the command on the node in an orderly way (``judge.py``); only then is anything killed.
+A node's output goes to a file of limited size, not to memory. Launchers run in sessions of their own, so that Ctrl-C in
+the terminal does not reach them. However this process ends, they end with it, and so does all that they have started
+(``ProxyCommand``). An interruption first closes their standard input, which ends the command on the node in an orderly
+way (``judge.py``); only then is anything killed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shlex
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, BinaryIO
-
-from ClusterShell.Event import EventHandler
-from ClusterShell.Task import task_self
-from ClusterShell.Worker.Exec import ExecClient, ExecWorker
 
 from egmctl.errors import EgmctlError
 from egmctl.files import write_all
@@ -70,8 +68,17 @@ class Progress:
     stopping: bool = False
 
 
+Document = dict[str, Any]
+"""The JSON data of a node's document."""
+
+
 def run(
-    asked: Asked, nodes: Sequence[str], launch: Launch, folder: Folder, on_tick: Callable[[Progress], None]
+    asked: Asked,
+    nodes: Sequence[str],
+    launch: Launch,
+    folder: Folder,
+    taken: Callable[[NodeResult, Document | None], NodeResult],
+    on_tick: Callable[[Progress], None],
 ) -> tuple[tuple[NodeResult, ...], EgmctlError | None]:
     """Run the command on nodes, and return their answers; after an interruption, only those of nodes that started.
 
@@ -83,32 +90,15 @@ def run(
     ----------
     nodes
         The nodes of ``asked`` on which to run now.
+    taken
+        Called with each answer and its document, as soon as it is there; returns the answer that counts.
     on_tick
         Called several times a second.
     """
     interruptions: list[int] = []
+    fleet = _Fleet(asked, launch, folder, taken, on_tick, interruptions, Progress(len(nodes)))
     with stopping(lambda number, _frame: interruptions.append(number)):
-        task = task_self()
-        task.set_default("stdout_msgtree", False)
-        task.set_default("stderr_msgtree", False)
-        task.set_info("fanout", launch.fanout)
-        fleet = _Fleet(asked, launch, folder, on_tick, interruptions, Progress(len(nodes)))
-        fleet.worker = _Worker(
-            ",".join(nodes),
-            handler=fleet,
-            # The time limit on the node expires first; this one is for nodes that no longer respond.
-            timeout=launch.connect_timeout_s + launch.timeout_s + KILL_AFTER_S + SLACK_S,
-            stderr=True,
-            # The worker expands it as a pattern (%host); each client replaces it by its own command.
-            command="egmctl",
-        )
-        task.schedule(fleet.worker)
-        task.timer(TICK_S, handler=fleet, interval=TICK_S, autoclose=True)
-        try:
-            task.resume()
-        finally:
-            for node in list(fleet.talks):
-                fleet.drop(node)
+        asyncio.run(fleet.run(nodes))
     return tuple(fleet.progress.answers), fleet.failure
 
 
@@ -131,66 +121,109 @@ def launcher_words(node: str, asked: Asked, launch: Launch) -> list[str]:
 
 
 @dataclass(eq=False)
-class _Fleet(EventHandler):  # type: ignore[misc]
-    """ClusterShell's event handler, and the state of the nodes of a run."""
+class _Fleet:
+    """The state of the nodes of a run."""
 
     asked: Asked
     launch: Launch
     folder: Folder
+    taken: Callable[[NodeResult, Document | None], NodeResult]
     on_tick: Callable[[Progress], None]
     interruptions: list[int]
     progress: Progress
     failure: EgmctlError | None = None
     talks: dict[str, _Talk] = field(default_factory=dict)
     stop_by: float | None = None
-    worker: Any = None
+    standard_input: int = -1
+    closes_input: int | None = None
 
-    def ev_pickup(self, worker: Any, node: str) -> None:  # noqa: ARG002
+    async def run(self, nodes: Sequence[str]) -> None:
+        """Ask the nodes, as many at once as the fan-out, until all have answered or the run is stopped."""
+        waiting = deque(nodes)
+        # One for all, so that 200 nodes need few file descriptors. Closing its other end ends their commands.
+        self.standard_input, self.closes_input = os.pipe()
+
+        async def ask_in_turn() -> None:
+            while waiting and not self.is_stopping:
+                await self._ask(waiting.popleft())
+
+        places = {asyncio.create_task(ask_in_turn()) for _ in range(min(self.launch.fanout, len(nodes)))}
         try:
-            self.talks[node] = _Talk(self.folder.spool(node))
-        except EgmctlError as error:
-            self._fail(node, error)
+            while places:
+                done, places = await asyncio.wait(places, timeout=TICK_S)
+                self._tick()
+                for place in done:
+                    place.result()
+        finally:
+            for node in list(self.talks):
+                self.talks[node].end()
+                self.drop(node)
+            self._close_input()
+            os.close(self.standard_input)
 
-    def ev_timer(self, timer: Any) -> None:  # noqa: ARG002
-        if self.failure is not None:
-            self.worker.abort()
-            return
+    @property
+    def is_stopping(self) -> bool:
+        """Whether no more nodes are to be asked."""
+        return self.stop_by is not None or self.failure is not None
+
+    def _tick(self) -> None:
         self.progress.under_way = list(self.talks)
         if self.interruptions and self.stop_by is None:
             self.stop_by = time.monotonic() + KILL_AFTER_S + SLACK_S
             self.progress.stopping = True
-            # Start no more launchers, and close the standard input of those that run.
-            for client in self.worker._clients:
-                if not client.registered:
-                    client.abort()
-            self.worker.set_write_eof()
-        elif self.stop_by is not None and (len(self.interruptions) > 1 or time.monotonic() > self.stop_by):
-            self.worker.abort()
+            self._close_input()
+        is_late = self.stop_by is not None and (len(self.interruptions) > 1 or time.monotonic() > self.stop_by)
+        if self.failure is not None or is_late:
+            for talk in self.talks.values():
+                talk.give_up()
         self.on_tick(self.progress)
 
-    def took(self, node: str, stream: str, chunk: bytes) -> bool:
-        """Store output of a node; return whether the node may send more."""
-        talk = self.talks.get(node)
-        if talk is None:
-            return False
-        if stream == self.worker.SNAME_STDERR:
-            talk.errors = (talk.errors + chunk)[-ERRORS_KEPT:]
-            return True
-        talk.size += len(chunk)
-        talk.flooded = talk.size > OUTPUT_LIMIT
-        if talk.flooded:
-            return False
-        return self._taken(node, partial(write_all, talk.file.fileno(), chunk))
+    def _close_input(self) -> None:
+        """Close the standard input of all launchers, which ends the commands on the nodes in an orderly way."""
+        if self.closes_input is not None:
+            os.close(self.closes_input)
+            self.closes_input = None
 
-    def _taken(self, node: str, step: Callable[[], None]) -> bool:
-        """Call a step that writes a node's output file; return whether it worked. If not, the output is lost."""
+    async def _ask(self, node: str) -> None:
+        """Run the command on a node, and record the answer."""
+        talk = self.begin(node)
+        if talk is None:
+            return
         try:
-            step()
+            await talk.start(launcher_words(node, self.asked, self.launch), self.standard_input)
         except OSError as error:
-            self.drop(node)
-            self._fail(node, EgmctlError(f"cannot write {printable(self.folder.part(node))}: {error.strerror}"))
-            return False
-        return True
+            talk.errors = f"the launcher cannot be started: {error.strerror}".encode()
+            self.ended(node, 127)
+            return
+        launch = self.launch
+        # The time limit on the node expires first; this one is for nodes that no longer respond.
+        limit_s = launch.connect_timeout_s + launch.timeout_s + KILL_AFTER_S + SLACK_S
+        over = await _within(talk.over, limit_s)
+        if not talk.closed.is_set():
+            # The keeper ends the launcher and all that it has started.
+            talk.end()
+            await _within(talk.closed, END_S)
+        self.ended(node, talk.discarded(), out_of_time=not over)
+
+    def begin(self, node: str) -> _Talk | None:
+        """Return a new talk with a node; ``None`` if its output cannot be kept."""
+        try:
+            talk = self.talks[node] = _Talk(self, node, self.folder.spool(node))
+        except EgmctlError as error:
+            self._fail(node, error)
+            return None
+        return talk
+
+    @contextlib.contextmanager
+    def writing(self, talk: _Talk) -> Iterator[None]:
+        """Do something that writes a node's output file; if that fails, the output is lost."""
+        try:
+            yield
+        except OSError as error:
+            self.drop(talk.node)
+            reason = f"cannot write {printable(self.folder.part(talk.node))}: {error.strerror}"
+            self._fail(talk.node, EgmctlError(reason))
+            talk.give_up()
 
     def drop(self, node: str) -> None:
         """Discard a node's output so far."""
@@ -200,19 +233,22 @@ class _Fleet(EventHandler):  # type: ignore[misc]
         self.folder.discard(node)
 
     def _fail(self, node: str, error: EgmctlError) -> None:
-        """Record a failed write to the folder, and that the node's output is lost. Raising would stop the engine."""
+        """Record a failed write to the folder, which ends the run, and that the node's output is lost."""
         self.failure = self.failure or error
         reason = f"what it sent could not be kept: {error}"
         answer = NodeResult(node=node, reach=Reach.LOST, state=State.BROKE, reason=reason)
         self.progress.answers.append(answer)
 
-    def ended(self, node: str, code: int, out_of_time: bool) -> None:
-        """Record the answer of a node whose launcher has ended."""
+    def ended(self, node: str, code: int, *, out_of_time: bool = False) -> None:
+        """Record the answer of a node whose launcher has ended, unless its output was lost."""
         talk = self.talks.get(node)
-        # A network file system may report a full disk only when a file is closed.
-        if talk is None or not self._taken(node, talk.file.close):
+        if talk is None:
             return
-        del self.talks[node]
+        # A network file system may report a full disk only when a file is closed.
+        with self.writing(talk):
+            talk.file.close()
+        if self.talks.pop(node, None) is None:
+            return
         ended = Ended(
             node=node,
             code=code,
@@ -220,51 +256,101 @@ class _Fleet(EventHandler):  # type: ignore[misc]
             errors=talk.errors.decode(errors="replace"),
             flooded=talk.flooded,
             out_of_time=out_of_time,
-            interrupted=self.stop_by is not None or self.failure is not None,
+            interrupted=self.is_stopping,
         )
         try:
-            answer = judge(self.asked, self.folder, ended, self.launch.timeout_s)
-            if answer.reach is Reach.INTERRUPTED and self.failure is not None:
-                answer = replace(answer, reason="stopped, as the folder of results took no more")
-            self.progress.answers.append(answer)
+            answer, document = judge(self.asked, self.folder, ended, self.launch.timeout_s)
         except EgmctlError as error:
             self._fail(node, error)
+            return
+        if answer.reach is Reach.INTERRUPTED and self.failure is not None:
+            answer = replace(answer, reason="stopped, as the folder of results took no more")
+        self.progress.answers.append(self.taken(answer, document))
 
 
-@dataclass(slots=True)
-class _Talk:
-    """The output of a node so far."""
-
-    file: BinaryIO
-    began: float = field(default_factory=time.monotonic)
-    size: int = 0
-    errors: bytes = b""
-    flooded: bool = False
+async def _within(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for an event, and return whether it came in time."""
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except asyncio.TimeoutError:
+        return False
+    return True
 
 
-class _Client(ExecClient):  # type: ignore[misc]
-    """The launcher's process for one node, whose output goes to the :class:`_Fleet`."""
-
-    def _handle_read(self, sname: str) -> None:
-        if not self.worker.eh.took(self.key, sname, self._read(sname)):
-            self.abort()
-
-    def _close(self, abort: bool, timeout: bool) -> None:
-        if abort:
-            # ClusterShell would kill only the keeper process, not the launcher under it.
-            self.popen.terminate()
-            until = time.monotonic() + END_S
-            while self.popen.poll() is None and time.monotonic() < until:
-                time.sleep(0.005)
-        super()._close(abort, timeout)
-        self.worker.eh.ended(self.key, self.popen.returncode, timeout)
-
-    def _build_cmd(self) -> tuple[list[str], None]:
-        fleet: _Fleet = self.worker.eh
-        return launcher_words(self.key, fleet.asked, fleet.launch), None
+STANDARD_OUTPUT, STANDARD_ERROR = 1, 2
 
 
-class _Worker(ExecWorker):  # type: ignore[misc]
-    """The launchers of all nodes."""
+class _Talk(asyncio.SubprocessProtocol):
+    """The launcher's process for one node, and its output so far."""
 
-    SHELL_CLASS = _Client
+    def __init__(self, fleet: _Fleet, node: str, file: BinaryIO) -> None:
+        self.node, self.file = node, file
+        self.began = time.monotonic()
+        self.size = 0
+        self.errors = b""
+        self.flooded = False
+        self._fleet = fleet
+        self._transport: asyncio.SubprocessTransport | None = None
+        self.closed = asyncio.Event()
+        """Set when the process has ended and its streams are closed."""
+        self.over = asyncio.Event()
+        """Set then too, and when the process must be waited for no longer."""
+
+    async def start(self, words: Sequence[str], standard_input: int) -> None:
+        """Start the process.
+
+        Raises
+        ------
+        OSError
+            It cannot be started.
+        """
+        await asyncio.get_running_loop().subprocess_exec(
+            lambda: self,
+            *words,
+            stdin=standard_input,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the process."""
+        assert isinstance(transport, asyncio.SubprocessTransport)  # noqa: S101 - so says asyncio
+        self._transport = transport
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """Store output of the node."""
+        if fd == STANDARD_ERROR:
+            self.errors = (self.errors + data)[-ERRORS_KEPT:]
+            return
+        if self.file.closed or self.flooded:
+            return
+        self.size += len(data)
+        self.flooded = self.size > OUTPUT_LIMIT
+        if self.flooded:
+            self.give_up()
+            return
+        with self._fleet.writing(self):
+            write_all(self.file.fileno(), data)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """Note that the process has ended and its streams are closed."""
+        self.closed.set()
+        self.over.set()
+
+    def give_up(self) -> None:
+        """Wait for the process no longer."""
+        self.over.set()
+
+    def end(self) -> None:
+        """Ask the keeper to end the launcher and all that it has started."""
+        if self._transport is not None and self._transport.get_returncode() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._transport.terminate()
+
+    def discarded(self) -> int:
+        """Let go of the process, which is killed if it still runs, and return its exit code."""
+        assert self._transport is not None  # noqa: S101 - it was started
+        code = self._transport.get_returncode()
+        self._transport.close()
+        return -signal.SIGKILL if code is None else code

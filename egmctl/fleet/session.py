@@ -7,13 +7,13 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from egmctl.comparison import compare
-from egmctl.comparison.paths import spread_of
 from egmctl.errors import EgmctlError, UsageError
-from egmctl.fleet.folder import REPORT, Folder, document_of, groups, lines_of, new_folder, old_folder
-from egmctl.fleet.judge import judged_gpus
+from egmctl.fleet.folder import REPORT, Folder, is_document_of, new_folder, old_folder
+from egmctl.fleet.gathering import Gathering
 from egmctl.fleet.nodes import check_names
 from egmctl.fleet.run import Launch, Progress, run
 from egmctl.model.answer import State
@@ -21,7 +21,7 @@ from egmctl.model.codec import Pool
 from egmctl.model.fleet import Asked, FleetReport, Launcher, NodeResult, Reach, counts
 from egmctl.model.record import Command
 from egmctl.report.exports.json import result_json
-from egmctl.saved import Saved, load, load_any
+from egmctl.saved import Saved, load, load_any, load_document
 from egmctl.units import fold
 from egmctl.verdict.answers import answered
 
@@ -76,7 +76,9 @@ def old_session(command: Command, path: Path) -> Session:
     answered = {
         answer.node: answer
         for answer in report.answers
-        if answer.reach is Reach.ANSWERED and answer.file == document_of(answer.node) and (path / answer.file).is_file()
+        if answer.reach is Reach.ANSWERED
+        and is_document_of(answer.node, answer.file)
+        and (path / answer.file).is_file()
     }
     return Session(report.asked, folder, report.started_at, answered)
 
@@ -101,9 +103,25 @@ def ask(
     asked, folder = session.asked, session.folder
     lacking = [node for node in asked.nodes if node not in session.answers]
     written = (time.monotonic(), 0)
+    gathering, pool = Gathering(), Pool()
+    defect: Exception | None = None
 
     def write(answers: Sequence[NodeResult]) -> None:
         folder.write_report(result_json(_report(session, launch.launcher, answers)))
+
+    def take(answer: NodeResult, document: dict[str, Any] | None) -> NodeResult:
+        path = folder.path / answer.file
+
+        def saved() -> Saved:
+            return load(path, pool) if document is None else load_document(document, path, pool)
+
+        nonlocal defect
+        try:
+            return gathering.taken(answer, saved)
+        except Exception as error:
+            # What this program cannot judge must not end the commands on other nodes.
+            defect = defect or error
+            return answer
 
     def tick(progress: Progress) -> None:
         nonlocal written
@@ -117,14 +135,14 @@ def ask(
 
     with folder.alone():
         write(())
-        answers, failure = run(asked, lacking, launch, folder, tick) if lacking else ((), None)
+        answers, failure = run(asked, lacking, launch, folder, take, tick) if lacking else ((), None)
         # The answers are written before the grouping, which may fail.
         with contextlib.suppress(EgmctlError):
             write(answers)
-        report = _report(session, launch.launcher, answers)
-        # Nodes of a fleet are nearly equal: what they share is decoded and kept once.
-        pool = Pool()
-        report = folded(report, lambda answer: load(folder.path / answer.file, pool), warn)
+        earlier = [take(answer, None) for answer in session.answers.values()]
+        if defect is not None:
+            raise defect
+        report = gathering.report(_report(session, launch.launcher, (*earlier, *answers)), warn)
         try:
             folder.write_report(result_json(report))
         except EgmctlError as error:
@@ -142,21 +160,9 @@ def folded(report: FleetReport, document: Callable[[NodeResult], Saved], warn: C
     warn
         Called with a sentence about each broken profile.
     """
-    answers: list[NodeResult] = []
-    loaded: dict[str, Saved] = {}
-    for answer in report.answers:
-        if answer.reach is Reach.ANSWERED:
-            try:
-                loaded[answer.node] = document(answer)
-            except UsageError as error:
-                answer = dataclasses.replace(answer, reach=Reach.GARBAGE, reason=str(error), state=State.BROKE, file="")
-        answers.append(answer)
-    lines = {node: lines_of(saved) for node, saved in loaded.items()}
-    results = list(loaded.values())
-    comparison = compare(results, spread=spread_of(results, warn)) if len(results) > 1 else None
-    answers, ready = judged_gpus(report.asked, answers, loaded)
-    report = dataclasses.replace(report, answers=tuple(answers), counts=counts(answers), comparison=comparison)
-    return answered(dataclasses.replace(report, groups=groups(answers, lines), readiness=ready))
+    gathering = Gathering()
+    answers = tuple(gathering.taken(answer, partial(document, answer)) for answer in report.answers)
+    return gathering.report(dataclasses.replace(report, answers=answers), warn)
 
 
 def _report(session: Session, launcher: Launcher, new: Sequence[NodeResult]) -> FleetReport:

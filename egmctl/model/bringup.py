@@ -8,7 +8,31 @@ from typing import ClassVar
 from egmctl.model.answer import UNANSWERED, Answer
 from egmctl.model.diagnosis import AboutDiagnosed, Diagnosis
 from egmctl.model.measurement import RunReport
-from egmctl.model.record import Plain
+from egmctl.model.record import BusId, Plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Board:
+    """The board of a GPU, as its vendor knows it (NVML). Null is what NVML did not report."""
+
+    gpu: Plain
+    """The label of the GPU: ``GPU0``."""
+    bus_id: BusId
+    serial: Plain | None
+    """The serial number of the board (``nvmlDeviceGetSerial``)."""
+    part_number: Plain | None
+    chassis_serial: Plain | None
+    """The serial number of the chassis (``nvmlDeviceGetPlatformInfo``), with the slot and the tray in it."""
+    slot: int | None
+    tray: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """The names of a node and its parts, of which all else in a document has pseudonyms."""
+
+    hostname: Plain
+    boards: tuple[Board, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +50,8 @@ class Bringup(AboutDiagnosed):
     no_fabric: Plain = ""
     """The reason why the fabric to the other nodes of the job was not measured; empty if only this node is asked
     about."""
+    identity: Identity | None = None
+    """Whose the results are; only with ``--serials``."""
     answer: Answer = UNANSWERED
     """Whether the node can be handed over (:mod:`egmctl.verdict.answers`)."""
 

@@ -16,7 +16,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -43,12 +43,11 @@ def to_json(value: Any) -> Any:
     ValueError
         A float is infinite or not a number.
     """
-    if value is None or type(value) in (str, int, bool):
+    kind: Any = type(value)
+    if value is None or kind in (str, int, bool):
         return value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            name: to_json(item) for name in _written(type(value)) if (item := getattr(value, name)) or name != "unread"
-        }
+    if names := _written(kind):
+        return {name: to_json(item) for name in names if (item := getattr(value, name)) or name != "unread"}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
@@ -62,8 +61,9 @@ def to_json(value: Any) -> Any:
 
 @functools.cache
 def _written(kind: type) -> tuple[str, ...]:
-    """Return the names of a dataclass' fields in the order of writing: ``unread`` is last."""
-    return tuple(f.name for f in sorted(dataclasses.fields(kind), key=lambda f: f.name == "unread"))
+    """Return the names of a dataclass' fields in the order of writing: ``unread`` is last. Other types have none."""
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    return tuple(f.name for f in sorted(fields, key=lambda f: f.name == "unread"))
 
 
 Readers = Mapping[Any, Callable[[Any, str], Any]]
@@ -71,27 +71,44 @@ Readers = Mapping[Any, Callable[[Any, str], Any]]
 :class:`enum.Enum` decodes the words that are no members of their enumeration (:func:`reader_of_new_words`)."""
 
 
+PoolKey = tuple[type, Hashable]
+"""A class, and what stands for all data of one of its records."""
+
+
 class Pool:
     """Records that several documents share: equal parts are decoded once and are the same object.
 
     The machines of a fleet are nearly equal, so this saves most of the time and memory of all but the first. Put it
-    into :data:`Readers` by its class.
+    into :data:`Readers` by its class. A record that no recent document has is forgotten, so that those which one
+    document has alone do not add up.
     """
 
+    LIMIT = 16384
+    """The number of other records after which one is forgotten. A doctor's document of 8 GPUs has some 400 different
+    ones, and each further node 35 of its own."""
+
     def __init__(self) -> None:
-        self._records: dict[tuple[type, bytes], Any] = {}
+        self._recent: dict[PoolKey, Any] = {}
+        self._earlier: dict[PoolKey, Any] = {}
 
-    def __call__(self, key: tuple[type, bytes], _where: str) -> Any:
+    def __call__(self, key: PoolKey, _where: str) -> Any:
         """Return the record of a key, or ``None``."""
-        return self._records.get(key)
+        record = self._recent.get(key)
+        if record is None and (record := self._earlier.get(key)) is not None:
+            self.keep(key, record)
+        return record
 
-    def keep(self, key: tuple[type, bytes], record: Any) -> None:
+    def keep(self, key: PoolKey, record: Any) -> None:
         """Remember the record that was decoded from a key's data."""
-        self._records[key] = record
+        if len(self._recent) >= self.LIMIT:
+            self._recent, self._earlier = {}, self._recent
+        self._recent[key] = record
 
     @staticmethod
-    def key(kind: type, data: dict[str, Any]) -> tuple[type, bytes]:
+    def key(kind: type, data: dict[str, Any]) -> PoolKey:
         """Return the key of a record: its class and all of its data."""
+        if len(data) <= 2 and all(type(value) is str for value in data.values()):
+            return kind, tuple(data.items())
         # Needed for fleets only, and takes a tenth of the time of --help to import.
         from hashlib import blake2b
 
@@ -231,7 +248,8 @@ def _reading_of_dataclass(cls: type) -> _Reading:
             # Not before: a dataclass may hold others of its own type.
             fields = _fields(cls)
         pool = readers.get(Pool)
-        if not isinstance(pool, Pool):
+        # A whole document, or its machine, is equal to no other one.
+        if not isinstance(pool, Pool) or where[0] is None:
             return _record(cls, fields, data, where, readers)
         # The data of a decoded record is the same JSON, so it is valid too.
         key = Pool.key(cls, data)

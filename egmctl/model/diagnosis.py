@@ -31,7 +31,7 @@ class Diagnosis(Shown):
     named."""
     counts: Mapping[str, int] = field(init=False)
     """The number of checks by status, each by its most severe finding. ``explained`` counts the checks whose faults
-    another check explains."""
+    another check explains; ``assumed`` is there only for a model."""
     findings: tuple[Finding, ...]
     """The findings, in the order of the checks."""
     strict: bool = False
@@ -44,6 +44,8 @@ class Diagnosis(Shown):
     def __post_init__(self) -> None:
         statuses = list(self.verdicts.values())
         counts = {status.value: statuses.count(status) for status in Status}
+        if not counts[Status.ASSUMED]:
+            del counts[Status.ASSUMED]
         if explained := len({finding.check for finding in self.findings}) - len(statuses):
             counts["explained"] = explained
         object.__setattr__(self, "counts", counts)

@@ -117,21 +117,28 @@ class KnownCause:
     remedy: Remedy
     """What to do. Where neither the node's GPUs nor the place of the process are known, its text says what is for the
     host."""
+    alternative: Plain = ""
+    """What the program of the message can do instead of the remedy, wherever it runs: a sentence."""
     see: Plain = ""
     """How to see it, in words; a command that shows it is in the remedy."""
     holds_in: Plain = ""
     """``container`` if only a container has it: then checks on a host exclude nothing."""
+    confirmable: bool = True
+    """Whether what its remedy shows (``look``) confirms it. If not, it refers to other lines, or its remedy states when
+    it is for."""
     calls: tuple[Plain, ...] = ()
     """The functions that fail so, if the text names none; empty if it does."""
     checks: tuple[Plain, ...] = ()
     """The checks of doctor that fail where it holds."""
     decides: bool = False
     """Whether it does not hold where these checks pass."""
+    noted: bool = False
+    """Whether a note of these checks shows that it holds: it is a deliberate setting."""
     log: Plain = ""
     """Words of CUDA's own error log that state it."""
     state: CauseState = CauseState.UNKNOWN
     findings: tuple[Finding, ...] = ()
-    """The findings of these checks that fail or warn; for an unknown cause, those that lack data."""
+    """The findings of these checks that fail or warn, or note it; for an unknown cause, those that lack data."""
 
     def __str__(self) -> str:
         text = self.remedy.text
@@ -177,6 +184,8 @@ class Word(StrEnum):
     POSSIBLE_CAUSE = "POSSIBLE CAUSE"
     WHICH_ERROR = "WHICH ERROR?"
     """A call without its error, or an error that means something else for each function."""
+    NO_FAULT = "NO FAULT"
+    """Every line of the text is known to be harmless."""
     NOT_KNOWN = "NOT KNOWN"
     INTERRUPTED = "INTERRUPTED"
     """Reading ended before the end of the text."""
@@ -208,6 +217,12 @@ class Explanations(Shown):
         """Whether a call was named without its error, and several errors of it are known."""
         calls = {each.failure.call for each in self.explanations}
         return self.lines is None and len(self.explanations) > 1 and len(calls) == 1
+
+    @property
+    def is_harmless(self) -> bool:
+        """Whether every line of a text is known to be harmless: a line that is not known could state a fault."""
+        harmless = [each.failure.count for each in self.explanations if each.severity is Severity.HARMLESS]
+        return len(harmless) == len(self.explanations) and sum(harmless) == self.lines and not self.left_out
 
     @property
     def leading(self) -> Explanation | None:
@@ -244,7 +259,7 @@ def word(result: Explanations) -> Word:
         # The driver's own log states it, in words that no entry has.
         return Word.CAUSE
     if leader is None:
-        return Word.NOT_KNOWN
+        return Word.NO_FAULT if result.is_harmless else Word.NOT_KNOWN
     if leader.is_decided and not result.asks_for_error:
         return Word.CAUSE
     if leader.vague or result.asks_for_error:

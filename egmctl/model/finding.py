@@ -24,6 +24,9 @@ class Status(StrEnum):
     NOTE = "note"
     """A deliberate setting disables something, which is a fault only for those who need it. The exit code is 0, with
     ``--strict`` 1."""
+    ASSUMED = "assumed"
+    """A model's sources do not state it, and the check passes with what a healthy node of its kind states. It was not
+    read, and is counted apart from ``pass``."""
     PASS = "pass"  # noqa: S105
     SKIP = "skip"
     """It does not apply to this machine, or was not requested; the summary says why."""

@@ -10,8 +10,9 @@ from typing import ClassVar
 from egmctl.compat import StrEnum
 from egmctl.model.answer import UNANSWERED, Answer, State
 from egmctl.model.comparison import Comparison
+from egmctl.model.finding import Status
 from egmctl.model.measurement import RunReport
-from egmctl.model.record import Command, Plain, Shown
+from egmctl.model.record import BusId, Command, Plain, Shown
 from egmctl.units import fold, format_kernel_list, grouped, several
 
 
@@ -149,7 +150,7 @@ class GroupLine:
     check: str = ""
     """The doctor check."""
     status: str = ""
-    """``fail`` or ``warn``, or the node's :class:`Reach`; empty if there is no problem."""
+    """``fail``, ``warn`` or ``note``, or the node's :class:`Reach`; empty if there is no problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +201,36 @@ class Readiness:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnlikeGpus:
+    """GPUs of a node that differ from those of their kind on other nodes."""
+
+    node: str
+    label: Plain
+    """The GPUs: ``GPU2``; empty for all of the node."""
+    gpus: tuple[BusId, ...]
+    name: Plain
+    """The property: ``ECC``, ``VBIOS``."""
+    value: Plain
+    usual: Plain | None
+    """The value of most GPUs of the kind on all nodes; null if none has a majority."""
+    others: str
+    """The nodes with the usual value, or all others, in short form."""
+    status: Status
+    """``warn`` if work that uses all GPUs waits for these, else ``note``."""
+
+    @property
+    def slows(self) -> bool:
+        """Whether work that uses all GPUs waits for these."""
+        return self.status is Status.WARN
+
+    @property
+    def words(self) -> str:
+        """The difference as a clause."""
+        rest = "most differ from it" if self.usual is None else f"it is {self.usual}"
+        return f"{self.name} is {self.value}; on {self.others} {rest}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
     """The measurement between the GPUs of all nodes, by the ranks of an MPI job."""
 
@@ -234,6 +265,8 @@ class FleetReport(Shown):
     """The largest first; those of nodes that did not answer last."""
     comparison: Comparison | None = None
     """The comparison of the answers; null for fewer than two."""
+    unlike: tuple[UnlikeGpus, ...] = ()
+    """The GPUs that differ from most of their kind on all nodes, and that their own node cannot name."""
     readiness: Readiness | None = None
     """The GPUs of ``doctor`` and ``bringup`` by NVLink domain; null if none is in one and none is expected."""
     fabric: Fabric | None = None

@@ -171,10 +171,20 @@ class GpuNvml(Record):
     serial: str | None = None
     board_part_number: Plain | None = None
     vbios: Plain | None = None
+    inforom_image: Plain | None = None
+    """The version of the InfoROM's image, which holds the configuration of the board
+    (``nvmlDeviceGetInforomImageVersion``)."""
     minor: int | None = None
     compute_capability: tuple[int, int] | None = None
     memory_total_bytes: int | None = None
     memory_used_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    """The hard limit of the process' cgroup on this GPU's memory (``nvmlDeviceGetMemoryLimits_v1``), which
+    ``memory_total_bytes`` then is too; -1 is unlimited."""
+    memory_soft_limit_bytes: int | None = None
+    """The soft limit: MPS may end a client that holds more, if another one needs memory; -1 is all."""
+    memory_limit_used_bytes: int | None = None
+    """What the cgroup holds of this GPU's memory."""
     bar1_total_bytes: int | None = None
     """The size of BAR1, through which other devices reach the GPU's memory (``nvmlDeviceGetBAR1MemoryInfo``)."""
     link: PcieLink | None = None
@@ -217,6 +227,10 @@ class GpuNvml(Record):
     sram_threshold_exceeded: bool | None = None
     """Whether the driver asks to have the GPU serviced, as its SRAM had too many uncorrectable errors
     (``bThresholdExceeded`` of ``nvmlDeviceGetSramEccErrorStatus``). Only root may read it on some drivers."""
+    channel_repair_pending: bool | None = None
+    """Whether a memory channel will be repaired at the next reset (``nvmlDeviceGetRepairStatus``)."""
+    tpc_repair_pending: bool | None = None
+    """Whether a texture processing cluster, a part with SMs, will be repaired at the next reset (same call)."""
     recovery_action: Plain | None = None
     """The action that the driver requests (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION): ``none``, ``gpu-reset``,
     ``node-reboot``, ``drain-p2p``, ``drain-and-reset``, ``recover-imex-domain``, ``bus-reset``, ``system-reboot``."""

@@ -287,7 +287,7 @@ class Driver(Record):
     nvlink_bandwidth_mode: Plain | None = None
     """The result of ``nvmlSystemGetNvlinkBwMode``: ``full``, ``off``, ``min``, ``half`` or ``3quarter``."""
     modules: tuple[Plain, ...] | None = None
-    """The loaded modules among nvidia, nvidia_uvm, nvidia_peermem, nvgrace_gpu, nvgrace_egm, nouveau and gdrdrv."""
+    """The loaded modules among ``egmctl.facts.gpus.MODULES``."""
     module_parameters: Mapping[Plain, Annotated[str, Share.PARAMETER]] | None = None
     """``/proc/driver/nvidia/params``."""
     uvm_parameters: Mapping[Plain, Annotated[str, Share.PARAMETER]] | None = None
@@ -337,6 +337,52 @@ class Imex(Record):
     """``driverManaged`` or ``hostManaged``, from the environment of that driver. Only root may read it."""
     session_in_use: bool | None = None
     """Whether the service log has a rejected second daemon (``NV_ERR_IN_USE``) after its last ``READY``."""
+    version: Plain | None = None
+    """The version that the service log states at the last start."""
+    unanswered_unimport: bool | None = None
+    """Whether, by the service log since the last start, another node did not answer when memory was released."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricManager(Record):
+    """The fabric manager's version, which must be the driver's."""
+
+    version: Plain | None = None
+    """The version of the installed package (Debian), or of the program that refused the driver."""
+    refused_driver: Plain | None = None
+    """The driver version that it refused last; ``not-present`` if no log says so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CdiSpecification(Record):
+    """A file of the Container Device Interface that gives containers this node's GPUs."""
+
+    path: Plain
+    """``/etc/cdi/nvidia.yaml``."""
+    driver_versions: tuple[Plain, ...] = ()
+    """The driver versions in the names of the libraries that it mounts (``libcuda.so.580.65.06``), sorted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerEngine(Record):
+    """A container engine that runs on this node, and whether it can give GPUs to containers."""
+
+    name: Plain
+    """``docker``, ``containerd`` or ``crio``."""
+    nvidia_runtime: bool | None = None
+    """Whether its configuration names NVIDIA's runtime."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Containers(Record):
+    """What gives containers this host's GPUs: the NVIDIA Container Toolkit, CDI specifications, and engines."""
+
+    toolkit: bool | None = None
+    """Whether the toolkit is installed (``nvidia-ctk``)."""
+    specifications: tuple[CdiSpecification, ...] | None = None
+    """The CDI specifications of NVIDIA's GPUs in ``/etc/cdi`` and ``/var/run/cdi``; empty if there are none."""
+    engines: tuple[ContainerEngine, ...] | None = None
+    """The engines that run here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,6 +392,17 @@ class VerbsNode(Record):
     nic: Plain | None = None
     """The NIC: ``mlx5_0``; ``not-supported`` for ``rdma_cm``, which belongs to no NIC."""
     node: DeviceNode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirmwareEgm(Record):
+    """An area of EGM memory that the firmware declares in the ACPI tables."""
+
+    proximity_domain: int | None = None
+    """``nvidia,egm-pxm``. NVIDIA's firmware states the number of the socket, or 4 more if it keeps the area for a
+    hypervisor (edk2-nvidia, GPUMemoryInfo.c); in a virtual machine it is one of the machine's own domains."""
+    size_bytes: int | None = None
+    """``nvidia,egm-size``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,8 +417,12 @@ class System(Record):
     """``y``, ``m`` or ``n`` for each of ``egmctl.facts.system.CONFIGURATION_KEYS``."""
     acpi_egm: bool | None = None
     """Whether the ACPI tables declare EGM memory (``nvidia,egm-base-pa``). Only root may read them."""
+    firmware_egm: tuple[FirmwareEgm, ...] | None = None
+    """The EGM areas in the ACPI tables, one per proximity domain; empty if there are none. Only root may read them."""
     egm_regions: tuple[Plain, ...] | None = None
     """The devices in ``/sys/class/egm``, which pass EGM memory to virtual machines; empty if there are none."""
+    egm_region_bytes: Mapping[Plain, int] | None = None
+    """The size of each of them that states one (``egm_size``)."""
     max_map_count: int | None = None
     """``vm.max_map_count``."""
     remove_ipc: bool | None = None
@@ -379,6 +440,8 @@ class System(Record):
     """The running daemons among ``egmctl.facts.system.DAEMONS``; in a container, only those of its own PID
     namespace."""
     imex: Imex | None = None
+    fabric_manager: FabricManager | None = None
+    containers: Containers | None = None
     module_versions: Mapping[Plain, Plain] | None = None
     """The versions of the loaded modules among ``egmctl.facts.system.RDMA_MODULES``; ``""`` if a module states no
     version."""
@@ -422,6 +485,41 @@ class Cgroup(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CudaProcesses(Record):
+    """Processes of one user that use GPUs and have loaded the same libraries."""
+
+    user: int
+    """The user's number among those here, in the order in which they were seen."""
+    processes: int
+    """The number of the processes."""
+    asked: bool = False
+    """Whether the process of ``--pid`` is among them."""
+    libcuda_version: Plain | None = None
+    """The version in the name of their libcuda: ``580.65.06``."""
+    libcuda_compat: bool | None = None
+    """Whether it is of CUDA's compat package."""
+    runtime_version: Plain | None = None
+    """The version in the name of their libcudart; ``not-present`` if a program has it inside."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemoryLimit(Record):
+    """What one cgroup states about the memory of one GPU (the ``dmem`` controller, Linux 6.14)."""
+
+    cgroup: Annotated[str, Share.CGROUP_PATH]
+    """The path of the cgroup: that of the process or an ancestor."""
+    bus_id: BusId
+    max_bytes: int | None = None
+    """``dmem.max``: allocations beyond it fail; -1 is unlimited."""
+    min_bytes: int | None = None
+    """``dmem.min``: what is guaranteed, MPS's soft limit; -1 is all."""
+    low_bytes: int | None = None
+    """``dmem.low``: what is spared as long as others can give memory back; -1 is all."""
+    current_bytes: int | None = None
+    """``dmem.current``: what the cgroup and those below it hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Process(Record):
     """The process: its cgroups, signs of a container, and the environment variables that affect drivers."""
 
@@ -429,11 +527,19 @@ class Process(Record):
     """The process id that ``--pid`` specifies; 0 for the tool itself."""
     effective_uid: int | None = None
     cgroups: tuple[Cgroup, ...] | None = None
+    device_memory: tuple[DeviceMemoryLimit, ...] | None = None
+    """What the cgroups from the visible root to that of the process state about the memory of each GPU; empty if none
+    of them has the controller ``dmem``. A container does not see those above its own."""
+    device_memory_capacity: Mapping[BusId, int] | None = None
+    """``dmem.capacity``: the memory of each GPU, whatever the limits. Only the root cgroup has it."""
     container_signs: tuple[Plain, ...] | None = None
     """Signs such as ``/.dockerenv``, ``/run/.containerenv``, ``KUBERNETES_SERVICE_HOST``, ``overlay root``; empty if
     none."""
     environment: Mapping[Plain, Annotated[str, Share.ENVIRONMENT]] | None = None
     """The variables that are set among ``egmctl.facts.process.ENVIRONMENT_KEYS``."""
+    cuda_processes: tuple[CudaProcesses, ...] | None = None
+    """The processes that use GPUs here and whose maps this process may read, as NVML lists them, and that of
+    ``--pid``; only in the host's PID namespace, whose ids NVML states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -498,6 +604,8 @@ class Confinement(Record):
     unlimited."""
     pids_left: int | None = None
     """The number of further processes and threads that the cgroups allow (``pids.max``); -1 is unlimited."""
+    memory_limit_bytes: int | None = None
+    """The memory that the cgroups allow (``memory.max``), page cache and /dev/shm included; -1 is unlimited."""
     mounts: tuple[Mount, ...] | None = None
     shm_total_bytes: int | None = None
     """The size of ``/dev/shm``."""

@@ -72,6 +72,12 @@ class DriverMessage(StrEnum):
     (https://github.com/NVIDIA/open-gpu-kernel-modules/issues/872)."""
     NEEDS_PROPRIETARY_MODULES = "is not supported by open nvidia.ko"
     """The open modules write it about a GPU before Turing (open-gpu-kernel-modules, nv-pci.c)."""
+    LEGACY_DRIVER = "Legacy drivers. Please"
+    """The driver has dropped the GPU's generation, and names the last branch that has it
+    (https://github.com/NixOS/nixos-hardware/issues/1880). The line names no bus id."""
+    NOT_IN_RELEASE = "is not supported by the NVIDIA"
+    """The driver does not know the GPU: it is newer than the driver, or hides what it is
+    (https://github.com/NVIDIA/nvtrust/issues/55)."""
     VERSION_MISMATCH = "API mismatch: the client"
 
 

@@ -148,6 +148,8 @@ class Peer:
     tool: Plain
     """The version of ``egmctl``."""
     driver_version: Plain | None = None
+    libcuda_version: Plain | None = None
+    """The version of the libcuda that the node's first rank has loaded; null unless CUDA was asked (``--active``)."""
     clusters: tuple[Uuid, ...] = ()
     """The distinct NVLink domains of the node's GPUs; empty without a multi-node domain."""
     cliques: tuple[int, ...] = ()

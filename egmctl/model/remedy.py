@@ -46,6 +46,9 @@ ON_HOST = (Site.HOST, Site.JOB)
 """Where the services, kernel modules, device nodes and firmware of the host can be changed."""
 IN_CONTAINER = (Site.CONTAINER, Site.POD)
 
+ON_THE_HOST = "On the host: "
+"""Begins the text of a remedy that is for the host, where it is shown for a text or in a container."""
+
 GPUS = "{gpus}"
 """The part of a command that stands for the bus ids of the finding's GPUs, for ``nvidia-smi -i``; for a reset, of all
 that must be reset together."""

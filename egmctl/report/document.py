@@ -36,6 +36,8 @@ class Tone(StrEnum):
     WARN = "warn"
     BAD = "bad"
     UNKNOWN = "unknown"
+    ASSUMED = "assumed"
+    """As it is expected to be, and not read."""
     DIM = "dim"
     STRONG = "strong"
 
@@ -217,6 +219,8 @@ class Matrix(_Leveled):
     """The lines below the table."""
     better: Better | None = None
     """``None`` if the matrix is not shaded."""
+    keyed: bool = True
+    """Whether pages explain the shades."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

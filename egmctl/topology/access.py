@@ -195,6 +195,13 @@ def nvml_failure(machine: Machine) -> LibraryFailure | None:
     return (machine.driver or Driver()).nvml_failure
 
 
+def not_loaded(machine: Machine) -> bool:
+    """Return whether the NVIDIA kernel module is not loaded: ``/proc/driver/nvidia`` and ``/sys/module`` lack it."""
+    driver = machine.driver or Driver()
+    has_no_version = driver.module_version is None and driver.reason_of("module_version") is Reason.NOT_PRESENT
+    return has_no_version and "nvidia" not in (driver.modules or ())
+
+
 def without_nvml(machine: Machine, names: str) -> str:
     """Return why NVML reports nothing about these GPUs: it failed as a whole, or it does not list them."""
     failed = nvml_failure(machine)
@@ -239,6 +246,8 @@ def _before_libraries(machine: Machine, gpu: Gpu) -> Obstacle | None:
         return None
     if pci is not None and pci.driver is not None and pci.driver != "nvidia":
         return Obstacle(Block.NOT_BOUND, pci.driver or "no kernel driver")
+    if not_loaded(machine) and (pci is None or pci.driver is not None):
+        return Obstacle(Block.NOT_BOUND, "nvidia, whose kernel module is not loaded")
     if proc is not None and proc.excluded:
         return Obstacle(Block.EXCLUDED)
     if node is None and gpu.reason_of("node") not in (None, Reason.NOT_PRESENT):

@@ -12,6 +12,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.route import LinkClass, LinkKind
 from egmctl.topology import links as rates
 from egmctl.topology.access import DENIED, Block, cuda_failure, nvml_failure, obstacle
+from egmctl.topology.egm_mode import all_handed_over
 from egmctl.topology.links import Link, active_nvlinks, nvlink_joins, nvlinks_of
 from egmctl.topology.platform import PlatformKind, PlatformVerdict
 from egmctl.topology.routes import HostRoute, RouteKind
@@ -50,6 +51,11 @@ def _what_stops(machine: Machine) -> tuple[str, str]:
             "If it should have one: 'lspci -d 10de:' lists those on its bus; in a container, ask for its GPUs.",
         )
     on_bus = f"{several(len(gpus), 'NVIDIA GPU')} {'is' if len(gpus) == 1 else 'are'} on the PCI bus"
+    if all_handed_over(machine):
+        return (
+            f"{on_bus}, and this node gives them to virtual machines.",
+            "Run egmctl inside a virtual machine that has them.",
+        )
     if not _loaded(driver):
         load = "Load the driver with 'modprobe nvidia', or install it."
         block = "The nouveau driver is loaded: block it and load NVIDIA's."

@@ -18,6 +18,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
 from egmctl.model.route import PublishedRate
 from egmctl.topology.access import obstacle, without_nvml
+from egmctl.topology.egm_mode import EgmMode, egm_mode
 from egmctl.units import GIB, gpu_name
 
 
@@ -92,7 +93,8 @@ def egm(machine: Machine, gpu: Gpu) -> Egm:
     """Return whether a GPU has EGM.
 
     The driver sets the capability bit only if C2C is up, the firmware has reserved EGM memory (ACPI ``nvidia,egm-*``)
-    and the routes could be programmed. So if C2C is up, the bit is the answer.
+    and the routes could be programmed. So if C2C is up, the bit is the answer, unless that memory is carved out for
+    virtual machines.
     """
     state = c2c(machine, gpu)
     if state is C2c.ABSENT:
@@ -104,6 +106,8 @@ def egm(machine: Machine, gpu: Gpu) -> Egm:
         return Egm(None, stopped.cause)
     if gpu.nvml is None:
         return Egm(None, without_nvml(machine, "it"))
+    if egm_mode(machine).mode is EgmMode.CARVED_OUT:
+        return Egm(False, "the firmware carves out EGM memory for virtual machines")
     bit = gpu.nvml.egm_capable
     if bit is False:
         return Egm(False, "the EGM capability bit is clear")

@@ -119,9 +119,11 @@ def _by_probes(question: Question, diagnosis: Diagnosis) -> _Observed:
 
 
 def _all_pass(question: Question, diagnosis: Diagnosis) -> bool:
-    """Return whether each check of a question passes somewhere and is unknown or a note nowhere."""
+    """Return whether each check of a question passes somewhere and is unknown, assumed or a note nowhere."""
     by_status = grouped((each.status, each.check) for each in diagnosis.findings)
-    open_checks = {*by_status.get(Status.UNKNOWN, ()), *by_status.get(Status.NOTE, ())}
+    open_checks = {
+        check for status in (Status.UNKNOWN, Status.NOTE, Status.ASSUMED) for check in by_status.get(status, ())
+    }
     return {*question.checks} <= {*by_status.get(Status.PASS, ())} - open_checks
 
 

@@ -128,8 +128,20 @@ def test_host_memory_of_no_known_node_is_the_host_s() -> None:
     assert [peak.bytes for peak in peaks([[unknown]]) if peak.name == "host"] == [task.size_bytes]
 
 
+def with_l2(machine: Machine, size_bytes: int) -> Machine:
+    """Return a machine whose GPUs state the size of their L2 cache."""
+    return replace(
+        machine,
+        gpus=tuple(
+            replace(gpu, cuda=replace(gpu.cuda, attributes={**gpu.cuda.attributes, "L2_CACHE_SIZE": size_bytes}))
+            for gpu in machine.gpus or ()
+            if gpu.cuda is not None
+        ),
+    )
+
+
 def test_copies_of_a_run_move_through_such_a_buffer_in_turn(fake_node: MakeFakeNode, egmctl: RunEgmctl) -> None:
-    node = fake_node("hgx-b200")
+    node = fake_node(with_l2(shipped("hgx-b200"), 132644864))
     options = ("--case", "device_local_copy", "--gpus", "0", "--size", "64M", "--copies", "2", "--samples", "2")
     done = egmctl("bench", *options, env=node.environment())
     assert "1 measurement: 1 ok" in done.out

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 
 from egmctl.model.machine import Machine
-from egmctl.units import MIB
 from tests.bench.conftest import FEW, STAYS, Bench, cases
 from tests.fake.machines import nvl4, with_imex_channel
-from tests.fake.node import load
 from tests.mpi.nodes import QUICK
-
-
-def small_caches() -> Machine:
-    """Return a GB200 whose chains are short, as its GPUs have small caches."""
-    machine = load("gb200-tray")
-    gpus = tuple(
-        replace(gpu, cuda=replace(gpu.cuda, attributes={**gpu.cuda.attributes, "L2_CACHE_SIZE": MIB}))
-        for gpu in machine.gpus or ()
-        if gpu.cuda is not None
-    )
-    return replace(machine, gpus=gpus)
 
 
 @dataclass(frozen=True)
@@ -152,7 +139,6 @@ WAYS = {
             *cases("device_to_device_ping_pong_latency", "device_to_device_latency_cached"),
         ),
         calls=("cuMemAlloc@3", "cuLaunchKernel@2", "cuMemsetD32Async@1", "cuMemcpyAsync@2"),
-        machine=small_caches(),
     ),
     "atomic latencies": Way(
         (
@@ -163,7 +149,6 @@ WAYS = {
             *("cuMemAlloc@1", "cuMemAlloc@3", "cuMemsetD32Async@1", "cuLaunchKernel@1"),
             *("cuMemcpyAsync@1", "cuMemcpyAsync@2"),
         ),
-        machine=small_caches(),
     ),
 }
 

@@ -25,7 +25,6 @@ from egmctl.report.render.text import WIDTH
 from egmctl.report.views.bench_details import knee
 from egmctl.units import GIB, MIB
 from tests.bench.conftest import Bench, Run, cases
-from tests.bench.test_faults import small_caches
 from tests.doctor.machines import shipped
 from tests.report.texts import matrices_text
 
@@ -147,7 +146,7 @@ def measure(bench: Bench) -> MeasureLatencies:
 
     def run(*names: str, faults: str = "") -> Run:
         options = ("bench", "--gpus", "0-1", "--numa", "0", "--samples", "2")
-        return bench(*options, *cases(*names), machine=small_caches(), faults=faults)
+        return bench(*options, *cases(*names), faults=faults)
 
     return run
 

@@ -16,28 +16,22 @@ import pytest
 
 from egmctl.facts import replay as record
 from egmctl.model.gpu import FAKE, GpuProcess
-from egmctl.model.machine import Machine
 from egmctl.units import MIB
-from tests.conftest import ROOT, RunEgmctl, ended
+from tests.conftest import LITTLE, ROOT, RunEgmctl, ended
 from tests.doctor.cgroups import pids
 from tests.doctor.machines import patched, shipped
 from tests.fake.plugin import MakeFakeNode
 from tests.in_process import run
 
 
-def small(name: str) -> Machine:
-    """Return a machine with little memory, which makes small buffers: a fake copies them fast."""
-    return patched(shipped(name), "gpus[*].nvml", memory_total_bytes=264 * MIB, memory_used_bytes=0)
-
-
 @pytest.mark.long
 def test_on_a_node_it_checks_and_measures_and_writes_everything(
     egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
 ) -> None:
-    node = fake_node(small("gb200-tray"))
+    node = fake_node(shipped("gb200-tray"))
     kept, page = tmp_path / "node.json", tmp_path / "node.html"
     options = ("bringup", "--gpus", "0-1", "--numa", "0", "-o", "-", "-o", kept, "-o", page)
-    ended = egmctl(*options, env=node.environment(), timeout_s=280)
+    ended = egmctl(*options, env=node.environment(), little=True)
     document = json.loads(kept.read_text())
     schema = json.loads((ROOT / "docs/schemas/bringup.schema.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(document)
@@ -62,10 +56,10 @@ def test_gpus_in_use_are_not_measured_and_who_uses_them_is_named(
     egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
 ) -> None:
     process = (GpuProcess(pid=4711, used_memory_bytes=512 * MIB),)
-    node = fake_node(patched(small("gb200-tray"), "gpus[0].nvml", processes=process))
+    node = fake_node(patched(shipped("gb200-tray"), "gpus[0].nvml", processes=process))
     kept = tmp_path / "node.json"
     options = ("bringup", "--gpus", "0-1", "--numa", "0", "-o", "-", "-o", kept, "-q")
-    ended = egmctl(*options, env=node.environment(), timeout_s=280)
+    ended = egmctl(*options, env=node.environment(), little=True)
     answer = json.loads(kept.read_text())["answer"]
     assert (ended.code, answer["state"]) == (3, "incomplete"), "a busy GPU is never bad, also if --gpus names it"
     words = " ".join(ended.out.split())
@@ -75,7 +69,7 @@ def test_gpus_in_use_are_not_measured_and_who_uses_them_is_named(
 
 @pytest.mark.long
 def test_what_appears_while_the_bench_runs_is_no_go(fake_node: MakeFakeNode, tmp_path: Path) -> None:
-    healthy = small("hgx-h200x4")
+    healthy = shipped("hgx-h200x4")
     node, kept = fake_node(healthy), tmp_path / "node.json"
 
     def sicken() -> None:
@@ -88,7 +82,7 @@ def test_what_appears_while_the_bench_runs_is_no_go(fake_node: MakeFakeNode, tmp
     thread.start()
     # An interpreter of its own: a forked child would have the fake libraries, and their answers, from its beginning.
     words = ["bringup", "--gpus", "0", "-o", "-", "-o", str(kept), "-q"]
-    done = ended([sys.executable, "-m", "egmctl", *words], env=node.environment(), timeout_s=280)
+    done = ended([sys.executable, LITTLE, *words], env=node.environment(), timeout_s=280)
     answer = json.loads(kept.read_text())["answer"]
     assert (done.code, answer["state"], answer["causes"][0]["under_load"]) == (1, "bad", True)
     first = " ".join(done.out.split())
@@ -99,8 +93,8 @@ def test_what_appears_while_the_bench_runs_is_no_go(fake_node: MakeFakeNode, tmp
 @pytest.mark.long
 def test_a_gpu_that_nvml_lost_during_the_bench_is_a_problem(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
     # The readings before and after ask four times, once a GPU.
-    environment = fake_node(small("hgx-h200x4")).environment(faults="nvmlDeviceGetTemperature@6=error:15")
-    ended = egmctl("bringup", "--gpus", "0", "-q", env=environment, timeout_s=280)
+    environment = fake_node(shipped("hgx-h200x4")).environment(faults="nvmlDeviceGetTemperature@6=error:15")
+    ended = egmctl("bringup", "--gpus", "0", "-q", env=environment, little=True)
     assert ended.code == 4
     assert "BROKE: the run broke: NVML lost GPU0 during the bench: " in " ".join(ended.out.split())
 
@@ -131,14 +125,14 @@ def test_the_exit_codes_of_nagios() -> None:
 
 def brought_up(fake_node: MakeFakeNode, before: Callable[[], None]) -> tuple[int, str]:
     """Run bringup on two fake GPUs whose files of this process are the kernel's own; return exit code and words."""
-    node = fake_node(small("hgx-h200x4"))
+    node = fake_node(shipped("hgx-h200x4"))
     shutil.rmtree(node.sysroot / "proc/self")
     (node.sysroot / "proc/self").symlink_to("/proc/self")
     cgroups = node.sysroot / "sys/fs/cgroup"
     shutil.rmtree(cgroups, ignore_errors=True)
     cgroups.parent.mkdir(parents=True, exist_ok=True)
     cgroups.symlink_to("/sys/fs/cgroup")
-    command = [sys.executable, "-m", "egmctl", "bringup", "--gpus", "0", "-q"]
+    command = [sys.executable, LITTLE, "bringup", "--gpus", "0", "-q"]
     done = ended(command, env=node.environment(), timeout_s=280, preexec_fn=before)
     return done.code, " ".join(done.out.split())
 

@@ -358,6 +358,14 @@ def test_what_a_program_prints_is_read_if_cuda_logged_nothing(egmctl: RunEgmctl)
     assert "CUDA offers this process no GPU" in " ".join(done.err.split())
 
 
+def test_a_program_that_failed_is_not_answered_by_a_line_that_is_harmless(egmctl: RunEgmctl) -> None:
+    line = "NVRM: Persistence mode is deprecated and will be removed in a future release."
+    done = egmctl("explain", "--", "sh", "-c", f"echo '{line}' >&2; exit 5")
+    assert done.code == 5
+    assert "its standard error has no known error" in done.err
+    assert "NO FAULT" not in done.err
+
+
 def test_standard_error_is_passed_on_unchanged_and_remains_what_it_was(egmctl: RunEgmctl) -> None:
     script = r"printf 'a\r\n\033[1mb\tno newline' >&2; test -t 2 && echo terminal; exit 0"
     assert egmctl("explain", "--", "sh", "-c", script) == (0, "", "a\r\n\033[1mb\tno newline")

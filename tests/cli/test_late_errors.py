@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from egmctl.cli.output import emit
 from egmctl.errors import EgmctlError
 from egmctl.files import write_all, write_whole
 from egmctl.fleet.folder import new_folder
-from egmctl.fleet.run import Launch, Progress, _Fleet
+from egmctl.fleet.run import STANDARD_OUTPUT, Launch, Progress, _Fleet
 from egmctl.journal import events
 from egmctl.journal.events import Note
 from egmctl.model.answer import Answer, State
@@ -91,7 +90,7 @@ def test_a_nodes_document_is_not_kept(tmp_path: Path, late: Callable[[], None], 
     late()
     with pytest.raises(EgmctlError, match=os.strerror(number)):
         folder.keep("node01", b"{}")
-    assert not (folder.path / "nodes/node01.json").exists()
+    assert not (folder.path / "nodes/node01.json.gz").exists()
 
 
 def test_a_journal_says_that_it_ends_early_and_the_run_goes_on(
@@ -157,22 +156,22 @@ def test_what_a_node_sent_is_lost_and_no_other_nodes_answer(tmp_path: Path, numb
     asked = Asked(command=Command.DOCTOR, nodes=(), remote_command="egmctl", version="")
     launch = Launch(launcher=Launcher.SSH, options=(), fanout=2, connect_timeout_s=1, timeout_s=1)
     folder = new_folder(tmp_path / "out", Command.DOCTOR, datetime.now(timezone.utc))
-    fleet = _Fleet(asked, launch, folder, lambda _: None, [], Progress(2))
-    fleet.worker = SimpleNamespace(SNAME_STDERR="stderr")
+    fleet = _Fleet(asked, launch, folder, lambda answer, _: answer, lambda _: None, [], Progress(2))
     for node in ("node01", "node02"):
-        fleet.ev_pickup(None, node)
-        assert fleet.took(node, "stdout", SENT.encode())
+        talk = fleet.begin(node)
+        assert talk is not None
+        talk.pipe_data_received(STANDARD_OUTPUT, SENT.encode())
     with fleet.talks["node02"].file as file:
         late_file = LateFile(os.dup(file.fileno()), "w")
     late_file.number = number
     fleet.talks["node02"].file = late_file
     for node in ("node02", "node01"):
-        fleet.ended(node, 0, out_of_time=False)
+        fleet.ended(node, 0)
     lost, answered = fleet.progress.answers
     assert (lost.reach, answered.reach) == (Reach.LOST, Reach.ANSWERED)
     assert lost.reason.endswith(f"node02.part: {os.strerror(number)}")
     assert str(fleet.failure) in lost.reason
-    assert [path.name for path in (folder.path / "nodes").iterdir()] == ["node01.json"]
+    assert [path.name for path in (folder.path / "nodes").iterdir()] == ["node01.json.gz"]
 
 
 SENT = """

@@ -20,6 +20,7 @@ from egmctl.errors import ExitCode, NothingToDo
 from egmctl.model.answer import Answer, State
 from egmctl.model.bringup import Bringup
 from egmctl.model.codec import to_json
+from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.fleet import Fabric
 from egmctl.model.gpu import FAKE
 from egmctl.model.machine import Machine
@@ -49,15 +50,24 @@ Message = tuple[Any, str] | None
 
 def go(machine: Machine) -> Bringup:
     """Return the answer for a node on which nothing was left out."""
-    diagnosis = Doctor().diagnose(machine, redacted=True)
-    return Bringup(answer=Answer(state=State.GOOD, word="GO"), diagnosis=diagnosis, run=None)
+    return Bringup(answer=Answer(state=State.GOOD, word="GO"), diagnosis=diagnosed(machine), run=None)
+
+
+def diagnosed(machine: Machine) -> Diagnosis:
+    """Return the diagnosis of one of this file's machines, made once."""
+    if id(machine) not in _DIAGNOSES:
+        _DIAGNOSES[id(machine)] = Doctor().diagnose(machine, redacted=True)
+    return _DIAGNOSES[id(machine)]
+
+
+_DIAGNOSES: dict[int, Diagnosis] = {}
 
 
 def sent(rank: int, machine: Machine | Callable[[], Bringup]) -> Message:
     """Return what the first rank of a node sends."""
 
     def node() -> Bringup:
-        answer = bringup(Doctor().diagnose(cast(Machine, machine), redacted=True), None, not_measured="busy")
+        answer = bringup(diagnosed(cast(Machine, machine)), None, not_measured="busy")
         return answer if answer.answer.state is State.BAD else go(cast(Machine, machine))
 
     message = rack._answer_of(HOSTS[rank], node if isinstance(machine, Machine) else machine)
@@ -95,7 +105,7 @@ Ask = Callable[..., tuple[ExitCode, dict[str, Any], str]]
 def answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ask:
     """Return the exit code, the result and the text of a job's answer."""
 
-    def ask(job: Job, own: Machine = WELL, fabric: Fabric = MEASURED, file: str = "rack.json", **options: str) -> Any:
+    def ask(job: Job, own: Machine = WELL, fabric: Fabric = MEASURED, file: str = "rack.json", **options: Any) -> Any:
 
         def measured(*_: object) -> Fabric:
             if fabric is GONE:
@@ -127,27 +137,39 @@ def broken() -> Bringup:
 @pytest.mark.parametrize(
     ("messages", "code", "words"),
     [
-        (three(), 0, "GO: 12 of 12 GPUs are ready in 1 NVLink domain; fabric "),
-        (three(SLOW), 1, "NO-GO: 11 of 12 GPUs are ready: GPU2 of tray02: 17 of 18 NVLinks are active; fabric "),
-        (three(SLOW, SLOW), 1, "NO-GO: 10 of 12 GPUs are ready: GPU2 of tray[02-03]: 17 of 18 NVLinks are active;"),
+        (three, 0, "GO: 12 of 12 GPUs are ready in 1 NVLink domain; fabric "),
         (
-            three(third=OUT),
+            lambda: three(SLOW),
+            1,
+            "NO-GO: 11 of 12 GPUs are ready: GPU2 of tray02: 17 of 18 NVLinks are active; fabric ",
+        ),
+        (
+            lambda: three(SLOW, SLOW),
+            1,
+            "NO-GO: 10 of 12 GPUs are ready: GPU2 of tray[02-03]: 17 of 18 NVLinks are active;",
+        ),
+        (
+            lambda: three(third=OUT),
             3,
             "INCOMPLETE: 8 of 12 GPUs are ready: tray03 is outside the NVLink domain (clique 0); fabric ",
         ),
-        (three(third=broken), 4, "tray03 gave no answer (failed) (4 GPUs assumed); fabric "),
+        (lambda: three(third=broken), 4, "tray03 gave no answer (failed) (4 GPUs assumed); fabric "),
         (
-            three(third=None),
+            lambda: three(third=None),
             4,
             "tray03 gave no answer (timed-out) (4 GPUs assumed); fabric not measured: no answer from rank 4 on tray03",
         ),
-        ({rank: part for rank, part in three().items() if rank != 3}, 3, "no answer from rank 3 on tray02 Next: "),
+        (
+            lambda: {rank: part for rank, part in three().items() if rank != 3},
+            3,
+            "no answer from rank 3 on tray02 Next: ",
+        ),
     ],
 )
 def test_who_is_not_ready_is_named_in_the_first_sentence(
-    answer: Ask, messages: dict[int, Message], code: int, words: str
+    answer: Ask, messages: Callable[[], dict[int, Message]], code: int, words: str
 ) -> None:
-    ended, result, text = answer(Job(messages))
+    ended, result, text = answer(Job(messages()))
     assert (ended, words in text) == (code, True), text[:500]
     assert [node["node"] for node in result["answers"]] == ["tray01", "tray02", "tray03"]
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from egmctl.comparison import compare
-from egmctl.comparison.facts import Fact, Subject, sections_of, statements
-from egmctl.comparison.paths import GpuNames
+from egmctl.comparison.facts import Fact, MachineFacts, Subject
 from egmctl.comparison.worth import WORTH, Good, More, outcome_of
 from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.runner import CHECKS, diagnose
@@ -84,8 +83,7 @@ def test_every_fact_of_the_table_is_one_that_a_machine_has() -> None:
     stated: set[str] = set()
     for name in (*replay.names(), *replay.sick()):
         machine = shipped(name)
-        names = GpuNames([{gpu.bus_id: gpu.index for gpu in machine.gpus or ()}])
-        for subject in statements(machine, sections_of([machine]), names, 0):
+        for subject in (subject for parts in MachineFacts().of(machine).values() for part in parts for subject in part):
             words = subject.what.split(" ")
             stated |= {words[-1], " ".join(words[-2:])} | (
                 {"port state"} if subject.what.endswith("1 state") else set()

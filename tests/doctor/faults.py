@@ -27,6 +27,7 @@ from egmctl.model.gpu import Fabric, NvLinkCounters
 from egmctl.model.host import (
     Bridge,
     DeviceNode,
+    FirmwareEgm,
     Imex,
     Mount,
     Nic,
@@ -170,7 +171,9 @@ def healthy() -> Machine:
         uptime_s=86400.0,
         kernel_configuration={"NUMA": "y", "ACPI_NUMA": "y", "ARM_SMMU_V3_SVA": "y", "IOMMU_SVA": "y"},
         acpi_egm=True,
+        firmware_egm=tuple(FirmwareEgm(proximity_domain=node, size_bytes=480 << 30) for node in (0, 1)),
         egm_regions=(),
+        egm_region_bytes={},
         max_map_count=1 << 20,
         remove_ipc=False,
         iommu_domains={},
@@ -295,7 +298,6 @@ FAULTS: dict[str, Fault] = {
             attributes={"HANDLE_TYPE_FABRIC_SUPPORTED": 1, "HOST_NUMA_MULTINODE_IPC_SUPPORTED": 0},
         )
     ),
-    "egm.hypervisor-mode": changed("system", egm_regions=("egm0", "egm1")),
     "egm.override-key": changed("driver", module_parameters={"RegistryDwords": '"RMEnableLocalEgmPeerId=1"'}),
     "gpu.health": changed("gpus[0].nvml", remapped_rows_failure=True),
     "gpu.mig": Fault(lambda: patched(healthy(), "gpus[0].nvml", mig_mode=True), Scope(purposes=(Guard.P2P,))),
@@ -469,5 +471,5 @@ ONLY_TOLD = frozenset(
 )
 """Checks that tell what is so, and never that it is a fault."""
 
-NOTED = frozenset({"gpu.power-limit", "numa.page-size", "rdma.bar1"})
+NOTED = frozenset({"gpu.memory-limit", "gpu.power-limit", "numa.huge-pages", "numa.page-size", "rdma.bar1"})
 """Checks whose fault is a setting that stops nothing by itself, so that they only note it."""

@@ -13,6 +13,7 @@ from egmctl.model.host import Imex, LibraryFailure, NumaKind
 from egmctl.model.kernel_log import KernelLog
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
+from tests.doctor.checks.test_egm_mode import virtualization_host, with_carve_out
 from tests.doctor.checks.test_numa_memory import node1, with_node
 from tests.doctor.checks.test_pcie import b300, gb200, gb300
 from tests.doctor.faults import OUTSIDE, faults, healthy, weak_switch
@@ -109,7 +110,10 @@ SICK: Mapping[str, Scene] = {
     "gb200-fatal-sxid": Scene(_of("kernel.sxid"), why="Fabric Manager guide: SXids."),
     "gb200-fatal-aer": Scene(_of("kernel.aer"), why="Documentation/PCI/pcieaer-howto.rst."),
     "gb200-egm-address": Scene(_of("kernel.driver-messages"), why="open-gpu-kernel-modules, mem_mgr.c: its messages."),
-    "gb200-for-guests": Scene(_of("egm.hypervisor-mode"), why="Linux, nvgrace-egm: regions for virtual machines."),
+    "gb200-egm-hv": Scene(with_carve_out, ("--for", "egm"), why="edk2-nvidia, TH500ResourceConfig.c: EGM With HV."),
+    "gb200-egm-host": Scene(
+        virtualization_host, ("--for", "egm"), why="NVIDIA/NV-Kernels, pull requests 119 and 559: nvgrace-egm."
+    ),
     "gb200-egm-override": Scene(_of("egm.override-key"), why="open-gpu-kernel-modules, nvrm_registry.h."),
     "gb200-no-peer-route": Scene(_of("egm.peer-route"), why="nvml.h: nvmlDeviceGetP2PStatus."),
     "gb200-memory-offline": Scene(_of("numa.mode"), why="NVIDIA driver README: NUMA status of GPU memory."),

@@ -31,6 +31,7 @@ from egmctl.report.exports.nagios import doctor_nagios
 from tests.answers import diagnose
 from tests.doctor.faults import by_nouveau, excluded, faults, healthy, with_switches, without_umad
 from tests.doctor.machines import patched, with_gpu_denied
+from tests.doctor.test_fabric_manager import board
 
 INIT_FAILED = "NVRM: GPU 0008:01:00.0: RmInitAdapter failed! (0x62:0x55:1860)"
 AER = "nvidia 0008:01:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer"
@@ -203,6 +204,7 @@ PAIRS: dict[tuple[str, str], Machine] = {
     ("dev.control-nodes", "egm.alloc-active"): without_uvm(),
     ("drv.libraries", "egm.alloc-active"): probes_failing(without_cuda(healthy(), 999), "cuInit", 999),
     ("fabric.manager", "drv.libraries"): waiting(unmanaged()),
+    ("drv.versions", "fabric.manager"): board("590.48.01", runs=False, driver="580.126.09", library="590.48.01"),
     ("fabric.management", "drv.libraries"): waiting(without_umad()),
     ("fabric.state", "drv.libraries"): waiting(IN_PROGRESS),
     ("gpu.cc-mode", "drv.libraries"): waiting(
@@ -383,62 +385,6 @@ def test_each_pair_that_sees_the_same_fault(cause: str, effect: str) -> None:
         assert found[1].explained_by == by
 
 
-UPSTREAM = (
-    "dev",
-    "drv",
-    "env",
-    "kernel",
-    "numa",
-    "uvm",
-    "gpu",
-    "c2c",
-    "nvlink",
-    "fabric",
-    "p2p",
-    "egm",
-    "imex",
-    "rdma",
-)
-"""From a device that is there, over the driver and the platform, to a feature, by the area of a check. Areas after
-these only try what others judge."""
-AGAINST = {
-    ("drv", "dev"): "a module that drives no GPU leaves it unbound, and a library that fails lists none",
-    ("env", "drv"): "a library that gets no more files or processes does not start",
-    ("gpu", "dev"): "a mode that hides a GPU from CUDA, and from the count of GPUs",
-    ("gpu", "kernel"): "the driver logs the errors that it counts",
-    ("kernel", "dev"): "the driver logs why it gave a GPU up",
-    ("nvlink", "kernel"): "the driver logs what a link does",
-    ("c2c", "kernel"): "the driver logs what a link does",
-    ("fabric", "kernel"): "the driver logs what the fabric does",
-    ("p2p", "kernel"): "the driver logs what it refuses",
-    ("imex", "kernel"): "the driver logs what IMEX does",
-    ("uvm", "drv"): "CUDA does not start on a GPU with NVLink-C2C and without ATS (3)",
-    ("uvm", "kernel"): "the driver logs what it cannot turn on",
-    ("numa", "kernel"): "the driver logs the memory that the kernel refused",
-    ("fabric", "nvlink"): "on NVLink 5 the fabric manager's modules bring the links up",
-    ("imex", "fabric"): "a trial of fabric handles needs an IMEX channel",
-    ("fabric", "drv"): "CUDA does not start before the fabric is ready (802)",
-    ("gpu", "drv"): "CUDA does not start before confidential computing's ready state (802), nor without MIG instances",
-    ("imex", "gpu"): "the recovery that NVML reports of a GPU is that of its IMEX domain",
-    ("egm", "p2p"): "GPUs on NVSwitches have no P2P where EGM has no fabric address",
-}
-"""By areas of a cause and an effect that is upstream of it: why."""
-
-
-def test_causes_are_upstream_of_their_effects() -> None:
-    """From device, module and driver over the platform to a feature; the log is where the driver tells of them."""
-    against = set()
-    for rule in ON_FINDINGS:
-        for cause in rule.causes:
-            for effect in rule.effects:
-                areas = (cause.split(".")[0], effect.split(".")[0])
-                if not set(areas) <= set(UPSTREAM) or UPSTREAM.index(areas[0]) < UPSTREAM.index(areas[1]):
-                    continue
-                if cause != effect and areas[0] != areas[1] and areas not in AGAINST:
-                    against.add((cause, effect))
-    assert against == set()
-
-
 def test_the_peers_of_a_gpu_whose_links_went_down_are_its_effect() -> None:
     """Xid 145 of others, at the time of an Xid 149; not one of an hour before, nor any other Xid of theirs."""
     down = "NVRM: Xid (PCI:0008:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 00"
@@ -532,10 +478,11 @@ def test_no_fault_of_the_node_explains_that_mpi_did_not_start() -> None:
 
 
 def test_a_cause_is_as_grave_as_what_it_explains() -> None:
-    """A share of a node is a note, and no fault: that all of it is gone makes it one."""
-    machine = patched(patched(healthy(), "gpus[*].pci", driver="vfio-pci"), "gpus[*]", nvml=None, cuda=None, proc=None)
-    found = told(machine)
-    assert found.verdicts["dev.driver-binding"] is Status.FAIL
+    """A kernel without ACPI_NUMA is a note: that it leaves EGM off on one GPU of several makes it a fault."""
+    machine = patched(healthy(), "system", kernel_configuration={"ACPI_NUMA": "n"})
+    assert told(machine).verdicts["egm.preconditions"] is not Status.FAIL
+    found = told(patched(machine, "gpus[0].nvml", capabilities=0))
+    assert found.verdicts["egm.preconditions"] is Status.FAIL
     assert found.exit_code == 1
 
 

@@ -105,6 +105,7 @@ ALSO_SEEN: Mapping[str, tuple[set[str], str]] = {
     ),
     "fabric.management": ({"fabric.state"}, "it says why the fabric stays in progress, which the other finds"),
     "rdma.gdr-path": ({"drv.flavour"}, "these GPUs need the open modules, which also make dma-bufs"),
+    "rdma.coherent-dmabuf": ({"ns.gpu-containers"}, "the CDI specification is of the driver that works"),
     "imex.recovery": ({"gpu.health"}, "one recovery action of NVML: it says what to do with the IMEX domain"),
 }
 """Checks whose fault others see too, which, and why both are there."""

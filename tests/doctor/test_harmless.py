@@ -188,7 +188,7 @@ def test_nouveau_is_in_the_initramfs_too() -> None:
 
 
 def test_turning_egm_on_says_what_it_takes() -> None:
-    machine = patched(healthy(), "gpus[*].nvml", capabilities=0)
+    machine = patched(patched(healthy(), "gpus[*].nvml", capabilities=0), "system", acpi_egm=False, firmware_egm=())
     text = remedy_of("egm.capability", on("host", machine)).text
     assert "P2P only if the fabric manager gives them EGM addresses" in text
     assert "takes memory from the host" in text

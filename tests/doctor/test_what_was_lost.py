@@ -218,6 +218,13 @@ def test_the_driver_s_own_request_for_service_is_a_failure() -> None:
     assert "asks to have the GPU serviced" in finding.summary
 
 
+def test_a_repair_that_waits_for_a_reset_is_warned_of() -> None:
+    machine = patched(healthy(), "gpus[1].nvml", tpc_repair_pending=True, channel_repair_pending=False)
+    finding = run("gpu.health", machine)[0]
+    assert (finding.status, finding.place.label) == (Status.WARN, "GPU1")
+    assert finding.summary == "a TPC (a part with SMs) will be repaired at the next reset"
+
+
 @pytest.mark.parametrize(
     ("reason", "status"),
     [

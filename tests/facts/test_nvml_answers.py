@@ -178,14 +178,25 @@ def test_more_processes_than_a_gpu_can_have_are_not_asked_for_one_by_one(answer:
     assert gpu["unread"]["processes"].detail == "nvmlDeviceGetComputeRunningProcesses: 5000 processes on one GPU"
 
 
+def test_the_limits_of_a_cgroup_are_asked_by_its_directory(answer: Answer) -> None:
+    asked = []
+
+    def limits(_handle: object, limits: Any) -> None:
+        asked.append(limits.nameSpace)
+        limits.hardLimit, limits.softLimit, limits.currentUsed = 8 << 30, (1 << 64) - 1, 4096
+
+    answer("nvmlDeviceGetMemoryLimits_v1", limits)
+    assert nvml._memory_limits("/sys/fs/cgroup/pod", None) == (8 << 30, -1, 4096)
+    assert asked == ["/sys/fs/cgroup/pod"]
+    with pytest.raises(Unreadable, match="no cgroup of version 2"):
+        nvml._memory_limits(None, None)
+
+
 @pytest.mark.parametrize("garbage", ["", "\x00\xff", "1b:00", "0000:1b:00.0.0"])
-def test_a_gpu_whose_bus_id_is_none_costs_itself_alone(
-    answer: Answer, monkeypatch: pytest.MonkeyPatch, garbage: str
-) -> None:
+def test_a_gpu_whose_bus_id_is_none_costs_itself_alone(answer: Answer, garbage: str) -> None:
     answer("nvmlDeviceGetHandleByIndex", lambda index: index)
     answer("nvmlDeviceGetPciInfo", lambda index: SimpleNamespace(busId=garbage if index else "00000000:1B:00.0"))
-    monkeypatch.setattr(nvml, "_GPU", ())
-    facts = nvml._gpus(2, {}, pairs=True)
+    facts = nvml._gpus(2, {}, (), pairs=True)
     assert facts["gpus"] == {"0000:1b:00.0": {"index": 0, "lost_calls": {}, "unread": {}}}
     (lost,) = facts["lost"]
     assert lost.detail.startswith("GPU 1: nvmlDeviceGetPciInfo: ")

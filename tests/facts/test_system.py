@@ -34,7 +34,7 @@ def tree(tmp_path: Path) -> Tree:
         ("/proc/sys/vm/max_map_count", "65530\n"),
         ("/proc/config.gz", gzip.compress(b"CONFIG_NUMA=y\nCONFIG_ACPI_NUMA=y\n# CONFIG_IOMMU_SVA is not set\n")),
         ("/sys/firmware/acpi/tables/DSDT", b"DSDT....nvidia,gpu-mem-base-pa"),
-        ("/sys/firmware/acpi/tables/SSDT2", b"SSDT....nvidia,egm-base-pa...."),
+        ("/sys/firmware/acpi/tables/SSDT2", b"SSDT....nvidia,egm-base-pa\0...."),
         ("/proc/1/comm", "systemd\n"),
         ("/proc/77/comm", "nvidia-imex\n"),
         ("/proc/78/comm", "nvidia-persiste\n"),

@@ -27,6 +27,8 @@ _CUDA_STAND_INS = {
     "HANDLE_TYPE_FABRIC_SUPPORTED": 1,
     "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED": 1,
     "HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED": 1,
+    # Small: the chains of latencies are some times as long, and are written and walked by this CPU.
+    "L2_CACHE_SIZE": 1 << 24,
     "MAX_THREADS_PER_BLOCK": 1024,
     "MULTIPROCESSOR_COUNT": 132,
     "UNIFIED_ADDRESSING": 1,
@@ -204,7 +206,16 @@ def _nvml(gpu: Gpu, nvml: GpuNvml, key: str) -> Iterator[tuple[str, str]]:
     yield one("name", "name", None if nvml.name is None else _marked(nvml.name))
     unknown = nvml.uuid is None and not _unstated(nvml, "uuid")
     yield one("uuid", "uuid", None if unknown else gpu.uuid or stand_in_uuid(gpu.bus_id))
-    for field in ("serial", "board_part_number", "vbios", "minor", "cpu_affinity", "numa_affinity", "numa_node"):
+    for field in (
+        "serial",
+        "board_part_number",
+        "vbios",
+        "inforom_image",
+        "minor",
+        "cpu_affinity",
+        "numa_affinity",
+        "numa_node",
+    ):
         yield one(field, field, getattr(nvml, field))
     for field in ("capabilities", "c2c_enabled", "mig_mode", "mig_mode_pending", "persistence_mode", "ecc_mode"):
         yield one(field, field, getattr(nvml, field))

@@ -62,6 +62,7 @@ def _stated(gpu: Gpu) -> GpuNvml:
         serial="1650000000001",
         board_part_number="900-2G548-0001-000",
         vbios="97.00.B9.00.76",
+        inforom_image="G548.0201.00.06",
         memory_used_bytes=626_000_000,
         bar1_total_bytes=2**38,
         link=PcieLink(speed_gt_s=32.0, width=16, max_speed_gt_s=64.0, max_width=8),

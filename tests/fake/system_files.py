@@ -10,8 +10,10 @@ import struct
 from typing import TYPE_CHECKING
 
 from egmctl.facts import system as services
+from egmctl.facts.containers import ENGINES, TOOLKIT
 from egmctl.facts.gpus import DEVICES
-from egmctl.model.host import Bridge, Imex, System
+from egmctl.facts.service_logs import IMEX_LOG
+from egmctl.model.host import Bridge, Containers, FirmwareEgm, Imex, System
 
 if TYPE_CHECKING:
     from tests.fake.sysroot import Tree
@@ -26,9 +28,11 @@ def write_system(tree: Tree, system: System) -> None:
         lines = (f"CONFIG_{key}={word}" for key, word in system.kernel_configuration.items() if word != "n")
         tree.write("/proc/config.gz", gzip.compress("\n".join(("CONFIG_64BIT=y", *lines)).encode()))
     if system.acpi_egm is not None:
-        tree.write("/sys/firmware/acpi/tables/DSDT", b"DSDT nvidia,egm-base-pa" if system.acpi_egm else b"DSDT")
+        tree.write("/sys/firmware/acpi/tables/DSDT", b"DSDT" + b"".join(map(aml, system.firmware_egm or ())))
     for region in system.egm_regions or ():
         tree.folder(f"/sys/class/egm/{region}")
+        if (size := (system.egm_region_bytes or {}).get(region)) is not None:
+            tree.write(f"/sys/class/egm/{region}/egm_size", f"0x{size:x}\n")
     if system.remove_ipc is not None:
         tree.write("/etc/systemd/logind.conf", f"[Login]\nRemoveIPC={'yes' if system.remove_ipc else 'no'}")
     for number, (bus_id, kind) in enumerate((system.iommu_domains or {}).items()):
@@ -45,6 +49,8 @@ def write_system(tree: Tree, system: System) -> None:
             tree.write(f"/proc/{1000 + number}/cgroup", "0::/system.slice/nvidia-imex.service")
     if system.imex is not None:
         _imex(tree, system.imex)
+    if system.containers is not None:
+        _containers(tree, system.containers)
     for name, version in (system.module_versions or {}).items():
         tree.folder(f"/sys/module/{name}")
         tree.write(f"/sys/module/{name}/version", version or None)
@@ -69,9 +75,40 @@ def _bridge(tree: Tree, bridge: Bridge) -> None:
         tree.write(f"{folder}/config", bytes(256) + struct.pack("<IHH", 0x0001000D, 0, bridge.acs_control))
 
 
+def _containers(tree: Tree, containers: Containers) -> None:
+    if containers.toolkit:
+        tree.write(TOOLKIT[0], "")
+    for specification in containers.specifications or ():
+        tree.write(specification.path, "".join(f"- libcuda.so.{each}\n" for each in specification.driver_versions))
+    for number, engine in enumerate(containers.engines or ()):
+        process, (file, *_) = ENGINES[engine.name]
+        tree.write(f"/proc/{1100 + number}/comm", process)
+        tree.write(file, "nvidia-container-runtime" if engine.nvidia_runtime else "")
+
+
 def _imex(tree: Tree, imex: Imex) -> None:
     if imex.session_in_use is not None:
-        tree.write(services.IMEX_LOG, "NV_ERR_IN_USE" if imex.session_in_use else "READY")
+        tree.write(IMEX_LOG, "NV_ERR_IN_USE" if imex.session_in_use else "READY")
     if imex.configured_nodes is not None:
         addresses = [f"10.0.0.{number}" for number in range(imex.configured_nodes - (imex.duplicate_nodes or 0))]
         tree.write(services.IMEX_NODES, "\n".join(addresses + addresses[: imex.duplicate_nodes or 0]))
+
+
+def aml(area: FirmwareEgm) -> bytes:
+    """Return the properties of an EGM area as a compiled _DSD has them: packages of a name and an integer."""
+    values = {"base-pa": 1 << 41, "size": area.size_bytes, "pxm": area.proximity_domain}
+    return b"".join(
+        b"\x12\x20\x02\x0dnvidia,egm-" + name.encode() + b"\0" + _aml_integer(value)
+        for name, value in values.items()
+        if value is not None
+    )
+
+
+def _aml_integer(value: int) -> bytes:
+    """Return an integer in the shortest form of AML (ACPI specification, 20.2.3)."""
+    if value in (0, 1):
+        return bytes([value])
+    prefix, size = next(
+        (prefix, size) for prefix, size in ((0x0A, 1), (0x0B, 2), (0x0C, 4), (0x0E, 8)) if value < 256**size
+    )
+    return bytes([prefix]) + value.to_bytes(size, "little")

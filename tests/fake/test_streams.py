@@ -119,7 +119,7 @@ def copy_often() -> tuple[float, float]:
     cu("cuMemcpyAsync", place, other, SIZE, stream)  # the first touch of this host's pages
     cu("cuStreamSynchronize", stream)
     began = time.perf_counter()
-    start, end = timed(stream, place, other, copies=130)
+    start, end = timed(stream, place, other, copies=400)
     cu("cuStreamSynchronize", stream)
     waited = time.perf_counter() - began
     return float(cu("cuEventElapsedTime", start, end)) * 1e-3, waited
@@ -127,7 +127,7 @@ def copy_often() -> tuple[float, float]:
 
 def test_who_waits_sees_no_less_time_than_the_events_say(fake_node: MakeFakeNode) -> None:
     lasted, waited = run_on(fake_node(nvl4()), copy_often)
-    assert 0.02 < lasted < 0.05, "of what is longer not all is lived through"
+    assert 0.06 < lasted < 0.2, "longer than any sample of a bench: a time that the host does not see is impossible"
     assert waited >= lasted
 
 

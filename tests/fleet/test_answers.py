@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shlex
@@ -9,16 +10,16 @@ import subprocess
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from egmctl.documents import FILE_LIMIT, packed
 from egmctl.errors import UsageError
 from egmctl.fleet.folder import Folder, groups, new_folder, old_folder
 from egmctl.fleet.judge import Ended, judge, read_output, remote_words
-from egmctl.fleet.run import ERRORS_KEPT, Launch, Progress, _Fleet
+from egmctl.fleet.run import ERRORS_KEPT, STANDARD_ERROR, Launch, Progress, _Fleet
 from egmctl.model.answer import TABLE, State
 from egmctl.model.fleet import Asked, GroupLine, Launcher, NodeResult, Reach
 from egmctl.model.record import Command
@@ -55,7 +56,7 @@ def sent(version: str = "egmctl 0.1.0", document: str = DOCUMENT, end: int | Non
 def judged(folder: Folder, output: str, errors: str = "", **ended: object) -> NodeResult:
     folder.part("node01").write_text(output)
     usual = {"node": "node01", "code": 0, "duration_s": 1.0, "errors": errors}
-    return judge(ASKED, folder, Ended(**(usual | ended)), timeout_s=60)  # type: ignore[arg-type]
+    return judge(ASKED, folder, Ended(**(usual | ended)), timeout_s=60)[0]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -93,6 +94,12 @@ def judged(folder: Folder, output: str, errors: str = "", **ended: object) -> No
         (sent(end=0), "", {"interrupted": True}, Reach.ANSWERED, "", 1),
         (sent(document="", end=130), "", {"interrupted": True}, Reach.INTERRUPTED, "stopped", 130),
         ("", "", {"flooded": True}, Reach.FLOODED, "more than 64 MiB", 4),
+        (sent(document=packed(DOCUMENT), end=1), "", {}, Reach.ANSWERED, "", 1),
+        (sent(document=packed(PARTIAL), end=124), "", {}, Reach.TIMED_OUT, "stopped; its results so far are kept", 4),
+        (sent(document=packed(ERROR), end=2), "", {}, Reach.FAILED, "no", 4),
+        (sent(document=packed(DOCUMENT)[:60]), "", {}, Reach.GARBAGE, "is packed by gzip and is truncated", 4),
+        (sent(document=f"H4sI{DOCUMENT}"), "", {}, Reach.GARBAGE, "is packed by gzip and cannot be unpacked", 4),
+        (sent(document=packed(" " * (FILE_LIMIT + 1))), "", {}, Reach.GARBAGE, "is larger than 64 MiB", 4),
         ("", "\x1b[31mred\u202e", {"code": 255}, Reach.UNREACHABLE, "\\x1b[31mred\\u202e", 4),
     ],
 )
@@ -103,28 +110,29 @@ def test_how_asking_a_node_ended(
     assert (answer.reach, TABLE[answer.state].exit_code) == (reach, code)
     assert reason in answer.reason
     kept = [path.name for path in (folder.path / "nodes").iterdir()]
-    stopped = reach in (Reach.TIMED_OUT, Reach.INTERRUPTED) and "result" in output
-    assert kept == (["node01.json"] if reach is Reach.ANSWERED or stopped else [])
+    stopped = reach in (Reach.TIMED_OUT, Reach.INTERRUPTED) and ("result" in output or "H4sI" in output)
+    assert kept == (["node01.json.gz"] if reach is Reach.ANSWERED or stopped else [])
     assert answer.file == "".join(f"nodes/{name}" for name in kept)
+    sent_documents = (json.loads(DOCUMENT), json.loads(PARTIAL))
+    assert all(json.loads(gzip.decompress((folder.path / answer.file).read_bytes())) in sent_documents for _ in kept)
 
 
 def test_a_path_that_was_given_is_named_where_it_is_not(folder: Folder) -> None:
     folder.part("node01").write_text(LACKS)
     asked = replace(ASKED, remote_command="/opt/egmctl")
-    answer = judge(asked, folder, Ended(node="node01", code=0, duration_s=1.0, errors=""), timeout_s=60)
+    answer, _ = judge(asked, folder, Ended(node="node01", code=0, duration_s=1.0, errors=""), timeout_s=60)
     assert answer.reason == "there is no /opt/egmctl there; give its path with --remote-command"
 
 
 def test_of_a_nodes_errors_the_end_is_kept(folder: Folder) -> None:
     launch = Launch(launcher=Launcher.SSH, options=(), fanout=1, connect_timeout_s=1, timeout_s=1)
-    fleet = _Fleet(ASKED, launch, folder, lambda _: None, [], Progress(1))
-    fleet.worker = SimpleNamespace(SNAME_STDERR="stderr")
-    fleet.ev_pickup(None, "node01")
+    fleet = _Fleet(ASKED, launch, folder, lambda answer, _: answer, lambda _: None, [], Progress(1))
+    talk = fleet.begin("node01")
+    assert talk is not None
     for number in range(100):
-        assert fleet.took("node01", "stderr", b"%65535d\n" % number)
-    errors = fleet.talks["node01"].errors
+        talk.pipe_data_received(STANDARD_ERROR, b"%65535d\n" % number)
     fleet.drop("node01")
-    assert (len(errors), errors.split()) == (ERRORS_KEPT, [b"99"])
+    assert (len(talk.errors), talk.errors.split()) == (ERRORS_KEPT, [b"99"])
 
 
 def test_the_document_is_found_between_whatever_else_was_printed() -> None:

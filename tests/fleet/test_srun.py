@@ -6,9 +6,11 @@ own standard streams, as srun does on the node. What Slurm itself does is not te
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -19,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT, command_environment
+from tests.conftest import ROOT, RunEgmctl, command_environment
 from tests.fleet.lab import ANSWERS, SAYS_VERSION, patient, settle
 
 pytestmark = pytest.mark.processes
@@ -97,6 +99,48 @@ def test_each_node_is_a_step_of_its_own(cluster: Path) -> None:
 
 
 @pytest.mark.long
+def test_documents_travel_compressed_and_older_nodes_and_folders_have_plain_ones(
+    cluster: Path, egmctl: RunEgmctl
+) -> None:
+    real = f"exec {sys.executable} -m egmctl doctor --machine gh200 --json"
+    version = egmctl("--version").out.splitlines()[0]
+    for name, command in {"node01": real, "node02": f"unset EGMCTL_ENCODING; {real}"}.items():
+        node(cluster, name, f'[ "$1" = --version ] && echo "{version}" && exit; {command} | tee {cluster}/{name}/sent')
+    report, err = finished(start(cluster, "doctor", "-w", "node[01-02]", "-o", "out"))
+    assert reach(report) == {"node01": "answered", "node02": "answered"}, err
+    assert [group["folded"] for group in report["groups"]] == ["node[01-02]"]
+    compressed, plain = ((cluster / name / "sent").read_bytes() for name in ("node01", "node02"))
+    assert 5 * len(compressed) < len(plain)
+    kept = [cluster / "out/nodes" / f"{name}.json.gz" for name in ("node01", "node02")]
+    assert [json.loads(gzip.decompress(file.read_bytes())) for file in kept] == [json.loads(plain)] * 2
+    # The folder as version 0.1 wrote it, of a run that did not reach the second node.
+    kept[1].unlink()
+    kept[0].with_suffix("").write_bytes(gzip.decompress(kept[0].read_bytes()))
+    kept[0].unlink()
+    saved = cluster / "out/fleet.json"
+    saved.write_text(saved.read_text().replace(".json.gz", ".json"))
+    again, err = finished(start(cluster, "doctor", "--resume", "out"))
+    assert [answer["file"] for answer in again["answers"]] == ["nodes/node01.json", "nodes/node02.json.gz"]
+    assert [group["folded"] for group in again["groups"]] == ["node[01-02]"], err
+    compared = egmctl("compare", *(cluster / "out" / answer["file"] for answer in again["answers"]), "--json")
+    assert json.loads(compared.out)["result"]["nodes"][1]["name"] == "node02", compared.err
+    assert "node[01-02]" in egmctl("show", cluster / "out").out
+
+
+@pytest.mark.long
+def test_nodes_that_run_at_once_need_few_file_descriptors(cluster: Path) -> None:
+    """So that 200 of them, the most at once, fit in the usual limit of 1,024."""
+    (cluster / "runs").mkdir()
+    together = f"touch {cluster}/runs/$$; until [ $(ls {cluster}/runs | wc -l) -ge 40 ]; do sleep 0.1; done"
+    for number in range(1, 41):
+        node(cluster, f"n{number:02}", f"{SAYS_VERSION}; {together}; {ANSWERS.partition('; ')[2]}")
+    process = start(cluster, "doctor", "-w", "n[01-40]")
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (225, 225))
+    report, err = finished(process)
+    assert report["counts"] == {"answered": 40}, err
+
+
+@pytest.mark.long
 def test_ctrl_c_ends_the_step_through_its_standard_input(cluster: Path) -> None:
     end = f"sleep 0.5; touch {cluster}/ended; exit 130"
     node(cluster, "node01", f"{SAYS_VERSION}; trap '{end}' TERM; touch {cluster}/runs; while :; do sleep 0.1; done")
@@ -164,7 +208,7 @@ def test_a_disk_that_fills_up_costs_the_node_that_fills_it(cluster: Path, small_
     assert process.returncode == 4
     assert err.splitlines()[-1].endswith(": No space left on device")
     assert json.loads((out_folder / "fleet.json").read_text())["result"]["answers"] == report["answers"]
-    assert [path.name for path in (out_folder / "nodes").iterdir()] == ["node01.json"], "nothing half is left"
+    assert [path.name for path in (out_folder / "nodes").iterdir()] == ["node01.json.gz"], "nothing half is left"
     for name in ("node02", "node03"):
         shutil.copy(cluster / "node01/egmctl", cluster / name / "egmctl")
     report, err = finished(start(cluster, "doctor", "--resume", str(out_folder)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import pty
@@ -119,9 +120,11 @@ def test_whatever_a_node_does_is_a_result_and_nothing_is_left_behind(lab: Lab) -
     assert "is not JSON" in results["babbles"]["reason"]
     assert ended.code == 4, "a node without an answer counts as a crash"
     folder = lab.folder / "results" / "out"
-    assert files(folder) == ["fleet.json", "node01.json", "noisy.json"]
+    assert files(folder) == ["fleet.json", "node01.json.gz", "noisy.json.gz"]
     assert json.loads((folder / "fleet.json").read_text()) == json.loads(ended.out)
-    assert json.loads((folder / "nodes" / "node01.json").read_text())["schema"] == "egmctl.doctor/1"
+    assert (
+        json.loads(gzip.decompress((folder / "nodes" / "node01.json.gz").read_bytes()))["schema"] == "egmctl.doctor/1"
+    )
     for node in results:
         settle(lambda node=node: not lab.processes(node))  # type: ignore[misc]
 
@@ -171,14 +174,14 @@ def test_ctrl_c_ends_what_runs_on_the_nodes_and_keeps_what_is_there(lab: Lab) ->
     lab.host("node02", slow(lab))
     process = lab.start("fleet", "doctor", "-w", "node[01-02]", "-o", "out", "--json")
     folder = lab.folder / "results" / "out"
-    settle(lambda: (lab.folder / "runs").exists() and (folder / "nodes" / "node01.json").exists())
+    settle(lambda: (lab.folder / "runs").exists() and (folder / "nodes" / "node01.json.gz").exists())
     os.killpg(process.pid, signal.SIGINT)
     ended = finished(process)
     assert ended.code == 130, ended.err
     assert [answer["reach"] for answer in result(ended)["answers"]] == ["answered", "interrupted"]
     assert (lab.folder / "end").exists(), "it was waited for until it had ended its own children"
     assert not lab.processes("node02")
-    assert files(folder) == ["fleet.json", "node01.json"]
+    assert files(folder) == ["fleet.json", "node01.json.gz"]
 
 
 @pytest.mark.long
@@ -230,7 +233,7 @@ def test_ctrl_c_ends_a_real_bench_and_its_children(lab: Lab, fake_node: MakeFake
     assert (ended.code, lab.processes("node01")) == (130, []), ended.err
     (answer,) = answers(ended).values()
     assert answer["reach"] == "interrupted"
-    document = json.loads((Path(result(ended)["folder"]) / answer["file"]).read_text())
+    document = json.loads(gzip.decompress((Path(result(ended)["folder"]) / answer["file"]).read_bytes()))
     assert document["result"]["interrupted"], "what it had measured until then"
 
 

@@ -12,8 +12,8 @@ from egmctl.cli.output import _encodable
 from egmctl.comparison import compare
 from egmctl.doctor.check import Scope
 from egmctl.doctor.runner import CHECKS
+from egmctl.fleet.domain import gpus_of, judged_gpus
 from egmctl.fleet.folder import groups, lines_of
-from egmctl.fleet.judge import judged_gpus
 from egmctl.model.answer import State
 from egmctl.model.bringup import Bringup
 from egmctl.model.diagnosis import Diagnosis
@@ -60,7 +60,8 @@ def fleet(results: Mapping[str, Result | Reach], command: Command) -> FleetRepor
         if not isinstance(result, Reach)
     }
     asked = replace(REPORT.asked, command=command, arguments=(), nodes=tuple(results))
-    answers, ready = judged_gpus(asked, answers, loaded)
+    read = {answer.node: gpus_of(answer, loaded[answer.node]) for answer in answers if answer.node in loaded}
+    answers, ready = judged_gpus(asked, answers, {node: gpus for node, gpus in read.items() if gpus is not None})
     alike = groups(answers, {node: lines_of(saved) for node, saved in loaded.items()})
     compared = compare(list(loaded.values())) if len(loaded) > 1 else None
     report = replace(REPORT, asked=asked, folded=fold(results), answers=tuple(answers), groups=alike)

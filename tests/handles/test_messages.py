@@ -42,7 +42,7 @@ def test_its_example_is_found_and_it_alone_leads(entry: Message) -> None:
     result = explained(entry.example)
     assert messages_of(result) == expected(entry)
     if entry.severity is Severity.HARMLESS:
-        assert (result.word, result.exit_code) == (Word.NOT_KNOWN, ExitCode.NOTHING)
+        assert (result.word, result.exit_code) == (Word.NO_FAULT, ExitCode.OK)
     else:
         assert result.word is (Word.CAUSE if entry.states else Word.POSSIBLE_CAUSE)
         assert result.leading is result.explanations[0]

@@ -99,7 +99,7 @@ def test_what_the_text_of_doctor_shows_the_document_states(tmp_path: Path, name:
 
 def counted(findings: list[dict[str, Any]]) -> dict[str, str]:
     """Return how each check ended: a check counts once, with its gravest finding."""
-    order = ("fail", "warn", "unknown", "note", "pass", "skip")
+    order = ("fail", "warn", "unknown", "note", "assumed", "pass", "skip")
     gravest: dict[str, str] = {}
     for finding in findings:
         gravest[finding["check"]] = min(gravest.get(finding["check"], "skip"), finding["status"], key=order.index)

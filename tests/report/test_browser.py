@@ -223,7 +223,8 @@ def test_a_run_prints_on_four_pages_with_how_it_was_measured_and_the_parts_that_
 ) -> None:
     tab.open(folder / name)
     tab.call("Emulation.setEmulatedMedia", media="print")
-    folded = "[...document.querySelectorAll('details')].filter(node => !node.closest('.printed')).map(visible)"
+    shown = ".printed, :has(> summary .squares)"
+    folded = f"[...document.querySelectorAll('details')].filter(node => !node.closest('{shown}')).map(visible)"
     folded = f"(() => {{ const visible = node => node.getBoundingClientRect().height > 0; return {folded}; }})()"
     printed = (
         "[...document.querySelectorAll('.printed details > div')].map(node => node.getBoundingClientRect().height)"

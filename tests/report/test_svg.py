@@ -12,7 +12,8 @@ from egmctl.report.document import Chart, Point
 from egmctl.report.kinds import Format
 from egmctl.report.render.figures import HEIGHT, WIDTH, plot, ticks
 from egmctl.report.views.bench import painted
-from egmctl.report.views.node_drawing import Rates, node_drawing
+from egmctl.report.views.node_drawing import node_drawing, phone_drawings
+from egmctl.report.views.nvlink_drawing import Rates
 from egmctl.topology.topology import Topology, topology
 from tests.answers import render
 from tests.doctor.machines import shipped
@@ -40,7 +41,7 @@ def test_it_is_svg_that_fetches_and_runs_nothing(picture: ElementTree.Element) -
     assert list(elements(picture, "script", "image", "use", "a", "foreignObject")) == []
     assert not any(name.lower().startswith("on") or "href" in name for one in picture.iter() for name in one.attrib)
     (style,) = elements(picture, "style")
-    assert "prefers-color-scheme: dark" in words(style)
+    assert "prefers-color-scheme:dark" in words(style)
     assert "url(" not in words(style)
 
 
@@ -74,7 +75,7 @@ class TestTheTopology:
         for label in (*(f"GPU{n}" for n in range(8)), *(f"NIC{n}" for n in range(12)), "NUMA 0", "NUMA 1"):
             assert label in told
         assert "H100 80GB HBM3" in told
-        assert told.count("NV18 450 GB/s") == 8
+        assert told.count("18 of 18 NVLinks") == told.count("450 GB/s") == 8
 
     def test_links_have_what_was_measured_over_them_in_both_directions(self) -> None:
         made = run(cases=("device_to_device_memcpy_write_ce", "host_numa_to_device_memcpy_ce"), gpus=2)
@@ -157,13 +158,19 @@ class TestPlots:
         assert min(b - a for a, b in pairwise(heights)) >= 12
 
 
-def test_a_gpu_with_links_down_is_drawn_so_and_its_healthy_peers_are_not() -> None:
-    drawn = drawing(topology(scenes()["h200-links-down"].machine()))
-    texts = [text.text or "" for text in drawn.iter("text")]
-    assert sum(text.startswith("NV16 of 18") for text in texts) == 1
-    assert sum(text.startswith("NV18 ") for text in texts) == 3
-    assert [line.get("class") for line in drawn.iter("path")].count("link down") == 1
-    assert [box.get("class") for box in drawn.iter("rect")].count("card degraded") == 1
+@pytest.mark.parametrize("phone", [False, True])
+def test_a_gpu_with_links_down_is_drawn_so_and_its_healthy_peers_are_not(phone: bool) -> None:
+    node = topology(scenes()["h200-links-down"].machine())
+    drawn = phone_drawings(node) if phone else drawing(node)
+    texts = [text.text or "" for text in drawn.iter("text") if text.get("class") != "warn rate"]
+    unit = "" if phone else " NVLinks"
+    assert (texts.count(f"16 of 18{unit}"), texts.count(f"18 of 18{unit}")) == (1, 3)
+    assert [line.get("class") for line in drawn.iter("path")].count("link bad") == 1
+    looks = [box.get("class") for box in drawn.iter("rect")]
+    assert (looks.count("card degraded"), looks.count("lost")) == (1, 2)
+    down = [words(title) for title in drawn.iter("title") if "is down" in words(title)]
+    assert len(down) == 2
+    assert all(title.startswith("NVLink ") for title in down)
 
 
 def test_the_words_of_a_pair_of_gpus_touch_no_link_of_another_pair() -> None:
@@ -178,7 +185,18 @@ def test_the_words_of_a_pair_of_gpus_touch_no_link_of_another_pair() -> None:
             assert abs(left - x) > 3.2 * len(words(name)) or not top < y < bottom, words(name)
 
 
-def test_names_that_do_not_fit_their_box_are_cut_to_it() -> None:
-    texts = [words(text) for text in elements(drawing(topology(shipped("dgx-station-gb300"))), "text")]
-    assert any(text.startswith("RTX PRO") and text.endswith("\N{HORIZONTAL ELLIPSIS}") for text in texts)
-    assert "NIC10 mlx5_10" in [words(text) for text in elements(drawing(topology(shipped("dgx-h100"))), "text")]
+@pytest.mark.parametrize("draw", [node_drawing, phone_drawings])
+def test_no_name_is_cut(draw: Callable[[Topology], ElementTree.Element]) -> None:
+    """A name that is wider than its box goes on in the next line."""
+    station = " ".join(words(text) for text in elements(draw(topology(shipped("dgx-station-gb300"))), "text"))
+    assert "RTX PRO 6000 Blackwell Workstation Edition" in station
+    dgx = [words(text) for text in elements(draw(topology(shipped("dgx-h100"))), "text")]
+    assert all(any(name in text.split() for text in dgx) for name in (f"mlx5_{number}" for number in range(12)))
+
+
+def test_on_a_phone_eight_gpus_meet_at_one_box_of_switches() -> None:
+    (picture,) = elements(phone_drawings(topology(shipped("dgx-h100"))), "svg")
+    boxes = {box.get("class"): float(box.get("y", "")) for box in elements(picture, "rect")}
+    y = {words(text): float(text.get("y", "")) for text in elements(picture, "text")}
+    assert sum(box.get("class") == "switch" for box in elements(picture, "rect")) == 1
+    assert y["NUMA 0"] < y["NIC0"] < y["GPU0"] < boxes["switch"] < y["GPU4"] < y["NIC6"] < y["NUMA 1"]

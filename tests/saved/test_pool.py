@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from egmctl.comparison.facts import Subject, shared
+from egmctl.comparison.facts import MachineFacts, joined
 from egmctl.model.codec import Pool
 from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.record import Reason, Unread
 from egmctl.saved import load
+from tests.doctor.machines import patched, shipped
 from tests.fuzz.documents import original
 
 
@@ -38,8 +40,32 @@ def test_numbers_that_are_equal_and_not_the_same_are_not_shared() -> None:
     assert Pool.key(Diagnosis, {"value": 1}) != Pool.key(dict, {"value": 1})
 
 
-def test_equal_statements_are_one_object() -> None:
-    subject = Subject("GPU", "GPU0", "width")
-    first, second, third = shared([{subject: "16"}, {subject: "16"}, {subject: "8"}])
-    assert first is second
-    assert third == {subject: "8"}
+def test_records_of_many_documents_stay_and_others_are_forgotten() -> None:
+    pool, usual = Pool(), Pool.key(Diagnosis, {"value": "usual"})
+    pool.keep(usual, "usual")
+    for number in range(3 * Pool.LIMIT):
+        pool.keep(Pool.key(Diagnosis, {"value": str(number)}), number)
+        assert pool(usual, "") == "usual"
+    assert pool(Pool.key(Diagnosis, {"value": "0"}), "") is None
+
+
+def test_statements_about_equal_parts_are_one_object_and_those_about_others_are_their_own() -> None:
+    machine = shipped("dgx-h100")
+    width, uuid = patched(machine, "gpus[0].nvml.link", width=8), patched(machine, "gpus[0].nvml", uuid="GPU-1")
+    unread = patched(machine, "host", unread={"hostname": Unread(reason=Reason.NO_PERMISSION)})
+    facts = MachineFacts()
+    first, other, same, denied = (facts.of(node) for node in (machine, width, uuid, unread))
+    for node, stated in ((machine, first), (width, other), (uuid, same), (unread, denied)):
+        alone = MachineFacts().of(node)
+        assert {section: joined(parts) for section, parts in stated.items()} == {
+            section: joined(parts) for section, parts in alone.items()
+        }
+    assert all(
+        part is again for section, parts in first.items() for part, again in zip(parts, same[section], strict=True)
+    )
+    assert [part is again for part, again in zip(first["gpus"], other["gpus"], strict=True)] == [
+        True,
+        False,
+        *[True] * 7,
+    ]
+    assert joined(denied["host"]) != joined(first["host"])

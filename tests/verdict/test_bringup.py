@@ -24,7 +24,7 @@ from egmctl.model.measurement import RunReport, Status
 from egmctl.model.remedy import Remedy
 from egmctl.model.task import Flow, Task
 from egmctl.report.kinds import BRINGUP, Format
-from egmctl.verdict.bringup import bringup
+from egmctl.verdict.bringup import bringup, identity_of
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge, with_verdict
 from egmctl.verdict.profiles import load
@@ -108,6 +108,27 @@ def test_links_that_are_down_explain_the_slow_paths_of_their_gpu() -> None:
     assert text.startswith(
         "NO-GO: GPU2: 2 of 18 NVLinks down (links 4, 11); explains 6 paths\nNext: Reseat the GPU or replace it\n"
     )
+
+
+def test_a_cause_says_what_it_costs_and_explains_in_words_and_what_an_rma_needs() -> None:
+    retrains = replace(LINKS, summary="7 retrains", status=Found.WARN)
+    found = bringup(sick(("nvlink.links", LINKS), ("nvlink.errors", retrains)), measured(value=slow_at("GPU2")))
+    text = " ".join(shown(found).split())
+    assert "costs GPU -> GPU, push, copy engine: 6 of 12 paths at 50 % of the expected 396.2 GB/s" in text
+    assert "explains WARN GPU2: 7 retrains [nvlink.errors]" in text
+    assert "RMA Before a reset or a reboot, run nvidia-bug-report.sh as root" in text
+    assert "nvidia-bug-report.sh" not in shown(bringup(healthy(), measured()))
+
+
+def test_names_and_serial_numbers_are_on_the_page_only_where_they_are_asked_for() -> None:
+    machine = patched(shipped("hgx-h200x4"), "gpus[1].nvml", serial="1650123000042")
+    found = bringup(diagnose(machine, EVERYTHING, CHECKS), None)
+    assert "1650123000042" not in str(render(found, Format.HTML))
+    named = replace(found, identity=identity_of(patched(machine, "host", hostname="node17")))
+    page = str(render(named, Format.HTML))
+    assert "serial 1650123000042" in page
+    assert "node17" in page
+    assert "1650123000042" in str(render(named, Format.JSON))
 
 
 def test_a_warning_that_explains_failing_paths_is_a_failure() -> None:

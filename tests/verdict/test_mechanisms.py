@@ -94,6 +94,7 @@ EGM_ROUTE = Does(ON_NUMA, "slow degraded failed", "egm-blocked refused")
 TABLE: dict[str, tuple[Does, ...]] = {
     **{check.id: (TAKEN,) for check in CHECKS if check.id.startswith("dev.")},
     **dict.fromkeys(("drv.libraries", "drv.versions", "drv.nouveau", "gpu.compute-mode"), (TAKEN,)),
+    "gpu.memory-limit": (Does(EVERY, "", "no-room"),),
     "gpu.mig": (Does(EVERY, "", f"{GPU} {P2P}"),),
     "env.limits": (Does(EVERY, "failed lost"),),
     "env.visible-devices": (Does(EVERY, "", "gpu-hidden"),),
@@ -121,7 +122,7 @@ TABLE: dict[str, tuple[Does, ...]] = {
     "c2c.link": (Does(HOST, "slow failed", "unsupported-memory refused"),),
     **dict.fromkeys(("egm.capability", "egm.preconditions"), (Does(f"{ON_NUMA} managed", "slow"),)),
     "egm.override-key": (Does(ON_NUMA, "slow"),),
-    "egm.hypervisor-mode": (Does(ON_NUMA, "slow failed"),),
+    "egm.mode": (Does(ON_NUMA, "slow failed"),),
     "egm.cgroup-route": (EGM_ROUTE, Does("managed", "slow")),
     "egm.peer-route": (Does(ON_NUMA, "degraded"), Does("blocked", "slow failed", "egm-blocked refused")),
     "egm.fabric-address": (Does("egm-handle", "failed", "unsupported-memory refused"),),
@@ -200,6 +201,12 @@ def test_a_fault_of_another_gpu_explains_nothing_unless_all_have_it(check: str) 
 def test_a_fault_explains_the_slow_paths_that_cross_its_place(check: str, place: Place, paths: set[str]) -> None:
     slow = Shortfalls(failing=frozenset(range(len(RUN.measurements))))
     assert {RUN.measurements[number].path for number in explained_by(fault(check, place), RUN, slow)} == paths
+
+
+@pytest.mark.parametrize(("last_call", "explains"), [("cuMemCreate", True), ("cuMemcpyAsync", False)])
+def test_a_limit_of_gpu_memory_explains_allocations_that_fail(last_call: str, explains: bool) -> None:
+    failed = with_symptom(replace(PEER, last_call=last_call), Symptom.FAILED)
+    assert bool(explained_by(fault("gpu.memory-limit"), *failed)) is explains
 
 
 @pytest.mark.parametrize("check", ["kernel.xid", "kernel.aer"])

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -177,3 +178,18 @@ def left_in(layer: Path) -> set[str]:
         for name in found
         if not name.startswith(own) and ("egmctl" in Path(name).name or not (layer / name).is_dir())
     }
+
+
+def main(names: Sequence[str]) -> None:
+    """Make the roots of systems of this architecture side by side: ``python3 tools/proof/systems.py debian12``.
+
+    Downloading and unpacking them waits for the network, so it can be done while something else works.
+    """
+    cache = Path(__file__).resolve().parents[2] / "build" / "dist"
+    with ThreadPoolExecutor() as beside:
+        for _ in beside.map(lambda name: make_root(name, os.uname().machine, cache), names):
+            pass
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -15,6 +15,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.measurement import Settings
 from egmctl.model.route import MemoryKind
 from egmctl.model.task import Endpoint, Flow, Quantity, Task
+from egmctl.topology.memory_limit import memory_limit
 from egmctl.units import MIB, format_size
 
 
@@ -250,8 +251,10 @@ def most_bytes(machine: Machine, peak: Peak) -> int | None:
     if free is not None or peak.huge_pages:
         return free
     if end is not None and end.bus_id is not None:
-        nvml = machine.gpu(end.bus_id).nvml
-        return None if nvml is None else nvml.memory_total_bytes
+        gpu = machine.gpu(end.bus_id)
+        limit = memory_limit(machine, gpu)
+        total = None if gpu.nvml is None else gpu.nvml.memory_total_bytes
+        return total if limit is None else min(limit.max_bytes, total or limit.max_bytes)
     if end is None:
         return host.memory_total_bytes if host else None
     nodes = (host.numa_nodes if host else None) or ()
@@ -269,10 +272,12 @@ def free_bytes(machine: Machine, peak: Peak) -> int | None:
     if end.bus_id is None:
         nodes = (host.numa_nodes if host else None) or ()
         return next((node.memory_free_bytes for node in nodes if node.id == end.numa_node), None)
-    nvml = machine.gpu(end.bus_id).nvml
+    gpu = machine.gpu(end.bus_id)
+    nvml, limit = gpu.nvml, memory_limit(machine, gpu)
     if nvml is None or nvml.memory_total_bytes is None or nvml.memory_used_bytes is None:
         return None
-    return nvml.memory_total_bytes - nvml.memory_used_bytes
+    free = nvml.memory_total_bytes - nvml.memory_used_bytes
+    return free if limit is None else min(free, limit.left_bytes)
 
 
 def _name(peak: Peak) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from egmctl.doctor import situation
-from egmctl.doctor.check import Scope, Verdicts, check, known, skip
+from egmctl.doctor.check import Scope, Verdicts, check, skip
 from egmctl.doctor.findings import (
     as_root,
     fact,
@@ -24,19 +24,23 @@ from egmctl.model.gpu import Gpu
 from egmctl.model.host import Driver, Process, System
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
-from egmctl.model.remedy import Need
+from egmctl.model.remedy import Need, Remedy
 from egmctl.topology.access import DENIED, Block, obstacle
+from egmctl.topology.egm_mode import EgmMode, egm_mode
 from egmctl.topology.links import active_nvlinks
 from egmctl.topology.platform import C2c, PlatformKind, c2c, platform
 from egmctl.topology.routes import RouteKind, owners, route
 
 _NO_EGM_HERE = todo("Use a node with NVIDIA Grace or Vera CPUs whose GPUs have NVLink-C2C (docs/egm.md).")
 FIRMWARE = as_root(
-    "Turn EGM on in the system firmware setup. Mind what it takes: GPUs on NVSwitches then have P2P only if the fabric "
+    "Turn EGM on in the system firmware setup ('EGM'; Redfish: EGM in /Bios/Attributes; your vendor may name it "
+    "otherwise). Mind what it takes: GPUs on NVSwitches then have P2P only if the fabric "
     "manager gives them EGM addresses, and a carve-out for virtual machines takes memory from the host.",
     Need.REBOOT,
     look="nvidia-smi -q | grep -A1 Capabilities",
 )
+_KERNEL_LOG = as_root("Look for driver messages about EGM in the kernel log.", look="dmesg | grep -iE 'EGM|HSHUB'")
+_SEE_MODE = todo("See egm.mode: the firmware has EGM on, but not for this system.")
 
 
 ACPI_NUMA, FLAVOUR = "CONFIG_ACPI_NUMA", "flavour of the kernel modules"
@@ -79,18 +83,27 @@ def _capability(machine: Machine, scope: Scope) -> Verdicts:
         bits = gpu.nvml.capabilities if gpu.nvml else None
         yield fact(f"nvmlDeviceGetCapabilities(GPU{gpu.index})", None if bits is None else f"capMask {bits:#x}")
     if incapable := [gpu for gpu in gpus if gpu.nvml and gpu.nvml.egm_capable is False]:
-        cause = "firmware reserved no memory, NVLink-C2C is down or routes are missing: see egm.preconditions"
+        remedy, cause = _turn_on(machine)
         if capable:
-            yield failed(f"EGM is off, but on for {on_gpus(capable).label}", FIRMWARE, incapable, cause=cause)
+            yield failed(f"EGM is off, but on for {on_gpus(capable).label}", remedy, incapable, cause=cause)
         elif wants_egm(scope):
-            yield failed("EGM is off, and expected (--expect)", FIRMWARE, incapable, cause=cause)
+            yield failed("EGM is off, and expected (--expect)", remedy, incapable, cause=cause)
         else:
-            yield noted("EGM is off", incapable, remedy=FIRMWARE, cause=cause, blocks=(Guard.EGM,))
+            yield noted("EGM is off", incapable, remedy=remedy, cause=cause, blocks=(Guard.EGM,))
     elif capable:
         yield passed("EGM is on", capable)
     for gpu in gpus:
         if gpu not in capable and gpu not in incapable:
             yield unknown(f"whether EGM is on: {_no_capabilities(gpu)}", gpu)
+
+
+def _turn_on(machine: Machine) -> tuple[Remedy, str]:
+    """Return the remedy and cause of a clear capability bit. Where firmware has EGM on, nobody is to turn it on."""
+    if egm_mode(machine).mode is EgmMode.CARVED_OUT:
+        return _SEE_MODE, "the firmware carves out EGM memory for virtual machines"
+    if (machine.system or System()).acpi_egm:
+        return _KERNEL_LOG, "the firmware has EGM on, so the driver could not set it up: see egm.preconditions"
+    return FIRMWARE, "firmware reserved no memory, NVLink-C2C is down or routes are missing: see egm.preconditions"
 
 
 def _no_capabilities(gpu: Gpu) -> str:
@@ -115,12 +128,11 @@ def _preconditions(machine: Machine, scope: Scope) -> Verdicts:
     missing = list(_missing(machine, gpus))
     yield from missing
     if not missing:
-        remedy = as_root("Look for driver messages about EGM in the kernel log.", look="dmesg | grep -iE 'EGM|HSHUB'")
         all_met = "every precondition that was read is met; the kernel log may say more"
         if all(gpu.nvml and gpu.nvml.egm_capable is False for gpu in gpus):
-            yield noted(all_met, remedy=remedy)
+            yield noted(all_met, remedy=_KERNEL_LOG)
         else:
-            yield unknown(all_met, remedy=remedy)
+            yield unknown(all_met, remedy=_KERNEL_LOG)
 
 
 def _missing(machine: Machine, gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
@@ -174,23 +186,6 @@ def _fabric_address(_machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
     else:
         reason = "CUDA does not report it" if gpu.cuda else "CUDA was not queried (--active)"
         yield unknown(f"whether host memory can be shared across the domain: {reason}")
-
-
-@check("egm.hypervisor-mode", Guard.EGM, sections=("driver", "system"))
-def _hypervisor_mode(machine: Machine, _scope: Scope) -> Verdicts:
-    situation.need_c2c(machine, situation.NOT_EGM)
-    regions, modules = (machine.system or System()).egm_regions, (machine.driver or Driver()).modules
-    loaded = "nvgrace_egm" in (modules or ())
-    yield fact("/sys/module/nvgrace_egm", "loaded" if loaded else "not loaded")
-    yield fact("/sys/class/egm", " ".join(regions or ()) or "empty")
-    if loaded or regions:
-        remedy = as_root("Where no virtual machines run, turn EGM's hypervisor mode off in the firmware.", Need.REBOOT)
-        reserved = "EGM memory is reserved for virtual machines, so the host has less memory than installed"
-        yield warned(reserved, remedy)
-        return
-    known(modules, "the loaded modules were not read")
-    known(regions, "/sys/class/egm was not read")
-    yield passed("no EGM memory is reserved for virtual machines")
 
 
 @check("egm.override-key", Guard.EGM, sections=("driver",))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from egmctl.doctor import situation
 from egmctl.doctor.check import Expectation, Scope, Verdicts, check, skip
 from egmctl.doctor.findings import (
@@ -22,7 +24,7 @@ from egmctl.doctor.restrictions import accesses
 from egmctl.facts.redact import replace_uuids
 from egmctl.model.finding import Guard, on_gpus
 from egmctl.model.gpu import Fabric, Gpu
-from egmctl.model.host import Driver, System
+from egmctl.model.host import Driver, FabricManager, System
 from egmctl.model.machine import Machine
 from egmctl.model.remedy import Need, Remedy
 from egmctl.topology.access import DENIED
@@ -220,13 +222,49 @@ def _unread(gpu: Gpu, *, wanted: bool) -> str:
     return gap(gpu.nvml, "fabric", newer=not wanted) if info is None else gap(info, "state")
 
 
-@check("fabric.manager", Guard.FABRIC, Guard.P2P, sections=("gpus", "switches", "system"))
+MANAGER_VERSION = "the fabric manager's version"
+_ONE_VERSION = as_root(
+    "Install the fabric manager of exactly the loaded driver's version, and start it. If packages of both are newer "
+    "than the loaded driver, reload the driver or reboot instead.",
+    look="cat /proc/driver/nvidia/version; systemctl status nvidia-fabricmanager",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Versions:
+    """The versions of a fabric manager and of a driver that differ."""
+
+    manager: str
+    driver: str
+
+    def __str__(self) -> str:
+        return f"the fabric manager is {self.manager}, and the driver {self.driver}"
+
+
+def _other_version(machine: Machine) -> _Versions | None:
+    """Return the versions of the fabric manager and the loaded driver if both are known and differ.
+
+    A container has packages and logs of its own, so the host's fabric manager is unknown there.
+    """
+    driver = machine.driver or Driver()
+    manager = (machine.system or System()).fabric_manager or FabricManager()
+    loaded = driver.module_version or driver.driver_version
+    if loaded is None or manager.version in (None, loaded) or situation.services_hidden(machine):
+        return None
+    return _Versions(manager.version, loaded)
+
+
+@check("fabric.manager", Guard.FABRIC, Guard.P2P, sections=("gpus", "switches", "system"), wants=("driver",))
 def _manager(machine: Machine, _scope: Scope) -> Verdicts:
     daemons, switches = (machine.system or System()).daemons, machine.switches or ()
     runs = "nv-fabricmanager" in (daemons or ())
     infos = [info for gpu in machine.gpus or () if (info := situation.fabric(gpu)) is not None]
     yield fact("NVSwitches on PCIe", len(switches))
     yield daemon_fact(daemons, "nv-fabricmanager")
+    versions = _other_version(machine)
+    if versions is not None:
+        yield fact(MANAGER_VERSION, versions.manager)
+        yield fact("/proc/driver/nvidia/version", versions.driver)
     if situation.in_domain(machine) and runs:
         text, run = "Stop it: the rack's switches have one.", "systemctl disable --now nvidia-fabricmanager"
         remedy = as_root(text, Need.NO_JOBS, run=run)
@@ -234,11 +272,15 @@ def _manager(machine: Machine, _scope: Scope) -> Verdicts:
     elif not switches and not situation.manages_nvlink5(machine):
         yield skipped("this node has no NVSwitch: its fabric, if any, is managed elsewhere")
     elif runs:
-        yield passed("the fabric manager runs")
+        note = f"{versions}: it does not start again before both are of one version" if versions else ""
+        yield passed("the fabric manager runs", note=note)
     elif infos and all(info.state == "completed" and not info.status for info in infos):
         yield passed("every GPU is registered in the fabric")
     elif daemons is None or situation.services_hidden(machine):
         yield unknown(NOT_VISIBLE)
+    elif versions is not None:
+        cause = "it works with the driver of its own version only (https://github.com/NVIDIA/gpu-operator/issues/544)"
+        yield failed(f"{versions}, so that it does not start", _ONE_VERSION, cause=cause)
     else:
         remedy = as_root("Start the one of the driver's version.", run="systemctl enable --now nvidia-fabricmanager")
         cause = "it brings up the NVLinks; without it CUDA ends with CUDA_ERROR_SYSTEM_NOT_READY (802)"

@@ -14,6 +14,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
 from egmctl.model.remedy import GPUS, Need
 from egmctl.topology.access import cuda_failure
+from egmctl.units import listed
 
 RECOVERY_ACTION = "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"
 _RESET_COMMAND = f"nvidia-smi --gpu-reset -i {GPUS}"
@@ -56,6 +57,7 @@ SIGNS = {
     "uncorrected errors": ("ecc_uncorrected_volatile",),
     "SRAM errors above the driver's threshold": ("sram_threshold_exceeded",),
     "pending row remapping": ("remapped_rows_pending", "remapped_rows_failure"),
+    "pending repair": ("channel_repair_pending", "tpc_repair_pending"),
     "recovery action": ("recovery_action",),
 }
 """The signs of an unhealthy GPU, and the NVML fields that report them."""
@@ -67,12 +69,20 @@ def _health(_machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
         yield from list(_faults(gpu.nvml)) or [_no_fault(gpu.nvml)]
 
 
+_MAY_LACK = {
+    # Only root may read the flag of SRAM, and older recordings lack it.
+    "sram_threshold_exceeded": (None, Reason.NO_PERMISSION, Reason.NOT_STATED),
+    # Older drivers and recordings lack it.
+    "channel_repair_pending": (None, Reason.DRIVER_TOO_OLD, Reason.NOT_STATED),
+}
+"""The fields that may be missing on a healthy GPU, and for which reasons; ``None``: they are there."""
+
+
 def _no_fault(nvml: GpuNvml) -> Finding:
     """Return the finding on a GPU without a fault: ``pass`` if the signs were read, else ``unknown``."""
     read = [sign for sign, names in SIGNS.items() if all(getattr(nvml, name) is not None for name in names)]
-    # Only root may read the flag of SRAM, and older recordings lack it.
-    may_lack = nvml.reason_of("sram_threshold_exceeded") in (None, Reason.NO_PERMISSION, Reason.NOT_STATED)
-    signs = {sign: names for sign, names in SIGNS.items() if not (may_lack and "sram_threshold_exceeded" in names)}
+    lacking = {name for name, reasons in _MAY_LACK.items() if nvml.reason_of(name) in reasons}
+    signs = {sign: names for sign, names in SIGNS.items() if lacking.isdisjoint(names)}
     unread = [f"{sign} ({reason})" for sign, names in signs.items() if (reason := gap(nvml, *names))]
     if unread or not read:
         return unknown(f"NVML did not report {'; '.join(unread or SIGNS)}")
@@ -95,6 +105,10 @@ def _faults(nvml: GpuNvml) -> Iterator[Finding]:
     elif nvml.remapped_rows_pending:
         cause = "an uncorrectable error was found; it can recur until the reset"
         yield warned("rows of the GPU's memory will be remapped at the next reset", RESET, cause=cause)
+    repairs = {"a memory channel": nvml.channel_repair_pending, "a TPC (a part with SMs)": nvml.tpc_repair_pending}
+    if pending := [part for part, is_pending in repairs.items() if is_pending]:
+        evidence = (fact("nvmlDeviceGetRepairStatus", ", ".join(pending)),)
+        yield warned(f"{listed(pending)} will be repaired at the next reset", RESET, evidence=evidence)
     if errors and not nvml.remapped_rows_pending:
         evidence = (fact("nvmlDeviceGetTotalEccErrors(volatile)", errors),)
         yield failed(f"{errors} uncorrectable memory errors since the driver was loaded", RESET, evidence=evidence)

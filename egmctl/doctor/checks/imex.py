@@ -227,7 +227,7 @@ def _without_domain(machine: Machine) -> Verdicts:
         end(noted(summary, remedy=network, cause=cause, blocks=BLOCKS))
 
 
-@check("imex.daemon", Guard.FABRIC, sections=("gpus", "system"))
+@check("imex.daemon", Guard.FABRIC, sections=("gpus", "system"), wants=("driver",))
 def _daemon(machine: Machine, _scope: Scope) -> Verdicts:
     yield from _without_domain(machine)
     need_domain(machine)
@@ -249,10 +249,22 @@ def _daemon(machine: Machine, _scope: Scope) -> Verdicts:
         yield fact("/var/log/nvidia-imex.log", "NV_ERR_IN_USE")
         remedy = as_root(f"Run one of the two: {BOTH}.", Need.NO_DOMAIN_JOBS)
         yield failed("another IMEX daemon holds the GPU driver's session", remedy, cause=ONE_SESSION)
+    elif state not in (None, "READY") and runs and _is_of_another_version(machine):
+        yield fact("/var/log/nvidia-imex.log: version", imex.version)
+        loaded = (machine.driver or Driver()).module_version
+        text = "Install IMEX of exactly the driver's version on each node of the domain, and restart its service."
+        summary = f"the IMEX service is {imex.version}, and the driver {loaded}: it is not ready ({state})"
+        cause = "IMEX works with the driver of its own version"
+        yield failed(summary, as_root(text, Need.NO_DOMAIN_JOBS, look="nvidia-imex-ctl -N"), cause=cause)
     elif manager is _Manager.KUBERNETES and (state == "READY" or (no_answer and not runs)):
         remedy = todo(f"Find out who manages IMEX here (docs/kubernetes.md): {BOTH}.")
         off_text = "the IMEX service does not run, and may have to be off"
         yield noted("the IMEX service is ready" if state == "READY" else off_text, remedy=remedy)
+    elif state == "READY" and imex.unanswered_unimport:
+        yield fact("/var/log/nvidia-imex.log", "no response for an unimport event")
+        cause = "memory that this node exported stays allocated until that node answers or leaves the domain"
+        summary = "the IMEX service is ready, but another node did not answer when memory was released"
+        yield noted(summary, remedy=FIND, cause=cause)
     elif state == "READY":
         yield passed("the IMEX service is ready")
     elif state is not None and state.startswith("WAITING"):
@@ -270,6 +282,12 @@ def _daemon(machine: Machine, _scope: Scope) -> Verdicts:
         text = f"Start it, on each node of the domain that lacks it{condition}."
         start = as_root(text, run="systemctl enable --now nvidia-imex")
         yield failed("the IMEX service does not run on a node of an NVLink domain", start)
+
+
+def _is_of_another_version(machine: Machine) -> bool:
+    """Return whether the log of IMEX states another version than the loaded driver's."""
+    imex, loaded = (machine.system or System()).imex or Imex(), (machine.driver or Driver()).module_version
+    return None not in (imex.version, loaded) and imex.version != loaded
 
 
 def _driver_managed(imex: Imex, runs: bool) -> Verdicts:

@@ -4,11 +4,14 @@
 
 from __future__ import annotations
 
-from egmctl.doctor.check import Scope, Verdicts, check, known
+from collections.abc import Iterator, Sequence
+
+from egmctl.doctor.check import Scope, Verdicts, check, known, skip
 from egmctl.doctor.findings import fact, failed, noted, passed, todo, unknown, warned
 from egmctl.doctor.remedies import site
+from egmctl.doctor.situation import group_by
 from egmctl.model.finding import Guard
-from egmctl.model.host import INITIAL_NAMESPACES, Confinement, System
+from egmctl.model.host import INITIAL_NAMESPACES, Confinement, CudaProcesses, Process, System
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
 from egmctl.model.remedy import Site
@@ -56,6 +59,63 @@ _ALLOW_PTRACE = todo(
     "Where ranks share memory by pidfd_getfd: PR_SET_PTRACER in the exporter, CAP_SYS_PTRACE for the container, or "
     "kernel.yama.ptrace_scope=0 on the host."
 )
+
+
+_ONE_DRIVER = todo(
+    "Start all processes that share memory with the same libraries: one image, or the same LD_LIBRARY_PATH.",
+    look="ldconfig -p | grep -E 'libcuda|libcudart'",
+)
+
+
+@check("ipc.libraries", Guard.IPC, sections=("process",))
+def _libraries(machine: Machine, _scope: Scope) -> Verdicts:
+    process = machine.process or Process()
+    unread = process.unread.get("cuda_processes")
+    if process.cuda_processes is None and (unread is None or unread.reason in _NOT_HERE):
+        skip("the libraries of other processes were not recorded, or NVML's process ids are not those of here")
+    groups = known(process.cuda_processes, "the maps of the processes that use the GPUs were not read", unread)
+    for group in groups:
+        yield fact(f"user {group.user}, {group.processes} of the processes on these GPUs", _words(group))
+    # With --pid only the processes that may share memory with it matter.
+    users = [members for _, members in group_by(groups, lambda group: group.user)]
+    users = [members for members in users if not process.pid or any(group.asked for group in members)]
+    users = [members for members in users if sum(group.processes for group in members) > 1]
+    different = dict.fromkeys(name for members in users for name in _differing(members))
+    if not users:
+        skip("fewer than two processes of one user were seen on these GPUs")
+    elif different:
+        names = " and ".join(different)
+        cause = "processes that share memory must run with one CUDA driver and runtime (CUDA programming guide, IPC)"
+        note = "it matters only where they share memory"
+        if process.pid:
+            text = f"process {process.pid} and others of its user have different {names}"
+            yield warned(text, _ONE_DRIVER, cause=cause, note=note)
+        else:
+            text = f"processes of one user that use these GPUs have different {names}"
+            yield noted(text, remedy=_ONE_DRIVER, cause=cause, note=note)
+    elif any(group.libcuda_version is None for members in users for group in members):
+        yield unknown("the version of a process' libcuda is not in its file's name")
+    else:
+        yield passed("the processes on these GPUs that could be read have one libcuda for each user")
+
+
+def _differing(groups: Sequence[CudaProcesses]) -> Iterator[str]:
+    """Yield the libraries of which processes have different versions; a version that was not read is none of them."""
+    drivers = {(group.libcuda_version, group.libcuda_compat) for group in groups if group.libcuda_version is not None}
+    if len(drivers) > 1:
+        yield "libcuda"
+    if len({group.runtime_version for group in groups} - {None}) > 1:
+        yield "CUDA runtimes"
+
+
+_NOT_HERE = (Reason.NOT_ASKED, Reason.NOT_STATED, Reason.NOT_SUPPORTED)
+
+
+def _words(group: CudaProcesses) -> str:
+    compat = " (compat)" if group.libcuda_compat else ""
+    return (
+        f"libcuda {group.libcuda_version or 'of no version'}{compat}, libcudart {group.runtime_version or 'not seen'}"
+    )
 
 
 @check("ipc.ptrace", Guard.IPC, sections=("confinement",))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
+from egmctl.doctor.checks.numa import idle_pools
 from egmctl.doctor.findings import as_root, fact, failed, noted, passed, unknown, warned
-from egmctl.doctor.situation import coherent, coherent_gpus, kernel, need_c2c, usable, virtual
-from egmctl.model.finding import Confidence, Evidence, Finding, Guard
+from egmctl.doctor.situation import NO_NVIDIA_GPU, coherent, coherent_gpus, kernel, need_c2c, usable, virtual
+from egmctl.model.finding import NODE, Confidence, Evidence, Finding, Guard
 from egmctl.model.host import CpuFrequencies, Host
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
@@ -108,6 +109,31 @@ def _balancing(machine: Machine, _scope: Scope) -> Verdicts:
         yield warned("automatic NUMA balancing is on: it unmaps pages that GPUs use", remedy, cause=cause)
     else:
         yield passed("automatic NUMA balancing is off")
+
+
+@check("numa.huge-pages", Guard.PERF, sections=("host", "gpus"))
+def _huge_pages(machine: Machine, _scope: Scope) -> Verdicts:
+    host = machine.host or Host()
+    if not machine.gpus:
+        skip(NO_NVIDIA_GPU)
+    unread = host.unread.get("transparent_huge_pages")
+    mode = known(host.transparent_huge_pages, "the mode of transparent huge pages was not read", unread)
+    yield fact("/sys/kernel/mm/transparent_hugepage/enabled", mode)
+    # numa.memory has the pools of NUMA nodes.
+    by_node = any(node.huge_pages is not None for node in host.numa_nodes or ())
+    pools = () if by_node else host.huge_pages or ()
+    faults = list(idle_pools(pools, host.memory_total_bytes, NODE)) if host.memory_total_bytes else []
+    if mode == "never":
+        text = "transparent huge pages are off (never): no program gets them, even by request"
+        cause = "host buffers then have small pages only, which cost lookups in the CPU, IOMMU and SMMU"
+        faults.append(noted(text, remedy=_MADVISE, cause=cause))
+    yield from faults or [passed(f"transparent huge pages: {mode}")]
+
+
+_MADVISE = as_root(
+    "Where programs have large host buffers, let them ask for huge pages.",
+    run="printf madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+)
 
 
 @check("numa.page-size", Guard.PERF, sections=("host", "gpus"))

@@ -12,9 +12,10 @@ from egmctl.model.finding import Finding, Guard
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Confinement, Driver, Process, System
 from egmctl.model.machine import Machine
+from egmctl.model.record import Reason
 from egmctl.model.remedy import Need
 from egmctl.topology.access import Block
-from egmctl.units import format_size, several
+from egmctl.units import GIB, MIB, format_size, several
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _NO_GPU = ("", "-1", "NoDevFiles")
@@ -115,6 +116,11 @@ _LIMITS = {
 as a constant and per GPU. Our choice: on two H200, 48 descriptors were too few and 32 processes enough."""
 
 
+_LEAST_MEMORY, _MEMORY_PER_GPU = GIB, 256 * MIB
+"""The memory of a cgroup below which a warning is given. Our choice: a process maps its libraries, and for each GPU a
+context and pinned buffers."""
+
+
 @check("env.limits", *Guard, sections=("confinement", "gpus"))
 def _limits(machine: Machine, _scope: Scope) -> Verdicts:
     confinement, gpus = machine.confinement or Confinement(), machine.gpus or ()
@@ -138,11 +144,25 @@ def _limits(machine: Machine, _scope: Scope) -> Verdicts:
         low = f"the address space is limited to {format_size(space)}, less than the memory of the GPUs"
         remedy = todo("Lift the limit: CUDA reserves addresses for all memory.", run="ulimit -v unlimited")
         faults.append(warned(low, remedy))
+    allowed = confinement.memory_limit_bytes
+    yield fact("memory.max", "unlimited" if allowed is not None and allowed < 0 else allowed)
+    needed = _LEAST_MEMORY + _MEMORY_PER_GPU * len(gpus)
+    if allowed is not None and 0 <= allowed < needed:
+        low = f"the memory cgroup allows {format_size(allowed)}, little for CUDA on {several(len(gpus), 'GPU')}"
+        cause = "a process that exceeds it is killed, or its allocations of host memory fail; /dev/shm counts too"
+        remedy = todo(
+            f"Ask for {format_size(needed)} or more (Slurm: --mem; Kubernetes: resources.limits.memory; docker run "
+            "--memory; MemoryMax= of the systemd unit)."
+        )
+        faults.append(warned(low, remedy, cause=cause))
     yield from faults
-    if not faults and any(limits.get(name) is None for name in sources):
-        yield unknown("a limit of descriptors, processes or address space was not read")
+    # Older recordings do not state the limit of memory.
+    is_unread = allowed is None and confinement.reason_of("memory_limit_bytes") not in (None, Reason.NOT_STATED)
+    if not faults and (is_unread or any(limits.get(name) is None for name in sources)):
+        yield unknown("a limit of descriptors, processes, address space or memory was not read")
     elif not faults:
-        yield passed("descriptors, processes and address space are enough for CUDA")
+        words = "descriptors, processes and address space" if allowed is None else "descriptors, processes and memory"
+        yield passed(f"{words} are enough for CUDA")
 
 
 @check("ns.container", Guard.IPC, sections=("process",))

@@ -10,7 +10,7 @@ from egmctl.doctor.check import Scope, Verdicts, check, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, noted, passed, todo, unknown, warned
 from egmctl.model.finding import Evidence, Finding, Guard, Place, on_gpus, on_numa
 from egmctl.model.gpu import Gpu
-from egmctl.model.host import Confinement, Driver, Host, NumaKind, NumaNode, System
+from egmctl.model.host import Confinement, Driver, Host, HugePages, NumaKind, NumaNode, System
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
 from egmctl.model.remedy import Need
@@ -217,7 +217,7 @@ def _memory(machine: Machine, scope: Scope) -> Verdicts:
             yield warned(text, FIND_MEMORY, _on(node), evidence=evidence, cause=crash)
         else:
             yield _available(node, node.memory_total_bytes, siblings)
-            yield from _idle_pools(node, node.memory_total_bytes)
+            yield from idle_pools(node.huge_pages or (), node.memory_total_bytes, _on(node))
     if not candidates and not bare:
         yield unknown("no NUMA node with CPUs and memory was read")
 
@@ -291,18 +291,21 @@ _SHRINK = as_root(
 )
 
 
-def _idle_pools(node: NumaNode, total: int) -> Iterator[Finding]:
-    """Yield a note if unused huge pages hold much of a node's memory (https://github.com/sgl-project/sglang/pull/38208)."""
-    pools = [pool for pool in node.huge_pages or () if pool.total and pool.free]
-    unused = sum((pool.free or 0) * pool.page_size_bytes for pool in pools)
+def idle_pools(pools: Iterable[HugePages], total: int, place: Place) -> Iterator[Finding]:
+    """Yield a note if unused huge pages hold much of the memory of a node, or of the host.
+
+    See https://github.com/sgl-project/sglang/pull/38208.
+    """
+    filled = [pool for pool in pools if pool.total and pool.free]
+    unused = sum((pool.free or 0) * pool.page_size_bytes for pool in filled)
     if unused < _IDLE_POOL * total:
         return
-    held = sum((pool.total or 0) * pool.page_size_bytes for pool in pools)
-    counts = {format_size(pool.page_size_bytes): f"{pool.total}, {pool.free} free" for pool in pools}
+    held = sum((pool.total or 0) * pool.page_size_bytes for pool in filled)
+    counts = {format_size(pool.page_size_bytes): f"{pool.total}, {pool.free} free" for pool in filled}
     evidence = tuple(fact(f"huge pages of {size}", count) for size, count in counts.items())
     yield noted(
         f"a pool of huge pages holds {format_size(held)} of {format_size(total)}, {format_size(unused)} of it unused",
-        _on(node),
+        place,
         remedy=_SHRINK,
         cause="only programs that ask for huge pages get memory of the pool",
         evidence=evidence,

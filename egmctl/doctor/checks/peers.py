@@ -44,11 +44,17 @@ def _versions(machine: Machine, _scope: Scope) -> Verdicts:
     nodes = _nodes(machine)
     unread = [node for node in nodes if node.driver_version is None]
     drivers = _Groups((node for node in nodes if node not in unread), lambda node: node.driver_version)
+    libraries = _Groups((node for node in nodes if node.libcuda_version), lambda node: node.libcuda_version)
     tools = _Groups(nodes, lambda node: node.tool)
     yield from drivers.evidence
     if len(drivers.values) > 1:
         remedy = as_root("Install one version on all nodes that share memory.", Need.REBOOT)
         yield failed(f"the nodes have {len(drivers.values)} versions of the driver", remedy)
+    elif len(libraries.values) > 1:
+        yield from libraries.evidence
+        remedy = todo("Start all ranks with the same libraries: one image, or the same LD_LIBRARY_PATH.")
+        cause = "processes that share memory must run with one CUDA driver and runtime (CUDA programming guide, IPC)"
+        yield warned(f"the ranks have loaded {len(libraries.values)} versions of libcuda", remedy, cause=cause)
     elif len(tools.values) > 1:
         yield from tools.evidence
         remedy = todo("Install one version on all nodes: their results cannot be compared otherwise.")

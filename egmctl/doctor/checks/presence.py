@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from egmctl.doctor.check import Scope, Verdicts, check, findings_on, skip
 from egmctl.doctor.findings import as_root, fact, failed, noted, passed, todo, unknown, warned
-from egmctl.doctor.situation import NO_NVIDIA_GPU, lost, requested
+from egmctl.doctor.situation import IN_A_GUEST, NO_NVIDIA_GPU, lost, requested
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Place, PlaceKind, on_gpus
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Driver
@@ -14,6 +14,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
 from egmctl.model.remedy import GPUS, Need, Remedy
 from egmctl.topology.access import Block, Obstacle, Step, classify, elsewhere, nvml_failure
+from egmctl.topology.egm_mode import EgmMode, all_handed_over, egm_mode, handed_over
 from egmctl.topology.generation import installed_branch, last_branch
 from egmctl.units import several
 
@@ -74,6 +75,8 @@ def _count(machine: Machine, scope: Scope) -> Verdicts:
         skip(NO_NVIDIA_GPU)
     elif not lost:
         yield passed(f"{'all ' if len(gpus) > 1 else ''}{several(len(gpus), 'GPU')} can be used from here")
+    elif all_handed_over(machine) and not any(requested(machine, scope, gpu) for gpu in gpus):
+        yield noted("no GPU can be used from here: this node gives them to virtual machines", gpus, remedy=IN_A_GUEST)
     elif not usable and not unclear:
         causes = dict.fromkeys(obstacle.cause for obstacle in lost.values())
         remedy = todo(f"See {_checks_of(lost.values())}.")
@@ -229,16 +232,24 @@ def _binding(machine: Machine, scope: Scope) -> Verdicts:
 def _not_bound(machine: Machine, scope: Scope, gpu: Gpu) -> Verdicts:
     driver = (gpu.pci and gpu.pci.driver) or ""
     text = f"bound to {driver}, not to nvidia" if driver else "no kernel driver is bound"
+    if driver == "nvidia":
+        # Only a partial copy of a node's files has the link without the module.
+        text = "the NVIDIA kernel module, to which it is bound, is not loaded"
     yield fact(f"/sys/bus/pci/devices/{gpu.bus_id}/driver", driver or "none")
-    # A hypervisor on Grace has nvgrace_gpu_vfio_pci.
-    if "vfio" in driver:
+    if handed_over(gpu):
         remedy = as_root(f"Once no virtual machine has it, unbind it from {driver} and bind it to nvidia.")
         cause = "it is reserved for a virtual machine"
+        if all_handed_over(machine):
+            has_egm = egm_mode(machine).mode is EgmMode.CARVED_OUT
+            cause = f"this node gives its GPUs {'and EGM ' if has_egm else ''}to virtual machines"
         if not requested(machine, scope, gpu):
-            yield noted(text, remedy=remedy, cause=cause)
+            if all_handed_over(machine):
+                yield noted(cause, remedy=IN_A_GUEST, cause=text, blocks=tuple(Guard))
+            else:
+                yield noted(text, remedy=remedy, cause=cause)
             return
         text += ", but it is required (--gpus, --expect)"
-    elif driver:
+    elif driver not in ("", "nvidia"):
         remedy = as_root(f"Keep {driver} from loading (modprobe.blacklist={driver}), and reboot.", Need.REBOOT)
         cause = "another driver took it first"
     elif (last := _dropped(machine, gpu)) is not None:
@@ -251,7 +262,7 @@ def _not_bound(machine: Machine, scope: Scope, gpu: Gpu) -> Verdicts:
         cause = "the module is loaded but did not bind to it"
     else:
         remedy = as_root("Load the driver's kernel module, or install it.", run="modprobe nvidia")
-        cause = "the NVIDIA kernel module is not loaded"
+        cause = "/proc/driver/nvidia is not there" if driver else "the NVIDIA kernel module is not loaded"
     yield failed(text, remedy, cause=cause)
 
 

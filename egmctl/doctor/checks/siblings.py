@@ -14,11 +14,12 @@ from egmctl.model.gpu import Gpu, GpuNvml
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
 from egmctl.model.remedy import GPUS, Need, Remedy
+from egmctl.topology.memory_limit import memory_limit
 from egmctl.units import format_size
 
 
 @dataclass(frozen=True, slots=True)
-class _Property:
+class Property:
     """A property in which GPUs of one kind are alike."""
 
     name: str
@@ -30,6 +31,12 @@ class _Property:
     remedy: Remedy
     slows: bool = True
     """Whether a difference changes what a GPU can do; else it is only noted."""
+
+    def value_of(self, gpu: Gpu) -> str | None:
+        """Return the value of a GPU in output; ``None`` if it was not read."""
+        if gpu.nvml is None or any(getattr(gpu.nvml, name) is None for name in self.fields):
+            return None
+        return self.words(gpu.nvml)
 
 
 def _megahertz(name: str) -> Callable[[GpuNvml], str]:
@@ -53,15 +60,19 @@ _CLOCKS = as_root(
 _WATTS = as_root("Set one power limit on all.", look=f"nvidia-smi -i {GPUS} -q -d POWER")
 _BOARD = todo("Compare the boards, and update the firmware of the one that is behind.", look=f"nvidia-smi -i {GPUS} -q")
 
-_PROPERTIES = (
-    _Property("ECC", ("ecc_mode",), lambda nvml: "on" if nvml.ecc_mode else "off", _ECC),
-    _Property("memory", ("memory_total_bytes",), lambda nvml: format_size(nvml.memory_total_bytes or 0), _MEMORY),
-    _Property("maximum SM clock", ("sm_clock_max_mhz",), _megahertz("sm_clock_max_mhz"), _CLOCKS),
-    _Property("maximum memory clock", ("memory_clock_max_mhz",), _megahertz("memory_clock_max_mhz"), _CLOCKS),
-    _Property("power limit", ("power_limit_mw",), lambda nvml: f"{(nvml.power_limit_mw or 0) / 1000:g} W", _WATTS),
-    _Property("VBIOS", ("vbios",), lambda nvml: nvml.vbios or "", _BOARD, slows=False),
-    _Property("board", ("board_part_number",), lambda nvml: nvml.board_part_number or "", _BOARD, slows=False),
+_MEMORY_SIZE = "memory"
+
+PROPERTIES = (
+    Property("ECC", ("ecc_mode",), lambda nvml: "on" if nvml.ecc_mode else "off", _ECC),
+    Property(_MEMORY_SIZE, ("memory_total_bytes",), lambda nvml: format_size(nvml.memory_total_bytes or 0), _MEMORY),
+    Property("maximum SM clock", ("sm_clock_max_mhz",), _megahertz("sm_clock_max_mhz"), _CLOCKS),
+    Property("maximum memory clock", ("memory_clock_max_mhz",), _megahertz("memory_clock_max_mhz"), _CLOCKS),
+    Property("power limit", ("power_limit_mw",), lambda nvml: f"{(nvml.power_limit_mw or 0) / 1000:g} W", _WATTS),
+    Property("VBIOS", ("vbios",), lambda nvml: nvml.vbios or "", _BOARD, slows=False),
+    Property("InfoROM", ("inforom_image",), lambda nvml: nvml.inforom_image or "", _BOARD, slows=False),
+    Property("board", ("board_part_number",), lambda nvml: nvml.board_part_number or "", _BOARD, slows=False),
 )
+"""What GPUs of one kind have in common, in a node and across a fleet (:mod:`egmctl.fleet.uniform`)."""
 
 _NOT_THERE = (Reason.NOT_SUPPORTED, Reason.DRIVER_TOO_OLD)
 
@@ -76,11 +87,12 @@ def _uniform(machine: Machine, scope: Scope) -> Verdicts:
     unread: list[str] = []
     faults: list[Finding] = []
     for gpus in siblings:
-        for compared_property in _PROPERTIES:
-            values = _values(gpus, compared_property)
-            if len(values) == len(gpus):
+        for compared_property in PROPERTIES:
+            alike = comparable(machine, gpus, compared_property)
+            values = _values(alike, compared_property)
+            if len(values) == len(alike):
                 compared.append(compared_property.name)
-            elif compared_property.slows and not _absent(gpus, compared_property):
+            elif compared_property.slows and not _absent(alike, compared_property):
                 unread.append(compared_property.name)
             faults += _differences(compared_property, values)
         faults += _slow_clocks(gpus)
@@ -94,23 +106,26 @@ def _uniform(machine: Machine, scope: Scope) -> Verdicts:
         yield passed(f"the GPUs are alike in {', '.join(dict.fromkeys(compared))}")
 
 
-def _values(gpus: Sequence[Gpu], compared: _Property) -> list[tuple[Gpu, str]]:
+def comparable(machine: Machine, gpus: Sequence[Gpu], compared: Property) -> Sequence[Gpu]:
+    """Return the GPUs whose property is their own: under a limit, NVML reports the limit as the total memory."""
+    if compared.name != _MEMORY_SIZE:
+        return gpus
+    return [gpu for gpu in gpus if memory_limit(machine, gpu) is None]
+
+
+def _values(gpus: Sequence[Gpu], compared: Property) -> list[tuple[Gpu, str]]:
     """Return the GPUs of which the property was read, and its value in output."""
-    return [
-        (gpu, compared.words(gpu.nvml))
-        for gpu in gpus
-        if gpu.nvml is not None and all(getattr(gpu.nvml, name) is not None for name in compared.fields)
-    ]
+    return [(gpu, value) for gpu in gpus if (value := compared.value_of(gpu)) is not None]
 
 
-def _absent(gpus: Sequence[Gpu], compared: _Property) -> bool:
+def _absent(gpus: Sequence[Gpu], compared: Property) -> bool:
     """Return whether these GPUs lack a property altogether, or an older recording of them does."""
     reasons = {gpu.nvml.reason_of(name) for gpu in gpus if gpu.nvml for name in compared.fields}
     lacking = {*_NOT_THERE, Reason.NOT_STATED} if compared.name == "power limit" else set(_NOT_THERE)
     return bool(reasons) and reasons <= lacking
 
 
-def _differences(compared: _Property, values: list[tuple[Gpu, str]]) -> Iterator[Finding]:
+def _differences(compared: Property, values: list[tuple[Gpu, str]]) -> Iterator[Finding]:
     """Yield the findings on GPUs that differ from the most; if no value has a majority, one on all of them."""
     by_value = {value: [gpu for gpu, _ in pairs] for value, pairs in group_by(values, lambda pair: pair[1])}
     if len(by_value) < 2:
@@ -129,7 +144,7 @@ def _differences(compared: _Property, values: list[tuple[Gpu, str]]) -> Iterator
             yield _finding(compared, text, gpus, evidence=evidence)
 
 
-def _finding(compared: _Property, text: str, gpus: list[Gpu], **more: Any) -> Finding:
+def _finding(compared: Property, text: str, gpus: list[Gpu], **more: Any) -> Finding:
     if not compared.slows:
         return noted(text, gpus, remedy=compared.remedy, **more)
     cause = "work that uses all GPUs waits for the one that differs"

@@ -20,8 +20,8 @@ from egmctl.units import printable
 def doctor_junit(diagnosis: Diagnosis) -> str:
     """Return JUnit XML with one test case per finding.
 
-    ``fail`` is a failure, and so are ``warn`` and ``note`` if the diagnosis is strict. ``skip``, ``unknown`` and
-    findings that another one explains are skipped.
+    ``fail`` is a failure, and so are ``warn`` and ``note`` if the diagnosis is strict. ``skip``,
+    ``unknown``, ``assumed`` and findings that another one explains are skipped.
     """
     return _document(_doctor_suite(diagnosis, _answer("doctor", diagnosis.answer)))
 
@@ -89,7 +89,7 @@ def _finding(finding: Finding, failing: tuple[Status, ...]) -> Element:
         return _case(*names, "skipped", "explained", by)
     if finding.status in failing:
         return _case(*names, "failure", finding.status, finding.summary, with_remedy("", finding.remedy))
-    if finding.status in (Status.SKIP, Status.UNKNOWN):
+    if finding.status in (Status.SKIP, Status.UNKNOWN, Status.ASSUMED):
         return _case(*names, "skipped", finding.status, finding.summary)
     return _case(*names, "system-out", "", "", with_remedy(f"{finding.status}: {finding.summary}", finding.remedy))
 

@@ -57,7 +57,7 @@ def _output(answer: Answer, sentence: str, performance: str, problems: Iterable[
 
 
 def _performance(diagnosis: Diagnosis) -> str:
-    return " ".join(f"{status}={diagnosis.counts.get(status, 0)}" for status in Status)
+    return " ".join(f"{status}={diagnosis.counts[status]}" for status in Status if status in diagnosis.counts)
 
 
 def _named(finding: Finding) -> str:

@@ -19,8 +19,9 @@ from egmctl.units import GB, counted, gpu_name, grouped, printable
 
 Sample = tuple[Mapping[str, object], float]
 """The labels and the value of a sample."""
-_STATES = {Status.PASS: 0, Status.NOTE: 0, Status.WARN: 1, Status.FAIL: 2, Status.UNKNOWN: 3}
-"""The metric values by status, numbered as in Nagios. A note is not a fault. A skipped check has no sample."""
+_STATES = {Status.PASS: 0, Status.NOTE: 0, Status.WARN: 1, Status.FAIL: 2, Status.UNKNOWN: 3, Status.ASSUMED: 3}
+"""The metric values by status, numbered as in Nagios. A note is not a fault; what a model assumes was not read. A
+skipped check has no sample."""
 _MEANING = "0 pass, 1 warn, 2 fail, 3 unknown."
 _GRADES = {Grade.PASS: 0, Grade.WARN: 1, Grade.FAIL: 2, Grade.NO_REFERENCE: 3}
 _GRADE_MEANING = "0 pass, 1 warn, 2 fail, 3 no reference."

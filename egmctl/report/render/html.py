@@ -128,7 +128,17 @@ def _card(block: doc.Section, name: str) -> page.PageSection:
     )
     beside = [_squares(block.marks), element("span", block.note, class_="note")] if block.note else None
     look = " ".join(filter(None, looks))
-    return page.PageSection(name, block.title, body, block.folded, beside, look, joins=block.beside)
+    wide = any(isinstance(part, doc.Diagram) and _is_wide(part) for part in doc.body_of(block))
+    return page.PageSection(name, block.title, body, block.folded, beside, look, joins=block.beside, wide=wide)
+
+
+_HALF_PAGE = 660
+"""The natural width of a picture in pixels up to which its words can be read on half of a page."""
+
+
+def _is_wide(picture: doc.Diagram) -> bool:
+    """Return whether a picture needs the full width of a page."""
+    return float(picture.draw().get("width", "0").rstrip("%")) > _HALF_PAGE
 
 
 def _squares(marks: Sequence[Tone]) -> Child:
@@ -144,14 +154,16 @@ def _squares(marks: Sequence[Tone]) -> Child:
 def _rows(cards: Sequence[page.PageSection | Element]) -> Iterator[Element]:
     """Yield the elements of cards; two that are beside each other share a row."""
     pending: Element | None = None
+    wide_before = False
     for card in cards:
         shown = page.section(card) if isinstance(card, page.PageSection) else card
-        joins = isinstance(card, page.PageSection) and card.joins
+        wide = isinstance(card, page.PageSection) and card.wide
+        joins = isinstance(card, page.PageSection) and card.joins and not wide and not wide_before
         if pending is not None and joins:
             shown = element("div", pending, shown, class_="row")
         elif pending is not None:
             yield pending
-        pending = shown
+        pending, wide_before = shown, wide
     if pending is not None:
         yield pending
 
@@ -187,7 +199,7 @@ def _lines(entries: Sequence[doc.Entry], heading: str) -> Element:
 def _figures(blocks: Sequence[doc.Matrix | doc.Chart]) -> Iterator[Child]:
     drawn = [matrix_html(block) if isinstance(block, doc.Matrix) else _chart(block) for block in blocks]
     yield element("div", drawn, class_="grids")
-    if any(isinstance(block, doc.Matrix) and block.better is not None for block in blocks):
+    if any(isinstance(block, doc.Matrix) and block.better is not None and block.keyed for block in blocks):
         yield element("p", _SHADES, class_="key")
 
 
@@ -204,8 +216,9 @@ def _bars(block: doc.Bars, *, titled: bool = True) -> Child:
         heads = [element("span", head) for head in ("path class", "share of the link's or memory's rate", *_NUMBERS)]
         title = element("h3", block.caption) if titled else None
         return [title, element("p", heads, class_="rate-heads", aria_hidden="true"), lists]
-    beside = [element("div", _block(picture)) for picture in block.beside]
-    return element("div", element("div", lists), beside, class_="beside")
+    beside = [element("div", _block(picture)) for picture in block.beside if not _is_wide(picture)]
+    below = [_block(picture) for picture in block.beside if _is_wide(picture)]
+    return [element("div", element("div", lists), beside, class_="beside"), below]
 
 
 _NUMBERS = ("median", "worst", "expected")
@@ -275,7 +288,7 @@ def _block(block: doc.Block) -> Child:
             return _parts(block)
         case doc.Command():
             name = element("span", f"{block.name} $ ", class_="command")
-            return element("pre", name, element("code", block.text))
+            return element("pre", name, element("code", list(_unbroken(block.text))))
         case doc.Entry():
             return _entry(block)
         case doc.Matrix():
@@ -296,6 +309,13 @@ def _block(block: doc.Block) -> Child:
             )
         case doc.Section():
             return [element("h3", block.title, id=block.anchor or None), list(_blocks(doc.body_of(block)))]
+
+
+def _unbroken(command: str) -> Iterator[Child]:
+    """Yield the words of a command, its options as elements: browsers break lines after a hyphen."""
+    for place, word in enumerate(command.split(" ")):
+        yield " " if place else ""
+        yield element("span", word) if word.startswith("-") else word
 
 
 def _verdict(block: doc.Verdict) -> Element:
@@ -340,6 +360,7 @@ def _entry_head(block: doc.Entry, heading: str) -> Element:
 _FIX = "fix"
 _REASONS = {
     "cause": "Why",
+    "costs": "What it costs",
     "explains": "What it explains",
     "paths": "Slow paths",
     "broke": "Paths that broke",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -101,6 +102,8 @@ class PageSection:
     """The classes of the section."""
     joins: bool = False
     """Whether it is in one row with the section before it, where there is space."""
+    wide: bool = False
+    """Whether it has a picture that needs the full width, so that no section is in one row with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,9 +162,16 @@ def banners(head: Head) -> Iterable[Element]:
 
 
 @cache
+@cache
 def style(*names: str) -> str:
-    """Return the style sheets with these names, concatenated."""
-    return "".join((_STYLE / f"{name}.css").read_text(encoding="utf-8") for name in names)
+    """Return the style sheets with these names, concatenated, without comments and without spaces that mean nothing."""
+    sheets = "".join((_STYLE / f"{name}.css").read_text(encoding="utf-8") for name in names)
+    kept = _SPACES.sub(lambda found: found["quoted"] or found["sign"] or found["colon"] or "", sheets)
+    return kept.replace("}", "}\n")
+
+
+_SPACES = re.compile(r'(?P<quoted>"[^"]*")|/\*.*?\*/|\s*(?P<sign>[{};])\s*|(?P<colon>(?<=[a-z]):)\s+', re.DOTALL)
+"""Comments, and the spaces around the signs of a style sheet; a quoted string is left as it is."""
 
 
 def section(section: PageSection) -> Element:

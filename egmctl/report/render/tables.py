@@ -13,7 +13,7 @@ from egmctl.report.render.figures import DRAWN_CELLS, best, cells_of
 from egmctl.report.render.page import arrows, element
 from egmctl.report.render.words import words_html
 
-_CLASSES = {Tone.BAD: "bad", Tone.WARN: "warn", Tone.DIM: "waived"}
+_CLASSES = {Tone.BAD: "bad", Tone.WARN: "warn", Tone.DIM: "waived", Tone.STRONG: "own"}
 _FEW, _LONG, _WIDE = 2, 5, 12
 """The maximum number of columns of a heat map that is not stretched, and the numbers of columns from which a table
 without shades, and a heat map, take the full width and can be scrolled with the keyboard."""

@@ -27,6 +27,7 @@ STYLES = {
     Tone.WARN: "yellow",
     Tone.BAD: "bold red",
     Tone.UNKNOWN: "magenta",
+    Tone.ASSUMED: "dim",
     Tone.DIM: "dim",
     Tone.STRONG: "bold",
 }

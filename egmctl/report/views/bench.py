@@ -240,6 +240,13 @@ _PRINTED = ("References", "How it was measured")
 """The titles of the folded sections that paper shows, too: how it was measured."""
 
 
+def on_paper(report: RunReport) -> Iterator[doc.Section]:
+    """Yield the sections on how a run was measured, for paper alone: those of a page may be within a folded part."""
+    for section in _details(report):
+        if section.title in _PRINTED:
+            yield replace(section, folded=False, printed=False, on_paper=True, level=Level.PAGE)
+
+
 def _notes(report: RunReport) -> Mapping[str, str]:
     """Return what is in the folded sections, by title."""
     waived = sum(m.status is Status.WAIVED for m in report.measurements)

@@ -6,13 +6,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from egmctl.model.answer import TABLE, Answer
-from egmctl.model.bringup import Bringup
-from egmctl.model.evidence import EvidenceReport, State
-from egmctl.model.finding import UNEXPLAINED
+from egmctl.model.answer import TABLE, Answer, State
+from egmctl.model.bringup import Board, Bringup
+from egmctl.model.evidence import EvidenceReport
+from egmctl.model.evidence import State as Settled
+from egmctl.model.finding import UNEXPLAINED, PlaceKind
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words, plain
-from egmctl.report.views.bench import bench_banners, bench_document, drawings, pairs
+from egmctl.report.views.bench import bench_banners, bench_document, drawings, on_paper, pairs
 from egmctl.report.views.bench_answer import alarm_line, tally
 from egmctl.report.views.bench_answer import seen as seen_by_bench
 from egmctl.report.views.bench_classes import main_rates
@@ -20,9 +21,9 @@ from egmctl.report.views.causes import CAUSES, PATHS, cause_entry, verdict
 from egmctl.report.views.doctor import doctor_document
 from egmctl.report.views.machine import banners, machine_section, page_facts, subject
 from egmctl.report.views.topo import CONNECTED, node_diagram, topo_document
-from egmctl.topology.platform import platform
+from egmctl.topology.platform import PlatformKind, platform
 from egmctl.topology.topology import topology
-from egmctl.units import counted, gpu_name, several, shortened
+from egmctl.units import counted, gpu_name, printable, several, shortened
 
 
 def bringup_document(bringup: Bringup) -> doc.Document:
@@ -52,14 +53,14 @@ def _document(command: str, result: Bringup | EvidenceReport, blocks: Iterable[d
     at, took = ("", None) if run is None else (run.started_at, run.wall_s)
     return doc.Document(
         command=command,
-        subject=subject(machine),
+        subject=_name(result) if isinstance(result, Bringup) else subject(machine),
         facts=page_facts(machine, at=at, took_s=took),
         banners=tuple(dict.fromkeys((*banners(machine.origin), *measured))),
         body=(*blocks, *sections, machine_section(machine)),
     )
 
 
-_TONES = {State.CONTRADICTED: Tone.BAD, State.SETTLED: Tone.GOOD, State.NOT_SETTLED: Tone.UNKNOWN}
+_TONES = {Settled.CONTRADICTED: Tone.BAD, Settled.SETTLED: Tone.GOOD, Settled.NOT_SETTLED: Tone.UNKNOWN}
 
 
 def evidence_document(report: EvidenceReport) -> doc.Document:
@@ -112,12 +113,32 @@ def summary(bringup: Bringup) -> Iterator[doc.Block]:
             cause.status.upper(),
             fix=place > 0 and cause.finding.check != UNEXPLAINED,
             with_cause=False,
+            findings=bringup.diagnosis.findings,
         )
         for place, cause in enumerate(bringup.answer.causes)
     )
     yield from doc.limited(entries, CAUSES)
+    if _is_broken(bringup):
+        collect = doc.Span(_REPORT, code=True)
+        words = ("Before a reset or a reboot, run ", collect, " as root; serial numbers: --serials")
+        yield doc.Entry("RMA", Tone.PLAIN, words)
     yield replace(parts, paged=False)
     yield doc.Hint("All checks and paths: -v; all of it as a page: -o node.html")
+
+
+_REPORT = "nvidia-bug-report.sh"
+"""The script of the driver that collects its logs and the state of the GPUs, which vendors ask for; it needs root."""
+
+
+_OF_HARDWARE = ("gpu", "nvlink", "c2c", "pcie", "kernel", "bench", "dev.fell-off-bus")
+"""The checks, or their areas, whose failures may be of a broken part."""
+
+
+def _is_broken(bringup: Bringup) -> bool:
+    """Return whether a part of the node may be broken: GPUs, or the links between them."""
+    bad = (cause.finding for cause in bringup.answer.causes if cause.state is State.BAD)
+    on_gpus = (finding.check for finding in bad if finding.place.kind in (PlaceKind.GPU, PlaceKind.PAIR))
+    return any(check in _OF_HARDWARE or check.partition(".")[0] in _OF_HARDWARE for check in on_gpus)
 
 
 def _parts(bringup: Bringup) -> Iterator[doc.Part]:
@@ -149,21 +170,26 @@ def _evidence(bringup: Bringup) -> Iterator[doc.Section]:
             yield doc.Section("What it reaches", (main_rates(run),), level=Level.PAGE)
             where = (*drawings(run, causes), *pairs(run))
         yield doc.Section("Where", where, beside=run is not None, level=Level.PAGE)
-    yield doc.Section("Record", (doc.KeyValues(tuple(_record(bringup))),), beside=run is None, level=Level.PAGE)
+    beside = run is None and node.missing is None
+    yield doc.Section("Record", (doc.KeyValues(tuple(_record(bringup))),), beside=beside, level=Level.PAGE)
     blank = doc.KeyValues((("Handed over by", ""), ("Accepted by", ""), ("Date", "")))
     yield doc.Section("Signed", (blank,), on_paper=True, level=Level.PAGE)
+    if run is not None:
+        yield from on_paper(run)
 
 
 def _record(bringup: Bringup) -> Iterator[tuple[str, Words]]:
     """Yield what identifies the node and the run for who keeps the page."""
     machine, run = bringup.machine, bringup.run
     driver = machine.driver
-    yield "Node", subject(machine)
+    yield "Node", _name(bringup)
     yield "GPUs", counted(gpu_name(gpu.name) for gpu in machine.gpus or ()) or "none"
     if driver is not None and (version := driver.driver_version or driver.module_version):
         yield "Driver", f"{version}, {driver.module_flavour}" if driver.module_flavour else version
     known = platform(machine)
     yield "Platform", known.line
+    if known.kind is not PlatformKind.UNKNOWN:
+        yield "EGM", f"on, {known.able} of {several(len(machine.gpus or ()), 'GPU')}" if known.able else "off"
     if known.clique_id is not None:
         yield "NVLink domain", f"clique {known.clique_id}"
     if run is not None and run.verdict is not None:
@@ -171,3 +197,22 @@ def _record(bringup: Bringup) -> Iterator[tuple[str, Words]]:
     if bringup.not_measured:
         yield "Not measured", bringup.not_measured
     yield "Exit code", str(int(bringup.answer.exit_code))
+    for board in () if bringup.identity is None else bringup.identity.boards:
+        yield f"{board.gpu} board", _board(board)
+
+
+def _board(board: Board) -> str:
+    """Return the numbers by which a vendor knows the board of a GPU."""
+    numbers = {
+        "serial": board.serial or "not reported",
+        "part": board.part_number,
+        "chassis": board.chassis_serial,
+        "slot": board.slot,
+        "tray": board.tray,
+    }
+    return ", ".join(f"{name} {printable(str(value))}" for name, value in numbers.items() if value is not None)
+
+
+def _name(bringup: Bringup) -> str:
+    """Return the real name of the node where the user asked for it, or else its title."""
+    return (bringup.identity and printable(bringup.identity.hostname)) or subject(bringup.machine)

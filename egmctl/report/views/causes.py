@@ -8,11 +8,30 @@ from egmctl.model.answer import TABLE, Answer, Cause
 from egmctl.model.finding import Confidence, Finding, Status
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.remedy import Remedy
-from egmctl.report.document import Block, Command, Entry, Hint, KeyValues, Level, Tone, Verdict, Words, limited
-from egmctl.units import shortened
+from egmctl.model.task import Quantity
+from egmctl.report.document import (
+    Block,
+    Command,
+    Entry,
+    Hint,
+    KeyValues,
+    Level,
+    Span,
+    Tone,
+    Verdict,
+    Words,
+    limited,
+    number,
+)
+from egmctl.report.views.bench_classes import plain_name
+from egmctl.units import several, shortened
 
 CAUSES = 3
 """The number of causes shown without ``-v``."""
+COSTS = 3
+"""The number of classes of paths for which the cost of a cause is shown."""
+EXPLAINED = 2
+"""The number of findings that are named where a cause explains them; doctor has all."""
 PATHS = 3
 """The number of paths named per cause."""
 TONES = {
@@ -20,6 +39,7 @@ TONES = {
     Status.WARN: Tone.WARN,
     Status.UNKNOWN: Tone.UNKNOWN,
     Status.NOTE: Tone.UNKNOWN,
+    Status.ASSUMED: Tone.ASSUMED,
     Status.PASS: Tone.GOOD,
     Status.SKIP: Tone.DIM,
 }
@@ -116,8 +136,22 @@ def cause_entries(report: RunReport) -> Iterator[Entry | Hint]:
     return limited(entries, CAUSES, "cause", Level.SUMMARY)
 
 
-def cause_entry(report: RunReport | None, cause: Cause, word: str, *, fix: bool, with_cause: bool = True) -> Entry:
-    """Return the entry of a cause, with the paths and the checks that it explains.
+def explained_words(finding: Finding) -> Words:
+    """Return the words on a finding that another one explains."""
+    word = Span(finding.status.upper(), TONES[finding.status])
+    return word, f" {finding.title} ", Span(f"[{finding.check}]", Tone.DIM)
+
+
+def cause_entry(
+    report: RunReport | None,
+    cause: Cause,
+    word: str,
+    *,
+    fix: bool,
+    with_cause: bool = True,
+    findings: Iterable[Finding] = (),
+) -> Entry:
+    """Return the entry of a cause, with what it costs, and the paths and the findings that it explains.
 
     Parameters
     ----------
@@ -125,9 +159,39 @@ def cause_entry(report: RunReport | None, cause: Cause, word: str, *, fix: bool,
         The word shown for its status.
     fix, with_cause
         Whether to show the remedy's text and the finding's cause.
+    findings
+        The findings of doctor, of which it may explain some.
     """
     measurements = _explained(report, cause)
-    lists = {end: _paths(measurements, end) for end in _ENDS} | {"explains": list(cause.finding.explains)}
-    rows = [(name, shortened(items, PATHS)) for name, items in lists.items() if items]
+    lists = {end: _paths(measurements, end) for end in _ENDS}
+    rows: list[tuple[str, Words]] = [("costs", words) for words in ([] if report is None else costs(report, cause))]
+    rows += [(name, shortened(items, PATHS)) for name, items in lists.items() if items]
+    check, place = cause.finding.check, cause.finding.place
+    own = [each for each in findings if check in each.explained_by and each.check in cause.finding.explains]
+    explained = [each for each in own if place.meets(each.place)]
+    rows += [("explains", explained_words(each)) for each in explained[:EXPLAINED]]
+    if more := len(explained[EXPLAINED:]):
+        rows.append(("explains", f"and {several(more, 'more finding')}"))
     tone = TONES[cause.status]
     return finding_entry(cause.finding, cause.title, word=word, tone=tone, cause=with_cause, fix=fix, rows=rows)
+
+
+def costs(report: RunReport, cause: Cause) -> list[str]:
+    """Return what a cause costs, for each class of its slow paths, the slowest first: how many, and how fast they are.
+
+    Only classes with an expected value have a cost.
+    """
+    chosen = frozenset(cause.measurements)
+    lines: list[tuple[float, str]] = []
+    for entry in () if report.verdict is None else report.verdict.classes:
+        slow = [m for n in entry.measurements if n in chosen and (m := report.measurements[n]).headline is not None]
+        if not entry.expected or not slow or any(m.missed_path for m in slow):
+            continue
+        shares = [m.headline.median / entry.expected for m in slow if m.headline is not None]
+        worst = min(shares) if slow[0].quantity is Quantity.BANDWIDTH else max(shares)
+        low, high = (f"{100 * share:.0f}" for share in (min(shares), max(shares)))
+        percent = low if low == high else f"{low} to {high}"
+        of_all = f"{len(slow)} of {several(len(entry.measurements), 'path')}"
+        expected = f"{number(entry.expected)} {slow[0].quantity.unit}"
+        lines.append((abs(1 - worst), f"{plain_name(slow[0])}: {of_all} at {percent} % of the expected {expected}"))
+    return [words for _, words in sorted(lines, reverse=True)[:COSTS]]

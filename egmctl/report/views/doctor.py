@@ -15,13 +15,18 @@ from egmctl.model.finding import TOLD, Finding, Guard, PlaceKind, RootCause, Sta
 from egmctl.model.listing import CheckEntry, CheckList
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words
-from egmctl.report.views.causes import TONES, finding_entry, verdict
+from egmctl.report.views.causes import TONES, explained_words, finding_entry, verdict
 from egmctl.report.views.machine import banners, machine_section, page_facts, subject
 from egmctl.report.views.topo import node_diagram
 from egmctl.topology.topology import topology
 from egmctl.units import grouped, shortened
 
-_TITLES = {Status.UNKNOWN: "Not determined", Status.PASS: "Passed", Status.SKIP: "Does not apply"}
+_TITLES = {
+    Status.UNKNOWN: "Not determined",
+    Status.PASS: "Passed",
+    Status.ASSUMED: "Assumed: the model's sources do not state it",
+    Status.SKIP: "Does not apply",
+}
 _NAMED = 12
 """The number of undetermined checks named without ``-v``."""
 
@@ -65,15 +70,10 @@ def _body(diagnosis: Diagnosis) -> Iterator[doc.Block]:
 
 def _problem(cause: RootCause) -> doc.Entry:
     finding = cause.finding
-    rows: list[tuple[str, Words]] = [("explains", _explained(other)) for other in cause.explains]
+    rows: list[tuple[str, Words]] = [("explains", explained_words(other)) for other in cause.explains]
     rows += [("note", finding.note)] if finding.note else []
     evidence = doc.KeyValues(tuple(("seen", words) for words in _seen(finding)), level=Level.VERBOSE)
     return finding_entry(finding, rows=rows, further=(evidence,))
-
-
-def _explained(finding: Finding) -> Words:
-    word = doc.Span(finding.status.upper(), TONES[finding.status])
-    return word, f" {finding.title} ", doc.Span(f"[{finding.check}]", Tone.DIM)
 
 
 def _seen(finding: Finding) -> Iterator[Words]:
@@ -99,7 +99,7 @@ def _drawing(diagnosis: Diagnosis) -> Iterator[doc.Diagram]:
     """Yield the drawing of the node, if its topology is known."""
     shown = topology(diagnosis.machine)
     if shown.missing is None:
-        yield node_diagram(lambda: shown, causes=diagnosis.answer.causes)
+        yield node_diagram(lambda: shown, causes=diagnosis.answer.causes, large=True)
 
 
 _AREAS = {
@@ -132,6 +132,7 @@ _COUNTED = {
     Status.NOTE: "noted",
     Status.UNKNOWN: "not determined",
     Status.PASS: "passed",
+    Status.ASSUMED: "assumed",
     Status.SKIP: "not applicable",
 }
 

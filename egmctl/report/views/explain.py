@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from egmctl.model.explanation import DECIDED, CauseState, Explanation, Explanations, KnownCause, Library
+from egmctl.model.explanation import DECIDED, CauseState, Explanation, Explanations, KnownCause, Library, Severity
 from egmctl.model.machine import OriginKind
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words
@@ -45,6 +45,9 @@ def _body(result: Explanations) -> Iterator[doc.Block]:
         for cause in each.causes:
             is_answer = each is leader and cause is each.causes[0]
             known = cause.cause in shown or (brief and each is not leader and cause.state not in DECIDED)
+            if each.severity is Severity.HARMLESS:
+                yield _harmless_entry(cause)
+                continue
             yield _cause_entry(cause, brief=known, is_answer=is_answer)
         yield doc.KeyValues(tuple(("source", source) for source in each.sources), level=Level.VERBOSE)
         shown.update(cause.cause for cause in each.causes)
@@ -85,21 +88,30 @@ def _cause_entry(cause: KnownCause, *, brief: bool, is_answer: bool) -> doc.Entr
     word, tone = _STATES[cause.state]
     words = f"from {listed(cause.calls, 'or')}: {cause.cause}" if cause.calls else cause.cause
     rows: list[tuple[str, Words]] = [("see", cause.see)] if cause.see else []
+    alternative: list[tuple[str, Words]] = [("or", cause.alternative)] if cause.alternative else []
     if cause.state in DECIDED and cause.findings and not brief:
-        rows = [("found", cause.findings[0].title), *rows[:1]]
+        rows = [("found", cause.findings[0].title), *rows, *alternative]
         return finding_entry(
             cause.findings[0], words, word=word, tone=tone, rows=rows, fix=not is_answer, level=Level.NORMAL
         )
     rows += [] if is_answer else [("fix", cause.remedy.words)]
+    rows += alternative
     excluded = cause.state is CauseState.EXCLUDED
     lacking = ", ".join(dict.fromkeys(finding.check for finding in cause.findings))
     rows += [("no data", lacking)] if lacking else []
     level = Level.VERBOSE if brief or excluded or cause.calls else Level.NORMAL
     # The answer itself says what to look at.
-    shown = replace(cause.remedy, look=None) if is_answer and cause.state not in DECIDED else cause.remedy
+    says_look = is_answer and cause.state not in DECIDED and cause.confirmable
+    shown = replace(cause.remedy, look=None) if says_look else cause.remedy
     commands = [replace(command, level=level) for command in commands_of(shown)]
     body: tuple[doc.Block, ...] = (doc.KeyValues(tuple(rows), level=level), *commands)
     return doc.Entry(word, tone, words, id=", ".join(cause.checks) if excluded else "", body=body)
+
+
+def _harmless_entry(cause: KnownCause) -> doc.Entry:
+    """Return the entry of a line that is no fault: nothing holds here, and nothing has to be fixed."""
+    rows = doc.KeyValues((("note", cause.remedy.words),))
+    return doc.Entry("NO FAULT", Tone.DIM, cause.cause, body=(rows, *commands_of(cause.remedy)))
 
 
 def _count(result: Explanations, state: CauseState) -> int:

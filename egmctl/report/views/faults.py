@@ -20,6 +20,8 @@ class Fault:
     words: str
 
 
+FAULT_SIGNS: Mapping[Tone, str] = {Tone.BAD: "✕", Tone.WARN: "▲"}
+"""The signs of devices that fail and warn, in every drawing."""
 Faults = Mapping[str, Fault]
 """The faults by the labels of devices: ``GPU0``, ``NUMA1``, ``NIC2``. Of several, the most severe."""
 

@@ -40,7 +40,7 @@ TRAYS_SHOWN = 24
 NODES_WITH_WORDS = 72
 """The number of nodes up to which a page has words beside each."""
 _TONES = {"fail": Tone.BAD, "warn": Tone.WARN} | {reach.value: Tone.BAD for reach in Reach}
-_ORDER = [*(reach.value for reach in Reach), "fail", "warn"]
+_ORDER = [*(reach.value for reach in Reach), "fail", "warn", "note"]
 
 
 def fleet_document(report: FleetReport) -> doc.Document:

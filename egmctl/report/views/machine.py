@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 from egmctl.facts.redact import redact
+from egmctl.model.gpu import Gpu
 from egmctl.model.host import Nic
 from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.model.route import HOST_NAMES, Carrier, Egm, LinkKind, MemoryKind, Route
 from egmctl.report.document import Block, KeyValues, Level, Matrix, Section, table
+from egmctl.topology.memory_limit import memory_limit, own_memory
 from egmctl.units import counted, format_kernel_list, format_size, gpu_name, grouped, printable
 
 
@@ -130,7 +132,6 @@ def _gpus(machine: Machine) -> Matrix:
     rows = []
     for gpu in machine.gpus or ():
         nvml, link = gpu.nvml, (gpu.nvml and gpu.nvml.link) or (gpu.pci and gpu.pci.link)
-        memory = (nvml and nvml.memory_total_bytes) or (gpu.cuda and gpu.cuda.memory_total_bytes)
         speed, width = (link.max_speed_gt_s, link.width or link.max_width) if link else (None, None)
         modes = [] if nvml is None else [("ECC", nvml.ecc_mode), ("MIG", nvml.mig_mode)]
         rows.append(
@@ -138,7 +139,7 @@ def _gpus(machine: Machine) -> Matrix:
                 f"GPU{gpu.index}",
                 gpu_name(gpu.name),
                 gpu.bus_id,
-                format_size(memory) if memory else "-",
+                gpu_memory(machine, gpu) or "-",
                 f"{speed:g} GT/s x{width}" if speed and width else "-",
                 (nvml and nvml.vbios) or "-",
                 f"{nvml.sm_clock_max_mhz} MHz" if nvml and nvml.sm_clock_max_mhz else "-",
@@ -182,3 +183,11 @@ def _to_host(route: Route, name: str) -> str:
     if route.egm is Egm.UNKNOWN:
         return f"{over}, unknown whether EGM{f': {route.egm_reason}' if route.egm_reason else ''}"
     return f"{over}, degraded: {route.egm_reason}" if route.degraded else f"{over}, not EGM"
+
+
+def gpu_memory(machine: Machine, gpu: Gpu) -> str:
+    """Return the size of a GPU's memory, or the limit of this process on it; empty if unknown."""
+    if (limit := memory_limit(machine, gpu)) is not None:
+        return f"limit {format_size(limit.max_bytes)}"
+    size = own_memory(machine, gpu) or (gpu.cuda and gpu.cuda.memory_total_bytes)
+    return format_size(size) if size else ""

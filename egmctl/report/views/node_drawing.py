@@ -1,7 +1,6 @@
 """Draw a node as SVG: CPUs, GPUs, NICs and switches, the links between them, and the bandwidths measured over these.
 
-Coordinates are in pixels at the natural size, from the upper left corner. The style sheet ``figure.css`` defines the
-classes.
+Coordinates are in pixels at the natural size, from the upper left corner.
 """
 
 from __future__ import annotations
@@ -9,29 +8,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations, pairwise
 from xml.etree.ElementTree import Element
 
-from egmctl.model.gpu import Gpu
-from egmctl.report.document import Dot, Tone, number
+from egmctl.report.document import Tone
 from egmctl.report.render.page import element
-from egmctl.report.views import node_text
-from egmctl.report.views.faults import Fault, Faults
-from egmctl.report.views.machine import port_rates
-from egmctl.topology.links import NEAR, Link
+from egmctl.report.views import node_text, nvlink_drawing
+from egmctl.report.views.faults import Faults
+from egmctl.report.views.machine import gpu_memory, port_rates
+from egmctl.report.views.nvlink_drawing import TRUNK, Ports, Rates
+from egmctl.report.views.shapes import SMALL, box, line, sign, text, width_of, wrapped
+from egmctl.topology.links import NEAR
 from egmctl.topology.topology import Topology
-from egmctl.units import counted, format_size, gpu_name
-
-
-def _cut(text: str, width: float) -> str:
-    """Return text truncated to the width of a box; a character is 7.7 pixels wide on average."""
-    most = int(width / 7.7)
-    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
-
-
-Rates = Mapping[tuple[str, str], Dot]
-"""The measured GB/s by the labels of source and destination, ``("NUMA0", "GPU1")``, with the grades. Their
-labels are the shares of the links' rates."""
+from egmctl.units import counted, gpu_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +35,12 @@ class _Size:
     """The distance between two NUMA nodes, with space for the label of their link."""
     left: int = 16
     """The distance from the left edge of a card to the link to its CPU."""
+    link: int = 62
+    """The distance from a CPU to its GPUs, or to the PCIe switches above them, where nothing was measured."""
+    rates: int = 36
+    """What two measured rates add to it."""
+    near: int = 14
+    """The distance from a GPU's link to the NICs of its PCIe switch."""
     host: int = 290
     """The least width of a CPU, with space for its words."""
     least: int = 360
@@ -52,27 +48,62 @@ class _Size:
 
 
 _WIDE = _Size()
-_LARGE = _Size(column=224, gap=12, left=24)
-_NARROW = _Size(column=74, gap=3, pad=4, between=8, left=8, host=0, least=320, narrow=True)
+_LARGE = _Size(column=236, gap=12, left=24)
+_HALF = _Size(column=130, gap=8, pad=10, between=30, left=14, host=0)
+_NARROW = _Size(column=74, gap=3, pad=4, between=8, left=8, link=42, near=8, host=0, least=320, narrow=True)
 _PHONE_ROW = 4
 """The number of GPUs side by side on a phone."""
-_CARD, _HOST, _NIC, _SWITCH = 66, 36, 36, 22
-"""The heights of the boxes."""
-_LINK = 94
-"""The distance from a CPU to its GPUs."""
-_BELOW = 82
-_ROW = 24
-"""The distance between two direct NVLink connections, and between slow pairs."""
-_PAIRS_DRAWN = 28
-"""The maximum number of pairs that are drawn: all pairs of eight GPUs."""
-_SLOW_DRAWN = 6
-"""The maximum number of slow pairs that are drawn in a switch."""
-_STATES = {Tone.BAD: "bad", Tone.WARN: "warn"}
+_PHONE_COLUMNS = {0: 148, 1: 148, 2: 148, 3: 92, 4: 74}
+"""The width of a GPU on a phone, by the number of GPUs side by side."""
+_SIDES = 2
+"""The number of NUMA nodes with which a drawing has space for all words."""
+_HOST, _SWITCH = 36, 22
+"""The heights of the boxes of CPUs and PCIe switches."""
+_LINE, _SMALL_LINE = 17, 14
+"""The distances between the lines of a card, and of a NIC."""
+_ASIDE = 10
+"""The space on the left of a phone's drawing for the link between the CPUs above and below the switches."""
 _FAULTY = {Tone.BAD: "slow", Tone.WARN: "degraded"}
 """The classes of boxes of devices that fail and warn."""
 _MEMORY = re.compile(r" [0-9]+GB.*")
 """The part of a GPU's name from its memory on, for which a phone has no space."""
-_FAULT_SIGNS = {Tone.BAD: "✕", Tone.WARN: "▲"}
+_NO_FAULTS: Faults = {}
+
+
+def node_drawing(
+    topology: Topology, rates: Rates | None = None, faults: Faults = _NO_FAULTS, *, large: bool = False
+) -> Element:
+    """Return the drawing of a node as SVG.
+
+    Parameters
+    ----------
+    rates
+        The measured bandwidths, shown in addition to the nominal rates. Links are painted by their verdicts.
+    faults
+        What is wrong with the devices, which are painted.
+    large
+        Whether a few GPUs fill a page. Else those of one or two NUMA nodes fill half of it.
+    """
+    few = len(topology.gpus) <= _PHONE_ROW
+    nodes = len(node_text.devices_by_node(topology, {}))
+    size = _LARGE if large and few else _HALF if few and nodes <= _SIDES else _WIDE
+    if nodes > _SIDES:
+        size = replace(size, host=_LARGE.column)
+    return _Drawing(topology, rates or {}, faults, [list(topology.gpus)], size).drawing()
+
+
+def phone_drawings(topology: Topology, rates: Rates | None = None, faults: Faults = _NO_FAULTS) -> Element:
+    """Return the drawings of a node for a phone: rows of :data:`_PHONE_ROW` GPUs, two on either side of switches."""
+    gpus = list(topology.gpus)
+    rows = [gpus[place : place + _PHONE_ROW] for place in range(0, max(len(gpus), 1), _PHONE_ROW)]
+    links = node_text.nvlink_pairs(topology, gpus)
+    each = 2 if any(link.through == "switch" for link in links.values()) else 1
+    parts = [rows[place : place + each] for place in range(0, len(rows), each)]
+    size = replace(_NARROW, column=_PHONE_COLUMNS[max(map(len, rows))])
+    if len(node_text.devices_by_node(topology, {})) > _SIDES:
+        size = replace(size, column=min(size.column, 70), between=2)
+    drawings = [_Drawing(topology, rates or {}, faults, part, size, again=part is not parts[0]) for part in parts]
+    return element("div", [each.drawing() for each in drawings])
 
 
 @dataclass(slots=True)
@@ -103,47 +134,23 @@ class _Node(node_text.Devices):
         return self.x + self.size.pad + left + place * step + self.size.column / 2
 
 
-_NO_FAULTS: Faults = {}
+@dataclass(kw_only=True)
+class _Row:
+    """NUMA nodes side by side. From the outer edge to the switches: NICs, CPU, links, PCIe switches with NICs, GPUs."""
 
+    nodes: Sequence[_Node]
+    start: float
+    flipped: bool
+    """Whether the outer edge is below, so that the GPUs face the switches above them."""
+    host: float
+    """The distances of the CPUs, of the PCIe switches and of the GPUs from the outer edge."""
+    switches: float
+    cards: float
+    end: float
 
-def node_drawing(
-    topology: Topology, rates: Rates | None = None, faults: Faults = _NO_FAULTS, *, large: bool = False
-) -> Element:
-    """Return the drawing of a node as SVG.
-
-    Parameters
-    ----------
-    rates
-        The measured bandwidths, shown in addition to the nominal rates. Links are painted by their verdicts.
-    faults
-        What is wrong with the devices, which are painted.
-    large
-        Whether a few GPUs fill a page.
-    """
-    size = _LARGE if large and len(topology.gpus) <= _PHONE_ROW else _WIDE
-    return _Drawing(topology, rates or {}, faults, list(topology.gpus), size).drawing()
-
-
-def phone_drawings(topology: Topology, rates: Rates | None = None, faults: Faults = _NO_FAULTS) -> Element:
-    """Return the drawings of a node for a phone, without NICs: one for every :data:`_PHONE_ROW` GPUs."""
-    gpus = list(topology.gpus)
-    rows = [gpus[place : place + _PHONE_ROW] for place in range(0, len(gpus), _PHONE_ROW)]
-    drawn = [_Drawing(topology, rates or {}, faults, row, _NARROW, again=row is not rows[0]) for row in rows]
-    return element("div", [each.drawing() for each in drawn])
-
-
-def _box(look: str, x: float, y: float, width: float, height: float, radius: float = 0) -> Element:
-    return element("rect", x=x, y=y, width=width, height=height, rx=radius or None, class_=look)
-
-
-def _line(look: str, *points: tuple[float, float]) -> Element:
-    path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-    return element("path", d=f"M{path}", class_=look)
-
-
-def _text(text: str, x: float, y: float, look: str = "") -> Element:
-    """Return a line of text; ``y`` is its baseline."""
-    return element("text", text, x=x, y=y, class_=look or None)
+    def at(self, distance: float, height: float = 0) -> float:
+        """Return the upper edge of what is so far from the outer edge and so high."""
+        return self.start + (self.end - distance - height if self.flipped else distance)
 
 
 class _Drawing:
@@ -154,7 +161,7 @@ class _Drawing:
         topology: Topology,
         rates: Rates,
         faults: Faults,
-        gpus: Sequence[str],
+        rows: Sequence[Sequence[str]],
         size: _Size,
         *,
         again: bool = False,
@@ -162,36 +169,87 @@ class _Drawing:
         self.again = again
         """Whether a drawing above has the same switches."""
         self.topology, self.rates, self.faults, self.size = topology, rates, faults, size
-        self.gpus = {label: topology.gpus[label] for label in gpus}
-        self.behind = {} if size.narrow else _behind_switches(topology)
-        self.nodes = [
-            _Node(part.node, [gpu for gpu in part.gpus if gpu in gpus], [] if size.narrow else part.nics, size)
-            for part in node_text.devices_by_node(topology, self.behind)
-            if not size.narrow or set(part.gpus) & set(gpus)
+        self.gpus = {label: topology.gpus[label] for row in rows for label in row}
+        self.link = size.link + size.rates * bool(rates)
+        self.behind = _behind_switches(topology)
+        self.nodes = [self.nodes_of(row, first=not again and row is rows[0]) for row in rows]
+        self.aside = _ASIDE * (len(rows) > 1)
+        widths = [self.placed(nodes) for nodes in self.nodes]
+        self.width = max(*widths, size.least)
+        self.card_height = 32 + _LINE * max(map(len, map(self.card_lines, self.gpus)), default=1)
+        shown = [nic for nodes in self.nodes for node in nodes for nic in node.nics]
+        near = [nic for label in self.gpus for nic in self.behind.get(label, ())]
+        heights = [len(self.nic_lines(nic, self.nic_width(nic in near))) for nic in (*shown, *near)]
+        self.nic_height = 8 + _SMALL_LINE * max([2, *heights])
+        centres = {label: node.centre(n) for nodes in self.nodes for node in nodes for n, label in enumerate(node.gpus)}
+        self.ports = Ports(
+            topology=topology, rates=rates, centres=centres, column=size.column, left=size.left, narrow=size.narrow
+        )
+        self.links = node_text.nvlink_pairs(topology, self.gpus)
+        self.is_switched = any(link.through == "switch" for link in self.links.values())
+
+    def nodes_of(self, gpus: Sequence[str], *, first: bool) -> list[_Node]:
+        """Return the NUMA nodes of some GPUs; the first row also has those without a GPU if there is space."""
+        parts = node_text.devices_by_node(self.topology, self.behind)
+        own = [part for part in parts if set(part.gpus) & set(gpus) or (not self.size.narrow and first)]
+        return [
+            _Node(
+                part.node,
+                [gpu for gpu in part.gpus if gpu in gpus],
+                # A NUMA node whose GPUs are in several rows has its NICs in the first of them.
+                part.nics if not part.gpus or part.gpus[0] in gpus else [],
+                self.size,
+            )
+            for part in own
         ]
-        x = float(size.pad)
-        for node in self.nodes:
+
+    def placed(self, nodes: Sequence[_Node]) -> float:
+        """Place NUMA nodes side by side and return their width."""
+        x = float(self.size.pad + self.aside)
+        for node in nodes:
             node.x = x
-            x += node.width + size.between
-        self.width = max(x - size.between + size.pad, size.least)
-        self.top = size.pad + max((node.rows for node in self.nodes), default=0) * (_NIC + 8)
-        most = max(map(len, self.behind.values()), default=0)
-        self.link = _LINK + (_SWITCH + most * (_NIC + 6) if most else 0)
-        self.cards = self.top + _HOST + self.link
-        self.bottom = self.cards + _CARD + size.pad
-        self.centres = {label: node.centre(place) for node in self.nodes for place, label in enumerate(node.gpus)}
+            x += node.width + self.size.between
+        return x - self.size.between + self.size.pad
+
+    @cached_property
+    def rows(self) -> list[_Row]:
+        """The rows from top to bottom, the second one below the switches."""
+        rows: list[_Row] = []
+        start = 0.0
+        for nodes in self.nodes:
+            most = max((len(self.behind.get(label, ())) for node in nodes for label in node.gpus), default=0)
+            host = self.size.pad + max((node.rows for node in nodes), default=0) * (self.nic_height + 8)
+            switches = host + _HOST + self.link
+            cards = switches + (_SWITCH + 4 + most * (self.nic_height + 6) if most else 0)
+            row = _Row(
+                nodes=nodes,
+                start=start,
+                flipped=bool(rows),
+                host=host,
+                switches=switches,
+                cards=cards,
+                end=cards + self.card_height + self.size.pad,
+            )
+            rows.append(row)
+            start += row.end + 2 * TRUNK + nvlink_drawing.switch_height(self.ports)
+        return rows
 
     def drawing(self) -> Element:
-        parts = [part for node in self.nodes for part in self.node(node)]
-        parts += self.between_cpus()
-        for label, gpu in self.gpus.items():
-            parts += self.card(label, gpu)
-        below, height = self.below()
+        parts: list[Element] = []
+        for row in self.rows:
+            for node in row.nodes:
+                parts += self.node(row, node)
+            parts += self.between_cpus(row)
+            for node in row.nodes:
+                for label in node.gpus:
+                    parts += self.card(row, label)
+        below, height = self.nvlinks()
         return element(
             "svg",
             element("title", f"Topology: {self.topology.platform.line}"),
             element("desc", "; ".join((*self.wrong(), *_sentences(self.topology, self.behind)))),
-            _box("sheet", 0, 0, self.width, height),
+            box("sheet", 0, 0, self.width, height),
+            self.around(),
             parts,
             below,
             class_="figure topology",
@@ -213,192 +271,149 @@ class _Drawing:
     def sign(self, label: str, x: float, y: float) -> Iterator[Element]:
         """Yield the sign of a device's fault, which ends at ``x``."""
         if fault := self.faults.get(label):
-            yield _sign(fault, x, y)
+            yield sign(fault, x, y)
 
-    def node(self, node: _Node) -> Iterator[Element]:
-        inner, wide = node.x + self.size.pad, node.width - 2 * self.size.pad
-        yield _box("box", node.x, self.size.pad / 2, node.width, self.bottom - self.size.pad / 2, radius=10)
+    def node(self, row: _Row, node: _Node) -> Iterator[Element]:
+        pad = self.size.pad
+        inner, wide, top = node.x + pad, node.width - 2 * pad, row.at(row.host, _HOST)
+        yield box("box", node.x, row.at(pad / 2, row.end - pad), node.width, row.end - pad, radius=10)
         label = f"NUMA{node.node}"
-        yield _box(self.marked("host", label), inner, self.top, wide, _HOST, radius=6)
-        name, *further = node_text.host_words(self.topology, node.node)[: 1 if self.size.narrow else None]
-        name = _cut(name.removeprefix("CPU, "), wide) if self.size.narrow else name
-        yield _text(name, inner + self.size.left - 4, self.top + 23, "strong")
-        yield from self.sign(label, inner + wide - 10, self.top + 23)
+        yield box(self.marked("host", label), inner, top, wide, _HOST, radius=6)
+        name, *further = node_text.host_words(self.topology, node.node)
+        name = name.removeprefix("CPU, ") if self.size.narrow else name
+        name = name if width_of(name) <= wide - 8 else "NUMA ?"
         right = 30 if label in self.faults else 12
-        yield _text(" · ".join(further), inner + wide - right, self.top + 23, "dim end")
-        for place, label in enumerate(node.nics):
-            row, column = divmod(place, node.columns)
+        room = wide - self.size.left - right - width_of(name) - 8
+        while further and width_of(" · ".join(further), SMALL) > room:
+            further.pop(0)
+        yield text(name, inner + self.size.left - 4, top + 23, "strong")
+        yield from self.sign(label, inner + wide - 10, top + 23)
+        yield text(" · ".join(further), inner + wide - right, top + 23, "dim end")
+        for place, nic in enumerate(node.nics):
+            line_of, column = divmod(place, node.columns)
             x = inner + column * (self.size.column + self.size.gap)
-            yield from self.nic(label, x, self.size.pad + row * (_NIC + 8), self.size.column)
-        for place, label in enumerate(node.gpus):
-            yield from self.host_link(label, node, node.centre(place) - self.size.column / 2 + self.size.left)
+            distance = pad + (node.rows - 1 - line_of) * (self.nic_height + 8)
+            if line_of == 0:
+                ends = [row.at(distance + self.nic_height), row.at(row.host)]
+                yield line("link", *((x + self.size.left, end) for end in ends))
+            yield from self.nic(nic, x, row.at(distance, self.nic_height), self.nic_width(near=False))
+        for place, gpu in enumerate(node.gpus):
+            yield from self.host_link(row, gpu, node, node.centre(place) - self.size.column / 2)
+
+    def nic_width(self, near: bool) -> float:
+        """Return the width of a NIC; below a GPU's PCIe switch it leaves space for the GPU's own link."""
+        return self.size.column - (self.size.near + self.size.left if near else 0)
+
+    def nic_lines(self, label: str, width: float) -> list[str]:
+        """Return the lines of a NIC: its label and name, whole, and the rates of its ports."""
+        nic = self.topology.nics[label]
+        name, room = f"{label} {nic.name}", width - 8
+        lines = [name] if width_of(name) <= room + 2 else [label, *wrapped(nic.name, room, SMALL)]
+        return lines + (wrapped(port_rates(nic), room, SMALL) if port_rates(nic) else [])
 
     def nic(self, label: str, x: float, y: float, width: float) -> Iterator[Element]:
-        nic = self.topology.nics[label]
-        ports = port_rates(nic)
-        yield _box(self.marked("nic", label), x, y, width, _NIC, radius=6)
+        yield box(self.marked("nic", label), x, y, width, self.nic_height, radius=6)
         yield from self.sign(label, x + width - 6, y + 15)
-        yield _text(_cut(f"{label} {nic.name}", width - 7), x + 6, y + (15 if ports else 22))
-        if ports:
-            yield _text(ports, x + 6, y + 29, "dim")
+        lines = self.nic_lines(label, width)
+        start = y + (15 if len(lines) > 1 else self.nic_height / 2 + 4)
+        for place, words in enumerate(lines):
+            yield text(words, x + 5, start + _SMALL_LINE * place, "dim" if place else "")
 
-    def host_link(self, label: str, node: _Node, x: float) -> Iterator[Element]:
+    def host_link(self, row: _Row, label: str, node: _Node, left: float) -> Iterator[Element]:
+        """Yield the link from a CPU to a GPU with this left edge, and the PCIe switch and the NICs on its way."""
         route, look = node_text.host_route(self.topology, label, node.node)
         down, up = self.rates.get((f"NUMA{node.node}", label)), self.rates.get((label, f"NUMA{node.node}"))
-        start = self.top + _HOST
-        yield _line("link down" if look == "down" else self.look(down, up), (x, start), (x, self.cards))
+        x, start = left + self.size.left, row.host + _HOST
+        looks = "link down" if look == "down" else self.ports.look(down, up)
+        yield line(looks, (x, row.at(start)), (x, row.at(row.cards)))
         nics = self.behind.get(label, ())
         if nics:
-            y = self.cards - len(nics) * (_NIC + 6) - _SWITCH - 8
-            card = x - self.size.left
-            yield _box("pcie-switch", card + 8, y, self.size.column - 8, _SWITCH, radius=4)
-            yield _text("PCIe switch", card + 18, y + 15, "dim")
+            y = row.at(row.switches, _SWITCH)
+            yield box("pcie-switch", left + 4, y, self.size.column - 4, _SWITCH, radius=4)
+            name = "switch" if self.size.narrow else "PCIe switch"
+            yield text(name, x + 10, y + 15, "dim")
             for place, nic in enumerate(nics):
-                top = y + _SWITCH + 4 + place * (_NIC + 6)
-                middle = top + _NIC / 2
-                yield _line("link", (x + 8, y + _SWITCH), (x + 8, middle), (x + 14, middle))
-                yield from self.nic(nic, x + 14, top, self.size.column - 14 - self.size.left)
-        yield from self.labels(node_text.route_lines(route), {"↓": down, "↑": up}, x + 10, start + 20)
+                distance = row.switches + _SWITCH + 4 + place * (self.nic_height + 6)
+                top = row.at(distance, self.nic_height)
+                middle = top + self.nic_height / 2
+                edge = row.at(row.switches + _SWITCH)
+                bend, edge_of_nic = x + self.size.near / 2, x + self.size.near
+                yield line("link", (bend, edge), (bend, middle), (edge_of_nic, middle))
+                yield from self.nic(nic, edge_of_nic, top, self.nic_width(near=True))
+        top = row.at(start, self.link)
+        yield from self.ports.labels(node_text.route_lines(route), {"↓": down, "↑": up}, x + 10, top + 20)
 
-    def look(self, *rates: Dot | None) -> str:
-        """Return the class of a link by its verdict; a run that did not measure it says so by dots."""
-        tones = [rate.tone for rate in rates if rate is not None]
-        states = [state for tone, state in _STATES.items() if tone in tones]
-        return " ".join(("link", *states[:1], *(["unmeasured"] if self.rates and not tones else [])))
-
-    def labels(self, nominal: Sequence[str], rates: Mapping[str, Dot | None], x: float, y: float) -> Iterator[Element]:
-        """Yield the label of a link: its nominal values, and a line for the bandwidth measured in each direction."""
-        for text in (nominal[-1].replace(" GB/s", ""),) if self.size.narrow and nominal else nominal:
-            yield _text(text, x, y, "dim")
-            y += 16
-        for arrow, rate in rates.items():
-            if rate is not None:
-                yield from _chip(f"{arrow} {self.rate_words(rate)}", rate.tone, x, y)
-                y += 18
-
-    def rate_words(self, rate: Dot) -> str:
-        """Return the words for a measured rate, with its share of the nominal one where there is space."""
-        return f"{rate.value:.0f}" if self.size.narrow else f"{number(rate.value)} {rate.label}".rstrip()
-
-    def between_cpus(self) -> Iterator[Element]:
+    def between_cpus(self, row: _Row) -> Iterator[Element]:
         """Yield the links between the CPUs of neighbouring NUMA nodes. Nothing reports their rates."""
-        known = [node for node in self.nodes if node.node is not None]
+        known = [node for node in row.nodes if node.node is not None]
         for first, second in pairwise(known):
-            y, left, right = self.top + _HOST / 2, first.x + first.width - self.size.pad, second.x + self.size.pad
-            yield _line("link", (left, y), (right, y))
-            if not self.size.narrow:
-                yield _text("CPU to CPU", (left + right) / 2, y - 7, "dim middle halo")
+            y = row.at(row.host, _HOST) + _HOST / 2
+            left, right = first.x + first.width - self.size.pad, second.x + self.size.pad
+            yield line("link", (left, y), (right, y))
+            if self.size.between > width_of("CPU to CPU", SMALL):
+                yield text("CPU to CPU", (left + right) / 2, y - 7, "dim middle halo")
 
-    def card(self, label: str, gpu: Gpu) -> Iterator[Element]:
-        x, y = self.centres[label] - self.size.column / 2, self.cards
-        memory = (gpu.nvml and gpu.nvml.memory_total_bytes) or (gpu.cuda and gpu.cuda.memory_total_bytes)
-        state, words = node_text.gpu_state(self.topology, gpu)
-        look = self.marked(f"card {state}".rstrip(), label)
-        if all(rate is not None and rate.tone is Tone.BAD for rate in self.trunk(label)):
-            look = "card slow"
-        yield _box(look, x, y, self.size.column, _CARD, radius=8)
-        yield _text(label, x + 12, y + 21, "strong")
-        yield from self.sign(label, x + self.size.column - (4 if self.size.narrow else 10), y + 21)
-        if memory and not self.size.narrow:
-            right = 28 if label in self.faults else 12
-            yield _text(format_size(memory), x + self.size.column - right, y + 21, "dim end")
+    def around(self) -> Iterator[Element]:
+        """Yield the link between the CPUs of the rows above and below the switches."""
+        for above, below in pairwise(self.rows):
+            first, second = above.nodes[0], below.nodes[0]
+            if None not in (first.node, second.node) and first.node != second.node:
+                ends = [row.at(row.host, _HOST) + _HOST / 2 for row in (above, below)]
+                x, host = 4.0, first.x + self.size.pad
+                yield line("link", (host, ends[0]), (x, ends[0]), (x, ends[1]), (host, ends[1]))
+
+    def card_lines(self, label: str) -> list[tuple[str, str]]:
+        """Return the lines below a GPU's label, each with its look: its name, and its bus id or what is wrong."""
+        gpu, size = self.gpus[label], SMALL if self.size.narrow else 13
+        room = self.size.column - (10 if self.size.narrow else 20)
         name = gpu_name(gpu.name).removeprefix("NVIDIA ")
         name = _MEMORY.sub("", name) if self.size.narrow else name
-        yield _text(_cut(name, self.size.column - 20), x + 12, y + 39)
+        lines = [(words, "dim" if self.size.narrow else "") for words in wrapped(name, room, size)]
+        state, words = node_text.gpu_state(self.topology, gpu)
+        look = {"blocked": "bad rate", "degraded": "warn rate"}.get(state, "dim mono")
         if state or not self.size.narrow:
-            style = {"blocked": "bad", "degraded": "warn"}.get(state, "dim mono")
-            yield _text(_cut(words, self.size.column - 12), x + 12, y + 56, style)
+            lines += [(part, look) for part in wrapped(words, room, SMALL)]
+        return lines
 
-    def trunk(self, label: str) -> tuple[Dot | None, Dot | None]:
-        """Return the median rate from a GPU to the others and back; slow if half of the pairs or more are."""
-        ends = [[(label, other), (other, label)] for other in self.topology.gpus]
-        out, back = ([self.rates[pair] for pair in pairs if pair in self.rates] for pairs in zip(*ends, strict=True))
-        return _median(out), _median(back)
+    def card(self, row: _Row, label: str) -> Iterator[Element]:
+        gpu, x = self.gpus[label], self.ports.centres[label] - self.size.column / 2
+        y, inset = row.at(row.cards, self.card_height), 6 if self.size.narrow else 12
+        memory = gpu_memory(self.topology.machine, gpu)
+        state, _ = node_text.gpu_state(self.topology, gpu)
+        look = self.marked(f"card {state}".rstrip(), label)
+        if all(rate is not None and rate.tone is Tone.BAD for rate in self.ports.trunk(label)):
+            look = "card slow"
+        yield box(look, x, y, self.size.column, self.card_height, radius=8)
+        yield text(label, x + inset, y + 21, "strong")
+        yield from self.sign(label, x + self.size.column - (4 if self.size.narrow else 10), y + 21)
+        right = 28 if label in self.faults else 12
+        size = memory or ""
+        if width_of(size, SMALL) < self.size.column - inset - width_of(label) - 8 - right and not self.size.narrow:
+            yield text(size, x + self.size.column - right, y + 21, "dim end")
+        for place, (words, style) in enumerate(self.card_lines(label)):
+            yield text(words, x + inset, y + 38 + _LINE * place, style)
 
-    def below(self) -> tuple[list[Element], float]:
+    def nvlinks(self) -> tuple[list[Element], float]:
         """Return the drawing of the NVLinks, and the total height of the picture."""
-        links = node_text.nvlink_pairs(self.topology, self.gpus)
-        if not links:
-            return [], self.bottom + self.size.pad
-        if any(link.through == "switch" for link in links.values()):
-            slow = self.slow_pairs()
-            high = _SWITCH + 12 + _ROW * (min(len(slow), _SLOW_DRAWN) + (len(slow) > _SLOW_DRAWN))
-            return list(self.switched(links, slow, high)), self.bottom + _BELOW + high + self.size.pad
-        if len(links) > _PAIRS_DRAWN:
-            words = f"{len(links)} pairs joined by NVLink: too many to draw, see the table"
-            return [_text(words, self.size.pad, self.bottom + 24, "dim")], self.bottom + 40
-        return self.direct(links)
-
-    def slow_pairs(self) -> list[tuple[str, str]]:
-        """Return the slow pairs, the slowest first, without those of a GPU all of whose pairs are slow."""
-        pairs = [pair for pair in self.rates if self.gpus.keys() >= set(pair)]
-        well = [pair for pair in pairs if self.rates[pair].tone is not Tone.BAD]
-        whole = [pair for pair in pairs if any(pair[side] not in {other[side] for other in well} for side in (0, 1))]
-        return sorted(set(pairs) - {*well, *whole}, key=lambda pair: (self.rates[pair].value, pair))
-
-    def switched(
-        self, links: Mapping[tuple[str, str], Link], slow: Sequence[tuple[str, str]], high: float
-    ) -> Iterator[Element]:
-        bar = self.bottom + _BELOW
-        for label, centre in self.centres.items():
-            if not any(label in pair for pair in links):
-                continue
-            x, gpu = centre - self.size.column / 2 + self.size.left, self.topology.gpus[label]
-            most, missing = node_text.own_nvlinks(self.topology, gpu)
-            out, back = self.trunk(label)
-            for place, rate in enumerate((out, back) if self.rates else (None,)):
-                look = "link down" if missing and rate is None else self.look(rate)
-                yield _line(look, (x + 7 * place, self.cards + _CARD), (x + 7 * place, bar))
-            words = node_text.with_rate(f"NV{most}{missing}", gpu, most)
-            nominal = tuple(words.split(" ", 1)) if self.size.narrow and not missing else (words,)
-            yield from self.labels(nominal, {"↓": out, "↑": back}, x + 17, self.bottom + 24)
+        first, last = self.rows[0], self.rows[-1]
         pad = self.size.pad
-        yield _box("switch", pad, bar, self.width - 2 * pad, high, radius=8)
-        switches = node_text.switches_words(self.topology)
-        yield _text(f"the same {switches} as above" if self.again else switches, pad + 12, bar + 22, "strong")
-        y = bar + 34.0
-        for source, destination in slow[:_SLOW_DRAWN]:
-            rate, start, end = self.rates[source, destination], self.centres[source], self.centres[destination]
-            way = 1 if end > start else -1
-            yield _line("link bad", (start, y), (end - 7 * way, y))
-            tip = f"{end:.1f},{y:.1f} {end - 11 * way:.1f},{y - 6:.1f} {end - 11 * way:.1f},{y + 6:.1f}"
-            yield element("polygon", points=tip, class_="chip")
-            words = f"{source} → {destination} {self.rate_words(rate)}"
-            yield from _chip(words, Tone.BAD, (start + end) / 2 - _chip_width(words) / 2, y + 4)
-            y += _ROW
-        if more := len(slow[_SLOW_DRAWN:]):
-            yield _text(f"and {more} more slow pairs", pad + 12, y + 4, "bad")
-
-    def direct(self, links: Mapping[tuple[str, str], Link]) -> tuple[list[Element], float]:
-        """Return one line per pair of GPUs, the nearest pairs first, and the total height of the picture."""
-        order = list(self.centres)
-        pairs = sorted(links, key=lambda pair: (abs(order.index(pair[0]) - order.index(pair[1])), order.index(pair[0])))
-        ports = {label: [pair for pair in pairs if label in pair] for label in order}
-        lines: list[Element] = []
-        names: list[Element] = []
-        y, cards = float(self.bottom), self.cards + _CARD
-
-        def port(end: str, pair: tuple[str, str]) -> float:
-            place, width = (ports[end].index(pair) + 0.5) / len(ports[end]), self.size.column - 24
-            return self.centres[end] + width * (place - 0.5)
-
-        columns = {pair: tuple(sorted(port(end, pair) for end in pair)) for pair in pairs}
-        for place, pair in enumerate(pairs):
-            y += _ROW
-            link = links[pair]
-            left, right = columns[pair]
-            there, back = self.rates.get(pair), self.rates.get((pair[1], pair[0]))
-            look = "link down" if link.nvlinks_expected and not self.rates else self.look(there, back)
-            lines.append(_line(look, (left, cards), (left, y), (right, y), (right, cards)))
-            words = f"{pair[0]}-{pair[1]} {link.symbol}"
-            words = words if there or back else node_text.with_rate(words, self.gpus[pair[0]], link.nvlinks or 0)
-            known = {"→": there, "←": back}
-            measured = [f"{arrow} {self.rate_words(rate)}" for arrow, rate in known.items() if rate is not None]
-            state = look.removeprefix("link ") if look in ("link bad", "link warn") else "dim"
-            crossing = [x for later in pairs[place + 1 :] for x in columns[later] if left < x < right]
-            middle = _widest(sorted((left, *crossing, right)))
-            names.append(_text("  ".join((words, *measured)), middle, y - 6, f"{state} rate middle halo"))
-        return [*lines, *names], y + 2 * self.size.pad
+        if not self.links:
+            return [], last.start + last.end + pad
+        if not self.is_switched:
+            drawn, bottom = nvlink_drawing.direct(self.ports, self.links, first.cards + self.card_height, first.end)
+            return drawn, bottom + pad
+        parts: list[Element] = []
+        for row in self.rows:
+            for label in (label for node in row.nodes for label in node.gpus):
+                if any(label in pair for pair in self.links):
+                    parts += nvlink_drawing.trunk(
+                        self.ports, label, (row.at(row.end - pad), row.at(row.end + TRUNK)), row.at(row.end, TRUNK)
+                    )
+        top = first.end + TRUNK
+        width = self.width - 2 * pad - self.aside
+        parts += nvlink_drawing.switch(self.ports, pad + self.aside, top, width, again=self.again)
+        bottom = top + nvlink_drawing.switch_height(self.ports)
+        return parts, (last.start + last.end if len(self.rows) > 1 else bottom) + pad
 
 
 def _behind_switches(topology: Topology) -> dict[str, list[str]]:
@@ -409,38 +424,6 @@ def _behind_switches(topology: Topology) -> dict[str, list[str]]:
         if near:
             nics.setdefault(near[0], []).append(nic)
     return nics
-
-
-def _sign(fault: Fault, x: float, y: float) -> Element:
-    words = element("title", fault.words)
-    return element("text", _FAULT_SIGNS[fault.tone], words, x=x, y=y, class_=f"{_STATES[fault.tone]} end")
-
-
-def _median(rates: Sequence[Dot]) -> Dot | None:
-    """Return the rate in the middle, the higher of two; a slow one if half of the rates or more are slow."""
-    if not rates:
-        return None
-    ordered = sorted(rates, key=lambda rate: rate.value)
-    bad = [rate for rate in ordered if rate.tone is Tone.BAD]
-    slow = 2 * len(bad) >= len(ordered)
-    return bad[len(bad) // 2] if slow else replace(ordered[len(ordered) // 2], tone=Tone.PLAIN)
-
-
-def _chip(text: str, tone: Tone, x: float, y: float) -> Iterator[Element]:
-    """Yield a measured rate as text, that of a slow link on a filled chip."""
-    if tone is Tone.BAD:
-        yield _box("chip", x - 4, y - 12, _chip_width(text), 16, radius=4)
-    yield _text(text, x, y, f"rate {'on-chip' if tone is Tone.BAD else _STATES.get(tone, '')}".rstrip())
-
-
-def _chip_width(text: str) -> float:
-    return 7.4 * len(text) + 8
-
-
-def _widest(places: Sequence[float]) -> float:
-    """Return the centre of the widest gap between neighbours, where a label crosses no line."""
-    left, right = max(pairwise(places), key=lambda gap: gap[1] - gap[0])
-    return (left + right) / 2
 
 
 def _sentences(topology: Topology, behind: Mapping[str, Sequence[str]]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from itertools import combinations, zip_longest
 from egmctl.model.gpu import Gpu
 from egmctl.model.route import LinkClass, LinkKind, symbol_of
 from egmctl.report.document import Span, Tone, Words
+from egmctl.report.views.faults import FAULT_SIGNS, Faults
 from egmctl.topology.access import obstacle
 from egmctl.topology.links import Link, active_nvlinks, nvlink
 from egmctl.topology.notes import fewer_nvlinks, narrow_pcie
@@ -31,8 +32,17 @@ class Devices:
     nics: list[str] = field(default_factory=list)
 
 
-def node_text(topology: Topology, width: int) -> Iterator[Words]:
-    """Yield the lines of the drawing for a terminal; none if its GPUs need more than ``width`` characters."""
+_NO_FAULTS: Faults = {}
+
+
+def node_text(topology: Topology, width: int, faults: Faults = _NO_FAULTS) -> Iterator[Words]:
+    """Yield the lines of the drawing for a terminal; none if its GPUs need more than ``width`` characters.
+
+    Parameters
+    ----------
+    faults
+        What is wrong with the devices; GPUs are marked by it.
+    """
     nodes = [node for node in devices_by_node(topology, {}) if node.gpus or node.node is not None]
     slots = [(node, label) for node in nodes for label in node.gpus or ("",)]
     size = min(_WIDEST, width // max(len(slots), 1))
@@ -40,7 +50,7 @@ def node_text(topology: Topology, width: int) -> Iterator[Words]:
         return
     nvlinks = nvlink_pairs(topology, topology.gpus)
     boxes = [list(_cpu_lines(topology, node, size)) for node in nodes]
-    lines = [list(_gpu_lines(topology, label, node, size, nvlinks)) if label else [] for node, label in slots]
+    lines = [list(_gpu_lines(topology, label, node, size, nvlinks, faults)) if label else [] for node, label in slots]
     linked = all(node.node is not None for node in nodes)
     for row in zip(*boxes, strict=True):
         yield " ".join(row).replace("│ │", "├─┤" if linked else "│ │")
@@ -54,7 +64,9 @@ def node_text(topology: Topology, width: int) -> Iterator[Words]:
         yield _edge("╔═╗", total, ports, "╩")
         yield f"║ {name[: total - 4].ljust(total - 4)} ║"
         yield _edge("╚═╝", total)
-    yield Span("nominal GB/s  ║ NVLink, C2C  │ PCIe  ╳ missing or blocked", Tone.DIM)  # noqa: RUF001
+    signs = dict.fromkeys(FAULT_SIGNS[faults[label].tone] for label in topology.gpus if label in faults)
+    faulty = f"  {' '.join(signs)} see above" if signs else ""
+    yield Span(f"nominal GB/s  ║ NVLink, C2C  │ PCIe  ╳ missing or blocked{faulty}", Tone.DIM)  # noqa: RUF001
 
 
 def _edge(corners: str, width: int, ports: Sequence[int] = (), port: str = "") -> str:
@@ -74,7 +86,7 @@ def _cpu_lines(topology: Topology, node: Devices, size: int) -> Iterator[str]:
 
 
 def _gpu_lines(
-    topology: Topology, label: str, node: Devices, size: int, nvlinks: Mapping[tuple[str, str], Link]
+    topology: Topology, label: str, node: Devices, size: int, nvlinks: Mapping[tuple[str, str], Link], faults: Faults
 ) -> Iterator[tuple[str, Tone]]:
     """Yield the lines of a GPU, each with its tone: the link to its CPU, its card, its NVLinks."""
     room, gpu = size - 5, topology.gpus[label]
@@ -84,11 +96,13 @@ def _gpu_lines(
     symbol, rate = (*route_lines(route), "", "")[:2]
     yield from _link_lines(look, symbol or "?", rate, room)
     state, words = gpu_state(topology, gpu)
-    tone = Tone.BAD if state else Tone.PLAIN
+    fault = faults.get(label)
+    tone = Tone.BAD if state else fault.tone if fault else Tone.PLAIN
+    sign = FAULT_SIGNS[fault.tone] if fault else ""
     name = gpu_name(gpu.name).removeprefix("NVIDIA ")
     yield _edge("╭─╮", size - 1, (2,), "┴"), tone
-    for text in (label, name):
-        yield f"│ {text[:room].ljust(room)} │", tone
+    yield f"│ {label.ljust(room - len(sign))}{sign} │", tone
+    yield f"│ {name[:room].ljust(room)} │", tone
     if len(words) <= room + 1:
         yield f"│ {words.ljust(room + 1)}│", tone
     elif any(gpu_state(topology, other)[0] for other in topology.gpus.values()):
@@ -160,6 +174,13 @@ def own_nvlinks(topology: Topology, gpu: Gpu) -> tuple[int, str]:
     short = active is None and any(link.nvlinks_expected for link in links)
     most = active or max(link.nvlinks or 0 for link in links)
     return most, f" of {fewer[1]}" if fewer else "*" if short else ""
+
+
+def nvlink_states(gpu: Gpu) -> list[bool]:
+    """Return whether each NVLink of a GPU is active; nothing if that is not known of each."""
+    links = (gpu.nvml and gpu.nvml.nvlinks) or ()
+    states = [link.active for link in links]
+    return [] if None in states else [bool(state) for state in states]
 
 
 def switches_words(topology: Topology) -> str:

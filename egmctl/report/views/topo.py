@@ -10,25 +10,33 @@ from typing import TYPE_CHECKING
 
 from egmctl.model.answer import Cause, State
 from egmctl.model.gpu import Gpu
-from egmctl.model.route import LinkClass, LinkKind, symbol_of
+from egmctl.model.route import LinkClass, LinkKind
 from egmctl.report import document as doc
 from egmctl.report.document import Align, Level, Tone
 from egmctl.report.views.causes import verdict
 from egmctl.report.views.faults import faults
 from egmctl.report.views.machine import banners, machine_section, page_facts, subject
 from egmctl.report.views.topo_devices import devices, found_anyway
+from egmctl.report.views.topo_tables import (
+    gpu_matrix,
+    link_matrix,
+    nic_names,
+    rate_text,
+    routes_matrix,
+    tables_on_page,
+)
 from egmctl.topology.access import obstacle
-from egmctl.topology.links import NEAR, Link, nvlink
+from egmctl.topology.links import NEAR, nvlink
 from egmctl.topology.notes import NoteKind
-from egmctl.topology.platform import PlatformKind, own_node
-from egmctl.topology.routes import HostRoute, RouteKind
+from egmctl.topology.platform import PlatformKind
+from egmctl.topology.routes import RouteKind
 from egmctl.topology.topology import Topology
 from egmctl.units import grouped, several
 
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
-    from egmctl.report.views.node_drawing import Rates
+    from egmctl.report.views.nvlink_drawing import Rates
 
 CONNECTED = "What is connected to what"
 """The title of the section with the drawing on a page."""
@@ -56,8 +64,8 @@ def matrix_document(topology: Topology) -> doc.Document:
     """
     whole = topo_document(topology)
     matrix = gpu_matrix(topology, [*topology.gpus, *topology.nics])
-    matrix = replace(matrix, caption="", after=_nic_names(topology))
-    body: tuple[doc.Block, ...] = (matrix, _topo_routes(topology), *_legend(topology))
+    matrix = replace(matrix, caption="", after=nic_names(topology))
+    body: tuple[doc.Block, ...] = (matrix, routes_matrix(topology), *_legend(topology))
     return whole if topology.missing is not None else replace(whole, body=body)
 
 
@@ -72,18 +80,23 @@ def _body(topology: Topology) -> Iterator[doc.Block]:
         return
     shown = topology.answer.state in (State.WARN, State.BAD)
     # Text of a node without faults begins with the sentences, of which the first is the answer.
-    yield verdict(topology.answer) if shown else replace(verdict(topology.answer), level=Level.PAGE)
     sentences, entries = summary(topology)
+    details = " ".join(doc.plain(each.words) for each in (sentences if shown else sentences[1:]))
+    first = verdict(topology.answer)
+    yield replace(first, sentence=f"{doc.plain(first.sentence)}; {details}", level=Level.PAGE)
+    if shown:
+        yield replace(first, paged=False)
     yield from (replace(sentence, paged=False) for sentence in sentences)
-    yield from entries
+    # The answer of a page already has what a cause says.
+    said = {cause.title for cause in topology.answer.causes}
+    yield from (replace(entry, paged=doc.plain(entry.title) not in said) for entry in entries)
     drawing = node_diagram(lambda: topology, causes=topology.answer.causes, large=True)
     yield replace(drawing, lines=partial(_drawn, topology), paged=False)
-    words = doc.Paragraph(" ".join(map(doc.plain, (each.words for each in sentences))), tone=Tone.DIM)
-    note = "Nominal GB/s in each direction."
-    yield doc.Section(CONNECTED, (words, replace(drawing, note=note)), level=Level.PAGE)
+    note = "Nominal GB/s in each direction. A square is an NVLink; a red one with a cross is down."
+    yield doc.Section(CONNECTED, (replace(drawing, note=note),), level=Level.PAGE)
     tables = tuple(_tables(topology))
     yield from (replace(table, paged=False) for table in tables)
-    yield from _tables_on_page(topology, tables)
+    yield from tables_on_page(topology, tables)
     yield from _p2p(topology)
     remarks = tuple(note.words for note in topology.notes if note.kind is NoteKind.REMARK)
     yield doc.Section("Notes", (doc.Bullets(remarks),))
@@ -98,31 +111,10 @@ def _tables(topology: Topology) -> Iterator[doc.Matrix]:
         yield gpu_matrix(topology)
     if topology.nics:
         nics = list(topology.nics)
-        yield _matrix(topology, "NIC links", list(topology.gpus), nics, _nic_names(topology))
-        yield replace(_matrix(topology, "NIC to NIC links", nics, nics), level=Level.VERBOSE)
+        yield link_matrix(topology, "NIC links", list(topology.gpus), nics, nic_names(topology))
+        yield replace(link_matrix(topology, "NIC to NIC links", nics, nics), level=Level.VERBOSE)
     if topology.routes:
-        yield _topo_routes(topology)
-
-
-def _tables_on_page(topology: Topology, tables: Sequence[doc.Matrix]) -> Iterator[doc.Section]:
-    """Yield the routes beside the links between GPUs, then the other tables, folded."""
-    of_gpus = [table for table in tables if table.caption == _GPU_LINKS]
-    routes = [table for table in tables if table.caption.endswith(_ROUTES_CAPTION)]
-    rest = [table for table in tables if table not in (*of_gpus, *routes)]
-    for table in routes:
-        title, _, note = table.caption.partition(" (")
-        words = doc.Paragraph(note.removesuffix(")").capitalize().replace("gb/s", "GB/s"), tone=Tone.DIM)
-        yield doc.Section(title, (words, replace(table, headed=True)), level=Level.PAGE)
-    for table in of_gpus:
-        words = doc.Paragraph("As in nvidia-smi topo -m.", tone=Tone.DIM)
-        bare = replace(table, headed=True, groups=table.groups[:-1])
-        yield doc.Section(_GPU_LINKS, (words, bare), beside=bool(routes), level=Level.PAGE)
-        affinities = replace(table, caption="Affinities", headed=True, groups=table.groups[-1:])
-        note = "CPUs and NUMA nodes of each GPU"
-        yield doc.Section("Affinities", (affinities,), folded=True, note=note, level=Level.PAGE)
-    for table in rest:
-        note = several(len(topology.nics), "NIC")
-        yield doc.Section(table.caption, (replace(table, headed=True),), folded=True, note=note, level=Level.PAGE)
+        yield routes_matrix(topology)
 
 
 def _devices_note(topology: Topology) -> str:
@@ -229,71 +221,7 @@ def node_diagram(
 def _drawn(topology: Topology, width: int) -> Iterator[doc.Words]:
     from egmctl.report.views.node_text import node_text
 
-    return node_text(topology, width)
-
-
-def gpu_matrix(topology: Topology, labels: Sequence[str] = ()) -> doc.Matrix:
-    """Return the matrix of the links between GPUs, or between these GPUs and NICs, with each GPU's affinities."""
-    labels = labels or list(topology.gpus)
-    matrix = _matrix(topology, _GPU_LINKS, labels, labels)
-    gpus = ((label, topology.gpus.get(label)) for label in labels)
-    affinities = doc.grid("", ((label, _affinities(gpu) if gpu else {}) for label, gpu in gpus), align=Align.LEFT)
-    return replace(matrix, groups=(*matrix.groups, tuple(doc.columns(affinities))))
-
-
-def _matrix(
-    topology: Topology, caption: str, rows: Sequence[str], columns: Sequence[str], after: tuple[str, ...] = ()
-) -> doc.Matrix:
-    def cell(row: str, column: str) -> str | doc.Cell:
-        return " X" if row == column else link_cell(topology.link(row, column))
-
-    cells = ((row, {column: cell(row, column) for column in columns}) for row in rows)
-    return doc.grid(caption, cells, align=Align.LEFT, after=after)
-
-
-def _nic_names(topology: Topology) -> tuple[str, ...]:
-    names = "  ".join(f"{label}={nic.name}" for label, nic in topology.nics.items())
-    return (names,) if names else ()
-
-
-def link_cell(link: Link) -> doc.Cell:
-    """Return the cell with the symbol of a link, marked with ``*`` if NVLinks are missing."""
-    mark = "*" if link.nvlinks_expected else ""
-    return doc.Cell(link.symbol, Tone.WARN if mark or link.symbol == "?" else Tone.PLAIN, mark)
-
-
-_GPU_LINKS, _ROUTES_CAPTION = "GPU links", " to host memory (nominal GB/s per direction)"
-"""The captions of two tables; the second without its first word."""
-
-
-def _topo_routes(topology: Topology) -> doc.Matrix:
-    tones = {RouteKind.BLOCKED: Tone.BAD, RouteKind.UNKNOWN: Tone.WARN}
-    groups = []
-    for node in topology.numa_nodes:
-        routes = [route for route in topology.routes if route.numa_node == node]
-        symbols = tuple(doc.Cell(route_words(topology, route), tones.get(route.kind, Tone.PLAIN)) for route in routes)
-        rates = tuple(doc.Cell(rate_text(route)) for route in routes)
-        wrap = any(route.siblings for route in routes)
-        groups.append((doc.Series((f"NUMA {node}",), symbols, align=Align.LEFT, wrap=wrap), doc.Series((), rates)))
-    name = "EGM routes" if any(route.egm for route in topology.routes) else "Routes"
-    return doc.Matrix(caption=f"{name}{_ROUTES_CAPTION}", rows=tuple(topology.gpus), groups=tuple(groups))
-
-
-def route_words(topology: Topology, route: HostRoute) -> str:
-    """Return a route's symbol, with its obstacle; in words if it depends on which GPU of the CPU owns the memory."""
-    if route.to_sibling is not None:
-        others = " or ".join(map(topology.label, route.siblings))
-        return f"own {symbol_of(route.hops)} or {symbol_of((route.to_sibling, *route.hops))} of {others}"
-    return route.symbol if route.blocked_by is None else f"{route.symbol}: {route.blocked_by.value}"
-
-
-def rate_text(route: HostRoute) -> str:
-    """Return the nominal GB/s of a route, an upper bound (``<=``), or ``?``; empty for a route without hops."""
-    if not route.hops:
-        return ""
-    if route.nominal_gb_s is not None:
-        return f"{route.nominal_gb_s:.1f}"
-    return "?" if route.at_most_gb_s is None else f"<={route.at_most_gb_s:.1f}"
+    return node_text(topology, width, faults(topology, topology.answer.causes))
 
 
 def _p2p(topology: Topology) -> Iterator[doc.Block]:
@@ -360,20 +288,3 @@ def _legend(topology: Topology) -> Iterator[doc.KeyValues]:
         symbols |= {"<=" if rate_text(route).startswith("<=") else rate_text(route)}
     symbols = symbols.union(*(matrix.cells.values() for matrix in topology.p2p))
     yield doc.KeyValues(tuple(row for row in _MEANINGS.items() if row[0] in symbols))
-
-
-def _affinities(gpu: Gpu) -> dict[tuple[str, ...], str]:
-    """Return a GPU's CPU affinity and its NUMA nodes: by NVML, by HOST_NUMA_ID, and that of its own memory."""
-    cpus = gpu.nvml.cpu_affinity if gpu.nvml is not None else None
-    if cpus is None and gpu.pci is not None:
-        cpus = gpu.pci.local_cpus or None
-    return {
-        ("CPU", "affinity"): cpus or "N/A",
-        ("NUMA", "aff."): (gpu.nvml and gpu.nvml.numa_affinity) or "N/A",
-        ("HOST_", "NUMA_ID"): _number(gpu.host_numa_id),
-        ("GPU", "NUMA ID"): _number(own_node(gpu)),
-    }
-
-
-def _number(value: int | None) -> str:
-    return "N/A" if value is None or value < 0 else str(value)

@@ -13,6 +13,7 @@ from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import TOLD, Guard, RootCause, Status, root_causes
 from egmctl.model.machine import OriginKind
 from egmctl.model.remedy import Remedy
+from egmctl.topology.egm_mode import all_handed_over
 from egmctl.units import several
 
 
@@ -124,6 +125,8 @@ def _nothing(diagnosis: Diagnosis, counts: Mapping[Status, int]) -> str | None:
     # Documents of an earlier version store no machine.
     if diagnosis.machines and not diagnosis.machine.gpus:
         return "there is no NVIDIA GPU on this machine"
+    if diagnosis.machines and all_handed_over(diagnosis.machine):
+        return "this node gives its GPUs to virtual machines"
     if not any(counts[status] for status in (Status.PASS, *TOLD)):
         return "no check could determine anything here"
     return None
@@ -156,9 +159,9 @@ def _sentence(part: _Part) -> str:
     problems = " and ".join(several(count, what) for what, count in counts.items() if count)
     if part.gaps and not part.bad:
         reasons = "; ".join(gap.reason for gap in part.gaps)
-        rest = _counted(part.counts, Status.PASS, Status.SKIP)
+        rest = _counted(part.counts, Status.PASS, Status.ASSUMED, Status.SKIP)
         return "; ".join(filter(None, (reasons, problems, rest)))
-    rest = _counted(part.counts, Status.NOTE, Status.PASS, Status.UNKNOWN, Status.SKIP)
+    rest = _counted(part.counts, Status.NOTE, Status.PASS, Status.ASSUMED, Status.UNKNOWN, Status.SKIP)
     return "; ".join(filter(None, (problems, rest)))
 
 
@@ -166,6 +169,7 @@ def _counted(number: Mapping[Status, int], *statuses: Status) -> str:
     words = {
         Status.NOTE: ("note", "notes"),
         Status.PASS: ("check passed", "checks passed"),
+        Status.ASSUMED: ("assumed", "assumed"),
         Status.UNKNOWN: ("not determined", "not determined"),
         Status.SKIP: ("does not apply", "do not apply"),
     }
@@ -184,6 +188,8 @@ def _next_step(diagnosis: Diagnosis, part: _Part, causes: Sequence[Cause]) -> Re
 
 def _how_to_know(diagnosis: Diagnosis) -> str:
     """Return the next step for a machine about which too little is known."""
+    if diagnosis.machines and all_handed_over(diagnosis.machine):
+        return "run it inside a virtual machine that has these GPUs"
     if not diagnosis.machines or diagnosis.machine.origin.kind is not OriginKind.LIVE:
         return "take a new 'egmctl snapshot' of the node; -v says what this one does not state"
     if not diagnosis.machine.gpus:

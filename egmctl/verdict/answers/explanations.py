@@ -7,13 +7,14 @@ from dataclasses import replace
 
 from egmctl.model.answer import Answer, Cause, Gap, GapKind, State
 from egmctl.model.explanation import DECIDED, CauseState, Explanation, Explanations, KnownCause, Severity, Word
-from egmctl.model.remedy import Remedy
+from egmctl.model.remedy import ON_THE_HOST, Remedy
 from egmctl.units import printable, several
 
 _STATES: Mapping[Word, State] = {
     Word.CAUSE: State.GOOD,
     Word.POSSIBLE_CAUSE: State.WARN,
     Word.WHICH_ERROR: State.WARN,
+    Word.NO_FAULT: State.GOOD,
     Word.NOT_KNOWN: State.INCOMPLETE,
     Word.INTERRUPTED: State.INTERRUPTED,
 }
@@ -30,6 +31,9 @@ def of_explanations(result: Explanations) -> Answer:
     if leader is None and word is Word.CAUSE:
         said = "; ".join(each.failure.log for each in result.explanations if each.failure.log)
         return Answer(state=state, word=word, sentence=printable(f"the driver says: {said}"))
+    if word is Word.NO_FAULT:
+        said = "; ".join(each.meaning for each in result.explanations)
+        return Answer(state=state, word=word, sentence=said)
     if leader is None:
         reason = _nothing(result)
         gap = Gap(kind=_GAPS[state], reason=reason)
@@ -139,9 +143,9 @@ def _next_step(cause: KnownCause) -> Remedy:
     """Return what to do about a cause: the remedy of its finding, else its own; of a possible one, what to check."""
     if cause.state in DECIDED:
         return next((finding.remedy for finding in cause.findings if finding.remedy), cause.remedy)
-    if cause.remedy.look is None:
-        return replace(cause.remedy, run=None)
-    text = cause.remedy.text
-    if not text.startswith("On the host"):
-        text = text[0].lower() + text[1:]
-    return replace(cause.remedy, text=f"check first: {cause.remedy.look}. If so: {text}", run=None)
+    remedy = replace(cause.remedy, run=None)
+    if remedy.look is None or not cause.confirmable:
+        return remedy
+    text = remedy.text.removeprefix(ON_THE_HOST)
+    where = "" if text == remedy.text else ", on the host"
+    return replace(remedy, text=f"check first: {remedy.look}. If that confirms it{where}: {text[0].lower()}{text[1:]}")

@@ -45,6 +45,7 @@ def _states(report: FleetReport) -> Iterator[State]:
         proven = known & outcomes and compared.answer.state is not State.INCOMPLETE
         differs = compared.answer.state in (State.BAD, State.WARN)
         yield State.BAD if proven else State.WARN if differs else State.GOOD
+    yield State.WARN if any(item.slows for item in report.unlike) else State.GOOD
     if (readiness := report.readiness) is not None:
         lacks = readiness.expected not in (None, readiness.gpus)
         not_expected = readiness.expected is not None and any(

@@ -8,20 +8,22 @@ from pathlib import Path
 from egmctl.facts.host import host
 from egmctl.facts.root import Root
 from egmctl.model.finding import Status
-from egmctl.model.host import CpuFrequencies
+from egmctl.model.host import CpuFrequencies, HugePages
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
+from egmctl.units import GIB
 from tests.doctor.faults import Fault, changed, healthy
 from tests.doctor.machines import patched, run_one
 
 FAST = CpuFrequencies(cpus="0-143", governor="performance", limit_khz=3_402_000, max_khz=3_402_000)
 FAULTS: dict[str, Fault] = {
     "cpu.governor": changed("host", cpu_frequencies=(replace(FAST, governor="powersave"),)),
+    "numa.huge-pages": changed("host", transparent_huge_pages="never"),
 }
 
 
 def well(machine: Machine) -> Machine:
-    return patched(machine, "host", cpu_frequencies=(FAST,))
+    return patched(machine, "host", cpu_frequencies=(FAST,), transparent_huge_pages="madvise")
 
 
 def tree(folder: Path, **governors: str) -> Root:
@@ -70,3 +72,28 @@ def test_a_virtual_machine_without_cpufreq_has_nothing_to_say(tmp_path: Path) ->
     assert run_one("cpu.governor", without).status is Status.UNKNOWN
     inside = patched(without, "gpus[*].nvml", virtualization="passthrough")
     assert run_one("cpu.governor", inside).status is Status.SKIP
+
+
+POOL = HugePages(page_size_bytes=GIB, total=400, free=300)
+IDLE = "a pool of huge pages holds 400 GiB of 957 GiB, 300 GiB of it unused"
+
+
+def with_pool(*, of_nodes: tuple[HugePages, ...] | None = None, total: int = 957 * GIB) -> Machine:
+    machine = patched(healthy(), "host", huge_pages=(POOL,), memory_total_bytes=total)
+    return patched(machine, "host.numa_nodes[*]", huge_pages=of_nodes)
+
+
+def test_huge_pages_that_no_program_gets_are_noted() -> None:
+    never = run_one("numa.huge-pages", patched(healthy(), "host", transparent_huge_pages="never"))
+    assert (never.status, "(never)" in never.summary) == (Status.NOTE, True)
+    for mode in ("always", "madvise"):
+        assert run_one("numa.huge-pages", patched(healthy(), "host", transparent_huge_pages=mode)).status is Status.PASS
+    unread = patched(healthy(), "host", transparent_huge_pages=None)
+    assert run_one("numa.huge-pages", unread).status is Status.UNKNOWN
+
+
+def test_an_idle_pool_of_the_host_is_noted_unless_its_nodes_have_it() -> None:
+    finding = run_one("numa.huge-pages", with_pool())
+    assert (finding.status, finding.summary) == (Status.NOTE, IDLE)
+    for machine in (with_pool(of_nodes=()), with_pool(total=4000 * GIB)):
+        assert run_one("numa.huge-pages", machine).status is Status.PASS

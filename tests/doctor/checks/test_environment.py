@@ -12,7 +12,7 @@ from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.runner import CHECKS
 from egmctl.driver.reading import Unreadable
 from egmctl.facts.confinement import confinement
-from egmctl.facts.inside import pids_left
+from egmctl.facts.inside import memory_limit, pids_left
 from egmctl.facts.root import Root
 from egmctl.model.finding import Status
 from egmctl.model.host import Confinement, LibraryFailure
@@ -27,6 +27,7 @@ from egmctl.verdict.explain import with_causes
 from tests.answers import diagnose, render
 from tests.doctor.faults import Fault, changed, healthy
 from tests.doctor.machines import patched, run, run_one, shipped, with_gpu_denied
+from tests.fake.sysroot import Tree
 from tests.verdict.runs import WRITE, with_status
 from tests.verdict.runs import run as run_bench
 
@@ -35,7 +36,7 @@ FAULTS: dict[str, Fault] = {"env.limits": changed("confinement", limits=ENOUGH |
 
 
 def well(machine: Machine) -> Machine:
-    return patched(machine, "confinement", limits=ENOUGH, pids_left=-1)
+    return patched(machine, "confinement", limits=ENOUGH, pids_left=-1, memory_limit_bytes=-1)
 
 
 def limited(machine: Machine | None = None, *, pids: int | None = -1, capabilities: int = 0, **limits: int) -> Machine:
@@ -52,6 +53,10 @@ def limited(machine: Machine | None = None, *, pids: int | None = -1, capabiliti
         (
             patched(limited(), "confinement", limits=ENOUGH | {"as": 8 * GIB}),
             "the address space is limited to 8 GiB, less than the memory of the GPUs",
+        ),
+        (
+            patched(limited(), "confinement", memory_limit_bytes=GIB),
+            "the memory cgroup allows 1 GiB, little for CUDA on 4 GPUs",
         ),
     ],
 )
@@ -242,3 +247,21 @@ class TestRanks:
         machine = patched(healthy(), "process", environment={}, container_signs=signs)
         machine = patched(machine, "confinement", ptrace_scope=ptrace_scope, capabilities=capabilities)
         assert run_one("ipc.ptrace", machine).status is status
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({"memory.max": "max", "job/memory.max": "17179869184", "job/step/memory.max": "max"}, 16 * GIB),
+        ({"job/memory.max": "max", "job/step/memory.max": "max"}, -1),
+        ({}, -1),
+    ],
+)
+def test_the_memory_limit_is_the_least_of_the_cgroups(tmp_path: Path, files: dict[str, str], limit: int) -> None:
+    tree = Tree(tmp_path)
+    tree.write("/proc/self/cgroup", "0::/job/step")
+    tree.write("/proc/self/mountinfo", "30 1 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw")
+    tree.folder("/sys/fs/cgroup/job/step")
+    for name, text in files.items():
+        tree.write(f"/sys/fs/cgroup/{name}", text)
+    assert memory_limit(Root(str(tmp_path)), "/proc/self") == limit

@@ -9,6 +9,7 @@ import pytest
 
 from egmctl.facts import system as services
 from egmctl.facts.root import Root
+from egmctl.facts.service_logs import IMEX_LOG
 from egmctl.model.finding import Finding, Guard, Status
 from egmctl.model.host import Imex
 from egmctl.model.machine import Machine
@@ -27,7 +28,14 @@ FAULTS: dict[str, Fault] = {
 
 def well(machine: Machine) -> Machine:
     return patched(
-        machine, "system.imex", runs_in=("host",), kubelet=False, compute_domains=False, session_in_use=False
+        machine,
+        "system.imex",
+        runs_in=("host",),
+        kubelet=False,
+        compute_domains=False,
+        session_in_use=False,
+        version=machine.driver and machine.driver.module_version,
+        unanswered_unimport=False,
     )
 
 
@@ -39,7 +47,7 @@ def node(tmp_path: Path, running: Mapping[str, tuple[str, str, str]], *, log: st
         tree.write(f"/proc/{100 + number}/comm", comm)
         for name, text in zip(("cgroup", "cmdline", "environ"), texts, strict=True):
             tree.write(f"/proc/{100 + number}/{name}", text or None)
-    tree.write(services.IMEX_LOG, log or None)
+    tree.write(IMEX_LOG, log or None)
     if files:
         tree.folder(services.COMPUTE_DOMAIN_PLUGIN)
     root = Root(str(tmp_path))
@@ -157,3 +165,38 @@ def test_nothing_else_tells_to_restart_a_service_that_must_be_off() -> None:
     without = patched(patched(waiting, "system.imex", compute_domains=True), "driver", imex_channels=())
     assert run_one("imex.channel", without).status is Status.SKIP
     assert run_one("imex.domain", without).status is Status.SKIP
+
+
+STARTED = (
+    "[Sep 18 2026 06:40:33] [INFO] [tid 77] IMEX version 580.159.04 is running with the following configuration "
+    "options:\n"
+)
+UNANSWERED = "[Sep 18 2026 06:50:00] [ERROR] [tid 80] failed to receive response for unimport event id 4711\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "version", "unanswered"),
+    [
+        (STARTED, "580.159.04", False),
+        (STARTED + UNANSWERED, "580.159.04", True),
+        (STARTED + UNANSWERED + STARTED.replace("580.159.04", "595.71.05"), "595.71.05", False),
+        ("READY\n", None, False),
+    ],
+)
+def test_the_log_states_the_version_and_who_does_not_answer(
+    tmp_path: Path, log: str, version: str | None, unanswered: bool
+) -> None:
+    facts = node(tmp_path, SERVICE, log=log)
+    assert (facts.version, facts.unanswered_unimport) == (version, unanswered)
+
+
+def test_imex_of_another_version_than_the_drivers_is_the_cause_unless_it_is_ready() -> None:
+    other = patched(healthy(), "system.imex", version="570.86.15")
+    waiting = run_one("imex.daemon", patched(other, "system.imex", daemon_state="INITIALIZING"))
+    assert (waiting.status, "the IMEX service is 570.86.15, and the driver" in waiting.summary) == (Status.FAIL, True)
+    assert run_one("imex.daemon", other).status is Status.PASS
+
+
+def test_a_node_that_does_not_release_memory_is_noted() -> None:
+    finding = run_one("imex.daemon", patched(healthy(), "system.imex", unanswered_unimport=True))
+    assert finding.status is Status.NOTE

@@ -6,11 +6,15 @@ from typing import Any
 
 import pytest
 
+from egmctl.doctor.check import EVERYTHING
+from egmctl.doctor.runner import CHECKS
 from egmctl.facts.kernel_log import event
-from egmctl.model.finding import Status
-from egmctl.model.kernel_log import DriverMessage
+from egmctl.model.finding import TOLD, Status
+from egmctl.model.host import DeviceNode, LibraryFailure
+from egmctl.model.kernel_log import DriverMessage, KernelLog
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
+from tests.answers import diagnose
 from tests.doctor.faults import Fault, changed, healthy
 from tests.doctor.machines import patched, run_one, shipped
 
@@ -59,6 +63,7 @@ def test_a_flavour_that_was_not_read_is_unknown_and_a_module_that_is_not_loaded_
     [
         ("requires use of the NVIDIA open kernel modules.", DriverMessage.NEEDS_OPEN_MODULES),
         ("is not supported by open\\x0aNVRM: nvidia.ko because", DriverMessage.NEEDS_PROPRIETARY_MODULES),
+        ("is not supported by the\\x0aNVRM: NVIDIA 550.90.07 driver release.", DriverMessage.NOT_IN_RELEASE),
     ],
 )
 def test_the_driver_says_so_over_several_lines_of_one_record(lines: str, message: DriverMessage) -> None:
@@ -67,6 +72,32 @@ def test_the_driver_says_so_over_several_lines_of_one_record(lines: str, message
         logged = event(12.0, record)
         assert logged is not None
         assert (logged.message, logged.bus_id) == (message, "0000:1b:00.0")
+
+
+LEGACY = (
+    "NVRM: The NVIDIA NVIDIA GeForce GTX 1050 GPU installed in this system is\\x0aNVRM:  supported through the NVIDIA "
+    "580.xx Legacy drivers. Please\\x0aNVRM:  visit http://www.nvidia.com/object/unix.html for more"
+)
+
+
+def test_a_legacy_gpu_in_the_log_is_the_effect_of_the_driver_that_dropped_it() -> None:
+    """Alone it is the cause, and names what to install."""
+    for record in (LEGACY, LEGACY.replace("\\x0a", "\n"), LEGACY.split("\\x0a")[1]):
+        logged = event(12.0, record)
+        assert logged is not None
+        assert (logged.message, logged.bus_id) == (DriverMessage.LEGACY_DRIVER, None)
+    assert logged is not None
+    log = KernelLog(source="/dev/kmsg", now_s=100.0, first_s=0.0, events=(logged,))
+    machine = patched(one_generation("proprietary", device_id=0x1C81), "", kernel_log=log)
+    alone = run_one("kernel.driver-messages", machine)
+    assert alone.remedy is not None
+    assert "580.xx" in alone.remedy.text
+    absent = patched(patched(machine, "gpus[*].pci", driver=""), "gpus[*]", nvml=None, cuda=None)
+    absent = patched(absent, "driver", modules=(), module_version=None, nvml_version="13.595.71.05")
+    findings = diagnose(absent, EVERYTHING, CHECKS).findings
+    assert [finding.explained_by for finding in findings if finding.check == "kernel.driver-messages"] == [
+        ("dev.driver-binding",)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -88,3 +119,25 @@ def test_a_driver_that_has_dropped_a_generation_is_the_cause(
     machine = patched(one_generation("proprietary", device_id=device_id), "driver", modules=(), **versions)
     finding = run_one("dev.driver-binding", patched(machine, "gpus[*].pci", driver=""))
     assert (finding.status, finding.cause) == (Status.FAIL, cause)
+
+
+@pytest.mark.parametrize("link", ["", "nvidia"])
+@pytest.mark.parametrize("modules", [(), None])
+def test_a_module_that_is_not_loaded_is_the_one_cause(link: str, modules: tuple[str, ...] | None) -> None:
+    """As in the copied files of a POWER9 node, where sysfs has the driver's link and nothing has the driver."""
+    absent = Unread(reason=Reason.NOT_PRESENT, detail="/proc/driver/nvidia/version: ENOENT")
+    library = LibraryFailure(how="missing", detail="libnvidia-ml.so.1: cannot open shared object file")
+    machine = patched(one_generation("proprietary", device_id=0x1DB5), "gpus[*]", node=None, proc=None)
+    machine = patched(patched(machine, "gpus[*].pci", driver=link), "host", cpu_model=None, architecture="ppc64le")
+    nodes = tuple(
+        DeviceNode(path=f"/dev/{name}", exists=False, access="ENOENT") for name in ("nvidiactl", "nvidia-uvm")
+    )
+    gone = dict.fromkeys(("module_version", "module_flavour", "driver_version", "nvml_version", "libcuda_version"))
+    machine = patched(machine, "driver", **gone, modules=modules, nodes=nodes, nvml_failure=library)
+    machine = patched(machine, "driver", unread={"module_version": absent})
+    findings = diagnose(machine, EVERYTHING, CHECKS).findings
+    causes = [finding for finding in findings if finding.status in TOLD and not finding.explained_by]
+    assert [finding.check for finding in causes if finding.status is Status.FAIL] == ["dev.driver-binding"]
+    assert {"dev.control-nodes", "dev.count-consistency", "drv.libraries"} <= set(causes[0].explains)
+    assert causes[0].remedy is not None
+    assert "modprobe nvidia" in causes[0].remedy.text

@@ -21,6 +21,7 @@ ALIKE = {
     "sm_clock_max_mhz": 2062,
     "memory_clock_max_mhz": 3996,
     "vbios": "97.00.B9.00.76",
+    "inforom_image": "G548.0201.00.06",
     "board_part_number": "900-2G548-0001-000",
 }
 FAULTS: dict[str, Fault] = {"gpu.uniform": changed("gpus[1].nvml", ecc_mode=False)}
@@ -38,6 +39,7 @@ def well(machine: Machine) -> Machine:
         ({"sm_clock_max_mhz": 1200}, Status.WARN, "maximum SM clock is 1200 MHz, and 2062 MHz for GPU0,2-3"),
         ({"power_limit_mw": 600_000}, Status.WARN, "power limit is 600 W, and 1200 W for GPU0,2-3"),
         ({"vbios": "97.00.A1"}, Status.NOTE, "VBIOS is 97.00.A1, and 97.00.B9.00.76 for GPU0,2-3"),
+        ({"inforom_image": "G548.0200"}, Status.NOTE, "InfoROM is G548.0200, and G548.0201.00.06 for GPU0,2-3"),
     ],
 )
 def test_the_one_that_differs_is_named_with_both_values(changes: dict[str, Any], status: Status, summary: str) -> None:

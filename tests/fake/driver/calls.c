@@ -133,7 +133,7 @@ double real_seconds(void)
 
 void call_sleep(double seconds)
 {
-    struct timespec time = {.tv_nsec = (long)(seconds * 1e9)};
+    struct timespec time = {.tv_sec = (time_t)seconds, .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9)};
     if (seconds <= 0)
         return;
     pthread_mutex_unlock(&lock);

@@ -144,6 +144,17 @@ struct fill {
     long long corrupt;
 };
 
+/* Fills with a value of some bytes: one block by single values, the others with that block, as fast as memory takes it. */
+static void repeat(unsigned char *to, const void *value, size_t width, size_t size)
+{
+    enum { BLOCK = 4096 };
+    size_t first = size < BLOCK ? size : BLOCK;
+    for (size_t at = 0; at < first; at += width)
+        memcpy(to + at, value, width);
+    for (size_t at = first; at < size; at += BLOCK)
+        memcpy(to + at, to, size - at < BLOCK ? size - at : BLOCK);
+}
+
 static int run_fill(struct operation *operation, struct stream *stream, double *seconds)
 {
     const struct fill *fill = (const struct fill *)operation;
@@ -153,11 +164,7 @@ static int run_fill(struct operation *operation, struct stream *stream, double *
     copies_forget();
     if (!to)
         return CUDA_ERROR_ILLEGAL_ADDRESS;
-    if (fill->width == 1)
-        memset(to, (int)fill->value, size);
-    else
-        for (size_t i = 0; i < fill->count; ++i)
-            memcpy(to + i * fill->width, &fill->value, fill->width);
+    repeat(to, &fill->value, fill->width, size);
     damage(to, size, fill->corrupt);
     *seconds = kernel_seconds(gpu, fill->to, size);
     return 0;

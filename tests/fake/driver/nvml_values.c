@@ -42,6 +42,7 @@ TEXT(nvmlDeviceGetUUID, "uuid")
 TEXT(nvmlDeviceGetSerial, "serial")
 TEXT(nvmlDeviceGetBoardPartNumber, "board_part_number")
 TEXT(nvmlDeviceGetVbiosVersion, "vbios")
+TEXT(nvmlDeviceGetInforomImageVersion, "inforom_image")
 
 #define NUMBER(name, key)                                                                                              \
     EXPORT int name(nvmlDevice_t device, unsigned int *value)                                                          \

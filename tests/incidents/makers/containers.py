@@ -217,3 +217,17 @@ def p2p_disabled_by_a_variable() -> Machine:
     node = hgx()
     node["process"]["environment"] = {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
     return node
+
+
+@machine
+def host_with_the_cdi_of_the_old_driver() -> Machine:
+    """The host of cdi-of-the-old-driver: the driver was updated, and nobody generated the specification anew."""
+    node = hgx()
+    loaded = node["driver"]["module_version"]
+    node["system"]["containers"] = {
+        "toolkit": True,
+        "specifications": [{"path": "/etc/cdi/nvidia.yaml", "driver_versions": ["575.51.03"]}],
+        "engines": [],
+    }
+    assert loaded != "575.51.03"
+    return node

@@ -200,3 +200,14 @@ def one_gpu_for_guests() -> Machine:
     gpu_lost(other, "the nvidia driver is not bound to it", "proc", "node", "nvml", "cuda")
     node["pairs"] = []
     return node
+
+
+@machine
+def kepler_on_535() -> Machine:
+    """Driver 535 ignores a GT 710, and says so over several lines of the kernel log."""
+    node = cards("NVIDIA GeForce GT 710", 0x128B, [3, 5], 2147483648, 1)
+    driver_not_loaded(node, "535.129.03")
+    node["system"]["daemons"] = []
+    line = event("driver", 8.0, node["gpus"][0]["bus_id"], message="Legacy drivers. Please") | {"bus_id": None}
+    kernel_log(node, [line])
+    return node

@@ -1,7 +1,7 @@
 """Fabric Manager, IMEX and NVLink."""
 
 from tests.incidents.makers.healthy import HEALTHY_FABRIC, cards, hgx, nvl72, shipped
-from tests.incidents.makers.parts import Machine, kernel_log, machine, nvlinks, version, xid
+from tests.incidents.makers.parts import Machine, cuda_fails, kernel_log, machine, nvlinks, version, xid
 
 
 @machine
@@ -161,4 +161,18 @@ def a100_pcie_without_a_bridge() -> Machine:
     """A single A100 PCIe has twelve links that lead nowhere."""
     node = version(cards("NVIDIA A100 80GB PCIe", 0x20B5, [8, 0], 85899345920, 1), "570.133.20", 12080)
     node["gpus"][0]["nvml"].update(nvlink_count=12, nvlinks=nvlinks(12, 4, [False] * 12, 25000))
+    return node
+
+
+@machine
+def fabric_manager_of_the_next_branch() -> Machine:
+    """The driver's container installed driver 580.126.09 and fabric manager 590.48.01, which refuses it."""
+    node = version(hgx(), "580.126.09", 13000)
+    node["system"].update(daemons=["nvidia-persistenced"])
+    node["system"]["fabric_manager"] = {"version": "590.48.01", "refused_driver": "580.126.09"}
+    node["switches"] = [{"pci": {"bus_id": "0000:07:00.0", "vendor_id": 0x10DE, "device_id": 0x22A3}}]
+    for gpu in node["gpus"]:
+        gpu["nvml"]["virtualization"] = "none"
+        gpu["nvml"]["fabric"].update(state="in-progress", status=None)
+    cuda_fails(node, 802, "CUDA_ERROR_SYSTEM_NOT_READY")
     return node

@@ -1,0 +1,71 @@
+"""The check that this host can give its GPUs to containers."""
+
+from __future__ import annotations
+
+from egmctl.doctor.check import Scope, Verdicts, check, known, skip
+from egmctl.doctor.findings import as_root, fact, noted, passed, unknown, warned
+from egmctl.doctor.situation import NO_NVIDIA_GPU, in_container
+from egmctl.model.finding import Guard
+from egmctl.model.host import Driver, System
+from egmctl.model.machine import Machine
+
+_GENERATE = (
+    "Generate it anew, after each update of the driver (or turn nvidia-cdi-refresh.service on), and start the "
+    "containers again."
+)
+_CONFIGURE = (
+    "Where containers are to have GPUs, configure the engine and restart it (nvidia-ctk runtime configure "
+    "--runtime={}), or generate a CDI specification. A restart of the engine may end containers."
+)
+
+
+@check("ns.gpu-containers", Guard.IPC, sections=("gpus", "driver", "system"), wants=("process",))
+def _gpu_containers(machine: Machine, _scope: Scope) -> Verdicts:
+    if not machine.gpus:
+        skip(NO_NVIDIA_GPU)
+    if in_container(machine):
+        skip("this is a container: what gives it GPUs is on its host")
+    containers = (machine.system or System()).containers
+    if containers is None:
+        skip("recorded without what gives containers GPUs")
+    driver, toolkit = machine.driver or Driver(), known(containers.toolkit, "whether nvidia-ctk is installed")
+    specifications = known(containers.specifications, "the CDI specifications were not read")
+    engines = known(containers.engines, "the running container engines were not read")
+    yield fact("nvidia-ctk", "installed" if toolkit else "not installed")
+    for specification in specifications:
+        yield fact(specification.path, ", ".join(specification.driver_versions) or "names no libcuda")
+    for engine in engines:
+        words = {True: "NVIDIA's runtime", False: "no NVIDIA runtime", None: "not read"}[engine.nvidia_runtime]
+        yield fact(engine.name, words)
+    loaded = driver.module_version
+    # After an update of the driver its old module stays loaded, and a new specification is of the new files.
+    installed = {loaded, driver.driver_version}
+    stale = [
+        s
+        for s in specifications
+        if s.driver_versions and loaded is not None and installed.isdisjoint(s.driver_versions)
+    ]
+    for specification in stale:
+        versions = ", ".join(specification.driver_versions)
+        summary = f"{specification.path} is of driver {versions}, and {loaded} is loaded"
+        cause = (
+            "containers get GPUs and no libraries, or do not start: the specification names files that an update of "
+            "the driver removed (https://github.com/podman-container-tools/podman/issues/26233)"
+        )
+        run = f"nvidia-ctk cdi generate --output={specification.path}"
+        yield warned(summary, as_root(_GENERATE, look="nvidia-ctk cdi list", run=run), cause=cause)
+    if stale:
+        return
+    without = [engine.name for engine in engines if engine.nvidia_runtime is False]
+    if not toolkit and not specifications:
+        skip("the NVIDIA Container Toolkit is not installed")
+    elif without and not specifications and len(without) == len(engines):
+        cause = "the toolkit is installed; the engine has neither its runtime nor a CDI specification"
+        remedy = as_root(_CONFIGURE.format(without[0]), look="nvidia-ctk cdi list")
+        yield noted(f"{' and '.join(without)} cannot give containers GPUs", remedy=remedy, cause=cause)
+    elif loaded is None and any(specification.driver_versions for specification in specifications):
+        yield unknown("whether the CDI specifications are of the loaded driver: its version was not read")
+    elif any(engine.nvidia_runtime is None for engine in engines) and not specifications:
+        yield unknown("the configuration of a container engine was not read")
+    else:
+        yield passed("containers can be given the GPUs")

@@ -1,0 +1,84 @@
+"""What gives containers this host's GPUs: the NVIDIA Container Toolkit, CDI specifications, and container engines."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from egmctl.driver.reading import Reasons, Unreadable
+from egmctl.facts.root import Root
+from egmctl.model.host import CdiSpecification, ContainerEngine, Containers
+from egmctl.model.record import Reason
+
+CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
+"""The folders in which engines look for specifications (Container Device Interface, SPEC.md)."""
+TOOLKIT = ("/usr/bin/nvidia-ctk", "/usr/local/nvidia/toolkit/nvidia-ctk")
+"""Where packages, and NVIDIA's GPU operator, install the toolkit."""
+ENGINES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "docker": ("dockerd", ("/etc/docker/daemon.json",)),
+    "containerd": ("containerd", ("/etc/containerd/config.toml", "/etc/containerd/conf.d")),
+    "crio": ("crio", ("/etc/crio/crio.conf", "/etc/crio/crio.conf.d")),
+}
+"""By engine, the name of its process and its configuration: files, and folders of files."""
+
+_SPECIFICATION = re.compile(r"[A-Za-z0-9_.-]{0,100}nvidia[A-Za-z0-9_.-]{0,100}\.(yaml|json)", re.ASCII)
+_LIBRARY = re.compile(r"libcuda\.so\.([0-9]{3,4}(?:\.[0-9]{1,4}){1,2})(?![0-9.]*[0-9])", re.ASCII)
+_RUNTIME = "nvidia-container-runtime"
+_BYTES = 1 << 22
+_MOST_FILES = 64
+
+
+def containers(root: Root, running: Callable[[], Mapping[str, Sequence[str]]]) -> Containers:
+    """Read the toolkit, the CDI specifications and the engines.
+
+    Parameters
+    ----------
+    running
+        A function that returns the ids of the running processes by name.
+    """
+    return Reasons().record(
+        Containers,
+        toolkit=any(root.exists(path) for path in TOOLKIT),
+        specifications=lambda: tuple(_specification(root, path) for path in _paths(root)),
+        engines=lambda: tuple(
+            _engine(root, name, paths) for name, (process, paths) in ENGINES.items() if process in running()
+        ),
+    )
+
+
+def _paths(root: Root) -> list[str]:
+    names = [(folder, name) for folder in CDI_FOLDERS for name in root.names_if_any(folder)]
+    return [f"{folder}/{name}" for folder, name in names if _SPECIFICATION.fullmatch(name)][:_MOST_FILES]
+
+
+def _specification(root: Root, path: str) -> CdiSpecification:
+    versions = functools.partial(_versions, root, path)
+    reasons = Reasons()
+    return reasons.record(CdiSpecification, path=path, driver_versions=reasons.read("driver_versions", versions) or ())
+
+
+def _versions(root: Root, path: str) -> tuple[str, ...]:
+    text = root.read_bytes(path, _BYTES).decode(errors="replace")
+    return tuple(sorted(set(_LIBRARY.findall(text))))
+
+
+def _engine(root: Root, name: str, paths: Sequence[str]) -> ContainerEngine:
+    return Reasons().record(ContainerEngine, name=name, nvidia_runtime=lambda: _names_runtime(root, paths))
+
+
+def _names_runtime(root: Root, paths: Sequence[str]) -> bool:
+    """Return whether a file of the configuration names NVIDIA's runtime; missing files are the engine's defaults."""
+    files = [
+        file
+        for path in paths
+        for file in ([f"{path}/{name}" for name in root.names_if_any(path)[:_MOST_FILES]] or [path])
+    ]
+    for file in files:
+        try:
+            if _RUNTIME in root.read_bytes(file, _BYTES).decode(errors="replace"):
+                return True
+        except Unreadable as error:
+            if error.unread.reason is not Reason.NOT_PRESENT:
+                raise
+    return False

@@ -1,0 +1,119 @@
+"""What the fabric manager and IMEX say of themselves: the versions and the errors in their logs, and their packages.
+
+Neither program is asked: only known phrases and versions of a log are kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from egmctl.driver.reading import Reasons, Unreadable, read_or
+from egmctl.facts.root import Root
+from egmctl.model.host import FabricManager
+from egmctl.model.record import Reason
+
+IMEX_LOG = "/var/log/nvidia-imex.log"
+FABRIC_LOG = "/var/log/fabricmanager.log"
+SYSTEM_LOGS = ("/var/log/syslog", "/var/log/messages")
+"""Where the system's logger keeps what services write to it, by distribution."""
+PACKAGES = "/var/lib/dpkg/status"
+
+_LOG_BYTES = 1 << 16
+_SYSTEM_LOG_BYTES = 1 << 20
+_PACKAGES_BYTES = 1 << 24
+
+_VERSION = r"[0-9]{3,4}(?:\.[0-9]{1,4}){1,2}"
+_REFUSED = re.compile(
+    rf"driver interface version ({_VERSION}) do(?:es)?n't match with driver version ({_VERSION})(?![0-9.]*[0-9])",
+    re.ASCII,
+)
+"""The fabric manager's line on a driver of another version (https://github.com/NVIDIA/gpu-operator/issues/544)."""
+_PACKAGE = re.compile(
+    rf"^Package: nvidia-fabricmanager(?:-[0-9]{{3}})?\nStatus: \S+ \S+ installed\n(?:(?!\n).*\n)*?"
+    rf"Version: (?:[0-9]+:)?({_VERSION})",
+    re.ASCII | re.MULTILINE,
+)
+_IMEX_STARTS = re.compile(rf"IMEX version ({_VERSION}) is running", re.ASCII)
+"""IMEX's line at its start (https://github.com/kubernetes-sigs/dra-driver-nvidia-gpu/pull/1465)."""
+_UNIMPORT = re.compile(r"failed to receive response for unimport event id|Response not received for unimport event")
+"""IMEX's lines on a node that does not answer when memory is released."""
+
+
+def fabric_manager(root: Root) -> FabricManager:
+    """Read the version of the fabric manager, and the driver version that it refused last.
+
+    The version is that of Debian's package database, else that of the line with which it refused the driver.
+    """
+    reasons = Reasons()
+    package = reasons.read("version", lambda: _package(root))
+    refused = reasons.read("refused_driver", lambda: _refusal(root))
+    if package is None and refused is not None:
+        package = refused[0]
+        reasons.unread.pop("version", None)
+    return reasons.record(FabricManager, version=package, refused_driver=refused and refused[1])
+
+
+def _package(root: Root) -> str:
+    packages = root.read_bytes(PACKAGES, _PACKAGES_BYTES).decode(errors="replace")
+    versions = _PACKAGE.findall(packages)
+    if not versions:
+        raise Unreadable(Reason.NOT_PRESENT, f"{PACKAGES}: no package nvidia-fabricmanager")
+    return str(versions[-1])
+
+
+def _refusal(root: Root) -> tuple[str, str]:
+    """Return the versions in the last line of a fabric manager that refused a driver: its own, and the driver's."""
+    refusals = [match for text in _texts(root) for match in _REFUSED.findall(text)[-1:]]
+    if not refusals:
+        raise Unreadable(Reason.NOT_PRESENT, f"{FABRIC_LOG}: no line on another driver version")
+    own, driver = refusals[0]
+    return own, driver
+
+
+def _texts(root: Root) -> Iterator[str]:
+    """Yield the ends of the logs, the fabric manager's own first.
+
+    Raises
+    ------
+    Unreadable
+        None of them can be read.
+    """
+    problem: Unreadable | None = None
+    unread = 0
+    for path in (FABRIC_LOG, *SYSTEM_LOGS):
+        limit = _LOG_BYTES if path == FABRIC_LOG else _SYSTEM_LOG_BYTES
+        try:
+            yield root.read_bytes(path, limit, from_end=True).decode(errors="replace")
+        except Unreadable as error:
+            problem = problem or error
+            unread += 1
+    if problem is not None and unread == 1 + len(SYSTEM_LOGS):
+        raise problem
+
+
+def imex_session_in_use(root: Root) -> bool:
+    """Return whether IMEX's log has a rejected second daemon after the last one that became ready."""
+    log = root.read_bytes(IMEX_LOG, _LOG_BYTES, from_end=True)
+    return log.rfind(b"NV_ERR_IN_USE") > log.rfind(b"READY")
+
+
+def imex_version(root: Root) -> str:
+    """Return the version of the IMEX daemon that started last."""
+    starts = _IMEX_STARTS.findall(_imex_log(root))
+    if not starts:
+        raise Unreadable(Reason.NOT_PRESENT, f"{IMEX_LOG}: no line of a start")
+    return str(starts[-1])
+
+
+def imex_unanswered(root: Root) -> bool:
+    """Return whether another node did not answer IMEX, since its last start, when memory was released."""
+    since = list(_IMEX_STARTS.finditer(log := _imex_log(root)))
+    return _UNIMPORT.search(log, since[-1].end() if since else 0) is not None
+
+
+def _imex_log(root: Root) -> str:
+    # The line of the start may be older than the end of the log.
+    head = read_or(b"", lambda: root.read_bytes(IMEX_LOG, _LOG_BYTES))
+    tail = root.read_bytes(IMEX_LOG, _LOG_BYTES, from_end=True)
+    return (tail if head == tail else head + b"\n" + tail).decode(errors="replace")

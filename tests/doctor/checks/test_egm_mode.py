@@ -1,0 +1,163 @@
+"""To whom the firmware gives EGM memory: nobody, this system or virtual machines."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from egmctl.doctor.check import EVERYTHING, Expectation, Scope
+from egmctl.doctor.runner import CHECKS
+from egmctl.facts.egm import firmware_egm, region_sizes
+from egmctl.facts.root import Root
+from egmctl.facts.system import system
+from egmctl.model.finding import TOLD, Guard, Status
+from egmctl.model.host import FirmwareEgm, LibraryFailure
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason, Unread
+from egmctl.topology.platform import PlatformKind, platform
+from egmctl.topology.topology import topology
+from egmctl.units import GIB
+from tests.answers import diagnose
+from tests.doctor.faults import Fault, healthy
+from tests.doctor.machines import patched, run, run_one
+from tests.fake.sysroot import Tree
+from tests.fake.system_files import aml
+
+EGM = Scope(purposes=(Guard.EGM,))
+CARVE_OUT = 414 * GIB
+
+
+def declaring(machine: Machine, *domains: int, size: int | None = CARVE_OUT) -> Machine:
+    """The machine whose firmware declares EGM areas of these proximity domains."""
+    areas = tuple(FirmwareEgm(proximity_domain=domain, size_bytes=size) for domain in domains)
+    return patched(machine, "system", acpi_egm=bool(areas), firmware_egm=areas)
+
+
+def with_carve_out(capabilities: int = 1) -> Machine:
+    """A tray with the driver nvidia whose firmware keeps all but 64 GiB of each CPU's memory for virtual machines."""
+    machine = declaring(healthy(), 4, 5)
+    for node in (0, 1):
+        sizes = {"memory_total_bytes": 64 * GIB, "memory_free_bytes": 60 * GIB}
+        machine = patched(machine, f"host.numa_nodes[{node}]", **sizes)
+    return patched(machine, "gpus[*].nvml", capabilities=capabilities)
+
+
+def virtualization_host() -> Machine:
+    """The same tray with the drivers of a hypervisor: it gives its GPUs and their EGM away, and NVML does not start."""
+    machine = with_carve_out()
+    why = Unread(reason=Reason.NOT_PRESENT, detail="the nvidia driver is not bound to it")
+    sources = ("proc", "node", "nvml", "cuda")
+    machine = patched(machine, "gpus[*]", **dict.fromkeys(sources), unread=dict.fromkeys(sources, why))
+    machine = patched(machine, "gpus[*].pci", driver="nvgrace_gpu_vfio_pci")
+    failure = LibraryFailure(how="error", call="nvmlInit", name="NVML_ERROR_DRIVER_NOT_LOADED")
+    machine = patched(
+        machine,
+        "driver",
+        modules=("nvgrace_gpu_vfio_pci", "nvgrace_egm"),
+        majors={},
+        nodes=(),
+        imex_channels=(),
+        **dict.fromkeys(("module_version", "module_flavour", "module_parameters", "driver_version", "nvml_version")),
+        nvml_error=failure.name,
+        nvml_failure=failure,
+    )
+    sizes = {"egm4": CARVE_OUT, "egm5": CARVE_OUT}
+    machine = patched(machine, "system", egm_regions=tuple(sizes), egm_region_bytes=sizes, daemons=())
+    return dataclasses.replace(machine, pairs=(), probes=None)
+
+
+FAULTS: dict[str, Fault] = {"egm.mode": Fault(with_carve_out)}
+
+
+@pytest.mark.parametrize("capabilities", [0, 1])
+def test_a_carve_out_blocks_egm_whatever_the_capability_says(capabilities: int) -> None:
+    machine = with_carve_out(capabilities)
+    answer = diagnose(machine, EGM, CHECKS).answer
+    (cause,) = [cause for cause in answer.causes if cause.finding.status is Status.FAIL]
+    assert (cause.finding.check, answer.word) == ("egm.mode", "BLOCKED for egm")
+    assert "828 GiB" in cause.finding.summary
+    assert "128 GiB" in cause.finding.summary
+    assert cause.finding.remedy is not None
+    assert "EGMHypervisorReservedMemory" in cause.finding.remedy.text
+    assert platform(machine).kind is PlatformKind.NO_EGM
+    assert not any(route.egm for route in topology(machine).routes)
+
+
+def test_nobody_is_told_to_turn_on_what_is_on() -> None:
+    for machine in (with_carve_out(0), patched(healthy(), "gpus[*].nvml", capabilities=0)):
+        for scope in (EVERYTHING, EGM, Scope(expectation=Expectation(egm=True))):
+            remedies = [finding.remedy.text for finding in diagnose(machine, scope, CHECKS).findings if finding.remedy]
+            assert not any("Turn EGM on" in text for text in remedies)
+
+
+def test_a_virtualization_host_is_told_to_test_inside_a_machine() -> None:
+    diagnosis = diagnose(virtualization_host(), EVERYTHING, CHECKS)
+    sentence = "this node gives its GPUs to virtual machines"
+    assert (diagnosis.answer.word, diagnosis.answer.sentence.partition(";")[0]) == ("NOT DETERMINED", sentence)
+    assert diagnosis.answer.next_step is not None
+    assert "inside a virtual machine" in diagnosis.answer.next_step.text
+    assert all(finding.status is not Status.FAIL for finding in diagnosis.findings)
+    blocked = diagnose(virtualization_host(), EGM, CHECKS)
+    (root,) = [finding for finding in blocked.findings if finding.status is Status.FAIL and not finding.explained_by]
+    assert root.check == "dev.driver-binding"
+    for finding in (*diagnosis.findings, *blocked.findings):
+        if finding.status not in TOLD:
+            continue
+        words = "" if finding.remedy is None else f"{finding.remedy.text} {finding.remedy.run}"
+        assert not any(harm in words for harm in ("blacklist", "modprobe", "unbind")), finding
+    gap = topology(virtualization_host()).missing
+    assert gap is not None
+    assert gap.sentence.endswith("this node gives them to virtual machines.")
+
+
+def test_gpus_that_are_required_are_missed_on_a_virtualization_host_too() -> None:
+    finding = run_one("dev.driver-binding", virtualization_host(), Scope(expectation=Expectation(gpus=4)))
+    assert finding.status is Status.FAIL
+
+
+def guest(*domains: int, size: int | None, memory: int) -> Machine:
+    """A virtual machine that has the GPUs and, of its hypervisor, EGM memory."""
+    machine = declaring(patched(healthy(), "gpus[*].nvml", virtualization="passthrough"), *domains, size=size)
+    return patched(patched(machine, "host.numa_nodes[0]", memory_total_bytes=memory), "host.numa_nodes[1]", cpus="")
+
+
+@pytest.mark.parametrize(
+    ("machine", "status", "words"),
+    [
+        (declaring(healthy(), 0, 1), Status.PASS, "this system's"),
+        (declaring(healthy(), 0, 1, size=None), Status.PASS, "this system's"),
+        (declaring(healthy()), Status.SKIP, "EGM off"),
+        (declaring(healthy(), 0, 5), Status.UNKNOWN, "some CPUs only"),
+        (declaring(healthy(), 0, 1, size=1200 * GIB), Status.UNKNOWN, "as this system's, which has"),
+        (patched(healthy(), "system", egm_regions=("egm0",)), Status.UNKNOWN, "a driver offers EGM"),
+        (patched(healthy(), "system", firmware_egm=None), Status.UNKNOWN, "nvidia,egm-pxm"),
+        (patched(healthy(), "system", firmware_egm=None, acpi_egm=None), Status.UNKNOWN, "were not read"),
+        (guest(4, size=400 * GIB, memory=396 * GIB), Status.PASS, "this virtual machine"),
+        (guest(0, size=400 * GIB, memory=8 * GIB), Status.UNKNOWN, "as this system's, which has 8 GiB"),
+        (guest(0, size=None, memory=8 * GIB), Status.UNKNOWN, "only the sizes"),
+    ],
+)
+def test_the_mode_is_known_by_domains_and_sizes(machine: Machine, status: Status, words: str) -> None:
+    (finding,) = run("egm.mode", machine)
+    assert finding.status is status
+    assert words in finding.summary
+
+
+def test_areas_and_regions_are_read(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    areas = [FirmwareEgm(proximity_domain=domain, size_bytes=size) for domain, size in ((4, CARVE_OUT), (5, 1 << 16))]
+    # The two GPUs of a CPU declare the same area.
+    tree.write("/sys/firmware/acpi/tables/DSDT", b"DSDT")
+    tree.write("/sys/firmware/acpi/tables/SSDT1", b"SSDT" + aml(areas[0]) * 2 + aml(areas[1]))
+    # A value that is computed at run time, and a table that ends early.
+    tree.write("/sys/firmware/acpi/tables/SSDT2", b"nvidia,egm-size\0\x5bX nvidia,egm-pxm\0\x0e\x01")
+    tree.write("/sys/class/egm/egm4/egm_size", f"0x{CARVE_OUT:x}\n")
+    tree.folder("/sys/class/egm/egm5")
+    root = Root(str(tmp_path))
+    *whole, broken = firmware_egm(root, "aarch64")
+    assert whole == areas
+    assert (broken.proximity_domain, broken.size_bytes) == (None, None)
+    assert region_sizes(root) == {"egm4": CARVE_OUT}
+    assert system(root).egm_regions == ("egm4", "egm5")

@@ -1,0 +1,92 @@
+"""A fabric manager of another version than the driver does not start, and says so in its log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from egmctl.doctor.check import EVERYTHING
+from egmctl.doctor.runner import CHECKS
+from egmctl.facts.root import Root
+from egmctl.facts.service_logs import FABRIC_LOG, PACKAGES, SYSTEM_LOGS, fabric_manager
+from egmctl.model.finding import Status
+from egmctl.model.host import FabricManager
+from egmctl.model.machine import Machine
+from egmctl.model.record import Reason
+from tests.answers import diagnose
+from tests.doctor.faults import with_switches
+from tests.doctor.machines import patched, run_one
+from tests.fake.sysroot import Tree
+
+LINE = (
+    "Nov 05 13:55:26 node1 nv-fabricmanager[104230]: fabric manager NVIDIA GPU driver interface version {} don't match "
+    "with driver version {}. Please update with matching NVIDIA driver package.\n"
+)
+PACKAGE = "Package: {}\nStatus: install ok installed\nArchitecture: amd64\nVersion: {}-0ubuntu0.22.04.1\n\n"
+OTHER = "Package: nvidia-fabricmanager-550\nStatus: deinstall ok config-files\nVersion: 550.1.1-1\n\n"
+
+
+def read(tmp_path: Path, **files: str) -> FabricManager:
+    tree = Tree(tmp_path)
+    tree.folder("/var/log")
+    paths = {"log": FABRIC_LOG, "syslog": SYSTEM_LOGS[0], "packages": PACKAGES}
+    for name, text in files.items():
+        tree.write(paths[name], text)
+    return fabric_manager(Root(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("files", "version", "refused"),
+    [
+        ({"log": LINE.format("550.127.05", "550.120")}, "550.127.05", "550.120"),
+        ({"syslog": LINE.format("590.48.01", "580.126.09").replace("don't", "doesn't")}, "590.48.01", "580.126.09"),
+        ({"packages": OTHER + PACKAGE.format("nvidia-fabricmanager-580", "580.173.02")}, "580.173.02", None),
+        ({"packages": PACKAGE.format("nvidia-fabricmanager", "1:595.71.05"), "syslog": ""}, "595.71.05", None),
+        ({"packages": OTHER + PACKAGE.format("nvidia-fabricmanager-dev-580", "580.173.02")}, None, None),
+        (
+            {"log": LINE.format("550.1", "550.2"), "packages": PACKAGE.format("nvidia-fabricmanager", "550.2")},
+            "550.2",
+            "550.2",
+        ),
+    ],
+)
+def test_the_version_is_the_packages_or_that_of_the_last_refusal(
+    tmp_path: Path, files: dict[str, str], version: str | None, refused: str | None
+) -> None:
+    facts = read(tmp_path, **files)
+    assert (facts.version, facts.refused_driver) == (version, refused)
+
+
+def test_a_node_without_either_is_a_reason(tmp_path: Path) -> None:
+    facts = read(tmp_path)
+    assert {facts.unread[name].reason for name in ("version", "refused_driver")} == {Reason.NOT_PRESENT}
+
+
+def board(version: str | None, *, runs: bool, driver: str = "580.178.04", library: str | None = None) -> Machine:
+    """DGX H100 whose GPUs are not in the fabric yet."""
+    manager = FabricManager(version=version)
+    machine = patched(with_switches(), "system", daemons=("nv-fabricmanager",) * runs, fabric_manager=manager)
+    machine = patched(machine, "driver", module_version=driver, driver_version=library or driver)
+    return patched(machine, "gpus[*].nvml.fabric", state="in-progress", status=None)
+
+
+def test_one_that_is_not_the_drivers_is_named_with_both_versions() -> None:
+    finding = run_one("fabric.manager", board("580.173.02", runs=False))
+    assert finding.status is Status.FAIL
+    assert finding.summary == "the fabric manager is 580.173.02, and the driver 580.178.04, so that it does not start"
+    for version in ("580.178.04", None):
+        same = run_one("fabric.manager", board(version, runs=False))
+        assert (same.status, same.summary) == (Status.FAIL, "no fabric manager runs for this node's NVSwitches")
+
+
+def test_one_that_runs_is_well_and_says_that_its_package_is_another() -> None:
+    finding = run_one("fabric.manager", board("580.173.02", runs=True))
+    assert (finding.status, "does not start again" in finding.note) == (Status.PASS, True)
+
+
+def test_packages_that_are_newer_than_the_loaded_driver_are_one_cause() -> None:
+    """The update replaced the libraries and the fabric manager; the old module stayed loaded."""
+    machine = board("590.48.01", runs=False, driver="580.126.09", library="590.48.01")
+    findings = {finding.check: finding for finding in diagnose(machine, EVERYTHING, CHECKS).findings}
+    assert findings["fabric.manager"].explained_by == ("drv.versions",)
