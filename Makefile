@@ -22,7 +22,7 @@ RECORDED := $(basename $(notdir $(wildcard profiles/machines/hgx-h200x*.json)))
 MACHINE ?= $(or $(lastword $(RECORDED)),gb200-tray)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-unit fuzz regenerate test-gpu test-ucx lint format wheel dist prove clean
+.PHONY: help run test test-unit fuzz regenerate test-gpu test-ucx lint format docs wheel dist prove clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ test-gpu: ## On a GPU machine: run the GPU tests and the measurements with the i
 test-ucx: $(TOOLS) ## Install UCX (54 MB) and test messages over it between real processes on this machine
 	$(BIN)/python -m pip install --quiet --group ucx
 	$(BIN)/pytest tests/rdma
+
+docs: $(TOOLS) ## Build the guide as a site into out/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 wheel: $(TOOLS) ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel

@@ -3,7 +3,7 @@
 * ``egmctl(...)`` runs the real command in a process of its own; ``fake_node(...)`` makes a node for it to run on.
 * Which tests are quick, which are long, and what they need beside Python: ``tests/tiers.py``.
 * Tests marked ``gpu`` are skipped where there is no NVIDIA driver, tests marked ``needs_root`` for other users.
-* With ``EGMCTL_NO_SKIP=1`` (CI) every other skip is a failure, except of ``tests/habitat``.
+* With ``EGMCTL_NO_SKIP=1`` (CI) every other skip is a failure, except of ``tests/habitat`` and the mark ``optional``.
 """
 
 from __future__ import annotations
@@ -151,7 +151,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     """Turn the skip of a test into a failure where nothing may be missing."""
     report = yield
     # A real Slurm or Podman comes up only where the machine lets it.
-    may_skip = item.get_closest_marker("gpu") or "habitat" in item.path.parts
+    elsewhere = item.get_closest_marker("gpu") or item.get_closest_marker("optional")
+    may_skip = elsewhere or "habitat" in item.path.parts
     if _must_run() and report.skipped and not hasattr(report, "wasxfail") and not may_skip:
         report.outcome = "failed"
         report.longrepr = f"skipped, and EGMCTL_NO_SKIP is set: {_reason(report.longrepr)}"

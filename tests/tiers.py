@@ -43,7 +43,11 @@ PROGRAMS = {
 }
 """Programs that tests need: where each is looked for, and Debian's packages that have it."""
 
-MODULES = {"ucxx": "make test-ucx", "kubernetes_validate": "pip install --group dev"}
+MODULES = {
+    "ucxx": "make test-ucx",
+    "kubernetes_validate": "pip install --group dev",
+    "mkdocs": "pip install --group dev",
+}
 """Python packages that tests need and an installation without extras lacks, and what installs each."""
 
 _STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec")

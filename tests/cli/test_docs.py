@@ -39,9 +39,9 @@ def test_the_guide_comes_first_as_the_index_has_it() -> None:
 
 def test_what_an_installer_compiles_is_no_topic(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
-    (compiled,) = compileall_of(tmp_path / "docs/examples")
+    compiled = compileall_of(tmp_path / "docs/examples")
     monkeypatch.setattr(data, "docs_dir", lambda: tmp_path / "docs")
-    assert compiled.is_file()
+    assert len(compiled) > 1
     assert not [topic for group in topics().values() for topic in group if "pyc" in topic]
 
 

@@ -47,6 +47,10 @@ def doctors() -> dict[str, list[str]]:
     tree = ast.parse((EXAMPLES / "reframe_egmctl.py").read_text())
     assigned = (node for node in ast.walk(tree) if isinstance(node, ast.Assign))
     options = [ast.literal_eval(node.value) for node in assigned if ast.unparse(node.targets[0]) == "executable_opts"]
+    commands["gpud/plugins.yaml"] = _words("gpud/plugins.yaml", r'"\$egmctl" (doctor [^>\n]*) 2>')
+    (preflight,) = yaml.safe_load((EXAMPLES / "nvsentinel/values.yaml").read_text())["preflight"]["initContainers"]
+    (arguments,) = (variable["value"] for variable in preflight["env"] if variable["name"] == "EGMCTL_ARGS")
+    commands["nvsentinel/values.yaml"] = ["doctor", *shlex.split(arguments)]
     commands["reframe_egmctl.py"] = next(words for words in options if words[0] == "doctor")
     return commands
 
@@ -68,9 +72,11 @@ def cases() -> list[tuple[str, str]]:
 
 
 def test_every_example_that_asks_doctor_is_tried() -> None:
-    asking = {path.name for path in EXAMPLES.iterdir() if path.is_file() and "doctor" in path.read_text()}
+    files = (path for path in EXAMPLES.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    asking = {str(path.relative_to(EXAMPLES)) for path in files if "doctor" in path.read_text()}
     # These start another example, show what it wrote, or have a machine of their own.
     others = {"egmctl-textfile.timer", "nhc.conf", "prometheus-rules.yml", "grafana-dashboard.json"}
+    others |= {"nvsentinel/preflight.py"}
     assert asking - others - {"notebook.ipynb", "Dockerfile", "folder.Dockerfile"} == set(doctors())
 
 

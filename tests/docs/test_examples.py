@@ -28,12 +28,13 @@ from egmctl.model.measurement import Settings
 from egmctl.units import MIB
 from tests.conftest import ROOT, ended
 from tests.doctor.machines import shipped
+from tests.in_process import run
 
 EXAMPLES = ROOT / "docs" / "examples"
 TEXTS = (
     ROOT / "README.md",
     *sorted(ROOT.glob("docs/*.md")),
-    *sorted(path for path in EXAMPLES.iterdir() if path.is_file()),
+    *sorted(path for path in EXAMPLES.rglob("*") if path.is_file()),
 )
 
 
@@ -68,6 +69,25 @@ def test_commands_are_found() -> None:
     texts = {"README.md", "compare.md", "doctor.md", "fleet.md", "slurm.md", "fabric.sbatch", "kubernetes.yaml"}
     assert {name for name, _ in commands()} >= texts
     assert len(commands()) >= 40
+
+
+def consumers() -> list[tuple[str, list[str], list[str]]]:
+    """Return each row of the table of programs that use EGM: its name, the command's words, the checks it names."""
+    rows = re.findall(
+        r"^\| ([^|]+) \| [^|]+ \| `egmctl ([^`]+)` \| (.*) \|$", (ROOT / "docs/egm.md").read_text(), re.MULTILINE
+    )
+    return [
+        (row[0], shlex.split(row[1]), re.findall(r"\[([a-z0-9-]+\.[a-z-]+)\]\(doctor\.md#", row[2])) for row in rows
+    ]
+
+
+def test_the_command_for_a_program_runs_the_checks_that_it_is_said_to() -> None:
+    named = {row[0].split(",")[0].split()[0] for row in consumers()}
+    assert named == {"Mooncake", "Dynamo", "NCCL", "NVSHMEM", "RAPIDS"}
+    for program, words, checks in consumers():
+        done = run(*words, "--list")
+        listed = {line.split()[0] for line in done.out.splitlines() if line and not line.startswith(" ")}
+        assert set(checks) <= listed, program
 
 
 def run_slurm_script(
