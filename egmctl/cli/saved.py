@@ -213,7 +213,8 @@ def compare(files: FilesArgument, output: OutputOptions, tolerance: ToleranceOpt
         for sentence in filter(None, (loaded.newer, loaded.missing)):
             if not output.quiet:
                 say(f"{loaded.path}: {sentence}")
-    spread = spread_of(saved, (lambda _: None) if output.quiet else say)
+    machines = [machine for file in saved for machine in file.machines]
+    spread = spread_of(machines, (lambda _: None) if output.quiet else say)
     compared = comparison.compare(saved, tolerance=tolerance / 100, spread=spread)
     outputs.show(compared)
     return compared.exit_code

@@ -17,7 +17,6 @@ from egmctl.model.measurement import BROKEN, Measurement, RunReport, Status, Sum
 from egmctl.model.profile import Profile
 from egmctl.model.route import Egm, node_names
 from egmctl.model.task import CPU_ENGINES, UCX_ENGINES, Endpoint, Quantity
-from egmctl.saved import Saved
 from egmctl.units import grouped, natural
 from egmctl.verdict.profiles import choose, load_all, match_profile
 from egmctl.verdict.trust import Use, unbelieved
@@ -245,8 +244,8 @@ def default_spread(measurement: Measurement) -> Spread:
     return Spread(0.005, "default for bandwidths between GPUs")
 
 
-def spread_of(saved: Sequence[Saved], warn: Callable[[str], None]) -> SpreadOf:
-    """Return a function with the spreads of the profile that matches all machines of some results.
+def spread_of(machines: Sequence[Machine], warn: Callable[[str], None]) -> SpreadOf:
+    """Return a function with the spreads of the profile that matches all machines.
 
     Parameters
     ----------
@@ -254,7 +253,7 @@ def spread_of(saved: Sequence[Saved], warn: Callable[[str], None]) -> SpreadOf:
         A function that is called with a sentence about each broken profile, which is then skipped.
     """
     known = load_all(lambda error: warn(f"{error}; continuing without it"))
-    return known_spread([machine for file in saved for machine in file.machines], [profile for profile, _ in known])
+    return known_spread(machines, [profile for profile, _ in known])
 
 
 def known_spread(machines: Sequence[Machine], profiles: Sequence[Profile]) -> SpreadOf:

@@ -206,7 +206,7 @@ def _slow_paths(run: RunReport) -> Iterator[tuple[Grade, float, int, Collection[
         worst = min(entry.judgements, key=lambda judgement: list(Grade).index(judgement.grade))
         share = worst.value / worst.expected if worst.expected else 1.0
         if worst.grade in BAD_GRADES:
-            bad.append((entry.measurement, worst.grade, min(share, 1 / share), worst.reason))
+            bad.append((entry.measurement, worst.grade, min(share, 1 / share) if share else 0.0, worst.reason))
     for number, grade, share, reason in bad:
         yield grade, share, number, gpus(number), reason
 

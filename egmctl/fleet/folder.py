@@ -106,6 +106,9 @@ class Folder:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(part.name, Path(name).name, src_dir_fd=nodes, dst_dir_fd=nodes)
+            with contextlib.suppress(FileNotFoundError):
+                # A document of an earlier try, by a version that did not compress them.
+                os.unlink(f"{node}.json", dir_fd=nodes)
         return name
 
     def discard(self, node: str) -> None:

@@ -13,9 +13,14 @@ from egmctl.fleet.domain import NodeGpus, gpus_of, judged_gpus
 from egmctl.fleet.folder import groups, lines_of
 from egmctl.model.answer import State
 from egmctl.model.fleet import FleetReport, GroupLine, NodeResult, Reach, counts
+from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport
+from egmctl.model.remedy import Remedy
 from egmctl.saved import Saved
 from egmctl.verdict.answers import answered
+
+_Statements = tuple[tuple[GroupLine, ...], tuple[Remedy | None, ...]]
+"""The lines of a node, and their remedies."""
 
 
 class Gathering:
@@ -29,8 +34,9 @@ class Gathering:
         self._gpus: dict[str, NodeGpus] = {}
         self._values: dict[str, tuple[uniform.GpuValues, ...]] = {}
         self._lines: dict[str, tuple[GroupLine, ...]] = {}
-        self._known_lines: dict[tuple[GroupLine, ...], tuple[GroupLine, ...]] = {}
-        self._runs: list[Saved] = []
+        self._known_lines: dict[_Statements, tuple[GroupLine, ...]] = {}
+        self._measured: list[Machine] = []
+        """The machines of the runs of the bench."""
 
     def taken(self, answer: NodeResult, document: Callable[[], Saved]) -> NodeResult:
         """Take in the document of a node, if it answered, and return the answer that counts.
@@ -48,12 +54,13 @@ class Gathering:
             return dataclasses.replace(answer, reach=Reach.GARBAGE, reason=str(error), state=State.BROKE, file="")
         self._results.add(saved)
         lines = lines_of(saved)
-        self._lines[answer.node] = self._known_lines.setdefault(lines, lines)
+        # Lines are equal whatever their remedies name, which differs between nodes.
+        self._lines[answer.node] = self._known_lines.setdefault((lines, tuple(line.remedy for line in lines)), lines)
         self._values[answer.node] = tuple(gpu for machine in saved.machines for gpu in uniform.values_of(machine))
         if (gpus := gpus_of(answer, saved)) is not None:
             self._gpus[answer.node] = gpus
         if isinstance(getattr(saved.result, "run", saved.result), RunReport):
-            self._runs.append(saved)
+            self._measured += saved.machines
         return answer
 
     def report(self, report: FleetReport, warn: Callable[[str], None]) -> FleetReport:
@@ -67,7 +74,7 @@ class Gathering:
         """
         comparison = None
         if len(self._results) > 1:
-            spread = spread_of(self._runs, warn) if self._runs else default_spread
+            spread = spread_of(self._measured, warn) if self._measured else default_spread
             # Nodes answer in any order.
             order = [answer.node for answer in report.answers]
             comparison = self._results.compared(order=order, spread=spread)

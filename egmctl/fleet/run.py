@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO
 
+from egmctl.documents import short
 from egmctl.errors import EgmctlError
 from egmctl.files import write_all
 from egmctl.fleet.folder import Folder
@@ -263,6 +264,12 @@ class _Fleet:
         except EgmctlError as error:
             self._fail(node, error)
             return
+        except Exception as error:
+            # What this program cannot judge must not end the commands on other nodes.
+            self.folder.discard(node)
+            reason = f"egmctl cannot judge its document: {type(error).__name__}: {error}"
+            answer = NodeResult(node=node, reach=Reach.GARBAGE, state=State.BROKE, reason=short(printable(reason)))
+            document = None
         if answer.reach is Reach.INTERRUPTED and self.failure is not None:
             answer = replace(answer, reason="stopped, as the folder of results took no more")
         self.progress.answers.append(self.taken(answer, document))

@@ -16,6 +16,7 @@ from egmctl.fleet import session
 from egmctl.fleet.folder import new_folder
 from egmctl.model.answer import State
 from egmctl.model.bringup import Bringup
+from egmctl.model.codec import from_json, to_json
 from egmctl.model.comparison import Outcome
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.fleet import Asked, FleetReport, Launcher, NodeResult, Reach, counts
@@ -229,3 +230,15 @@ def test_nodes_of_one_domain_are_a_group(rack: Ask) -> None:
     assert [group.folded for group in report.groups] == ["tray[01,03]", "tray02"]
     lines = [line.value for group in report.groups for line in group.lines if line.key == "NVLink domain"]
     assert [line.rpartition(", ")[2] for line in lines] == ["clique 1", "clique 4"]
+
+
+def test_nodes_with_equal_lines_keep_the_commands_of_their_own_devices(rack: Ask) -> None:
+    """Their lines are equal, and a command that names a device is of one node."""
+    first = patched(WELL, "gpus[2].nvml.nvlinks[3]", active=False)
+    moved = json.dumps(to_json(first)).replace("0018:01:00.0", "0018:02:00.0")
+    second = from_json(Machine, json.loads(moved))
+    report = rack({"tray01": first, "tray02": second}, nodes=("tray01", "tray02", "tray03"))
+    of_both = [group for group in report.groups if {"tray01", "tray02"} <= {*group.nodes}]
+    remedies = [line.remedy for group in of_both for line in group.lines if line.check == "nvlink.links"]
+    assert remedies
+    assert "0018:01:00.0" not in str(remedies)

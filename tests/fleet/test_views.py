@@ -16,7 +16,20 @@ from egmctl.fleet.folder import new_folder
 from egmctl.model.answer import State
 from egmctl.model.codec import from_json
 from egmctl.model.comparison import ComparedNode, Comparison, Outcome, PathDifference
-from egmctl.model.fleet import Asked, FleetReport, GroupLine, Launcher, NodeGroup, NodeResult, Reach, counts
+from egmctl.model.finding import Status as Found
+from egmctl.model.fleet import (
+    Asked,
+    FleetGpu,
+    FleetReport,
+    GroupLine,
+    Launcher,
+    NodeGroup,
+    NodeResult,
+    Reach,
+    UnlikeGpus,
+    Unready,
+    counts,
+)
 from egmctl.model.record import Command
 from egmctl.model.remedy import Need, Remedy
 from egmctl.report.exports.json import result_json
@@ -132,6 +145,39 @@ def test_a_page_shows_the_share_of_each_node_that_differs_by_class_of_paths_firs
     assert page.index('<th scope="row">node03</th>') < page.index('<th scope="row">2 others</th>')
     assert '<th scope="row">node01</th>' not in page
     assert 'class="heat-bad-1">75<span' in page
+
+
+def test_a_path_without_a_number_is_not_within_the_bound() -> None:
+    slower = PathDifference(
+        node="node03", case="c", path="p", link="w", size_bytes=1, unit="GB/s", outcome=Outcome.WORSE, change=-0.25
+    )
+    broken = replace(slower, node="node02", change=None, outcome=Outcome.DIFFERENT)
+    page = str(render(replace(REPORT, comparison=replace(COMPARED, paths=(slower, broken))), Format.HTML))
+    assert '<th scope="row">2 others</th>' not in page
+    assert '<th scope="row">node01</th>' in page
+
+
+def test_a_gpu_that_is_not_ready_keeps_its_mark_beside_its_number() -> None:
+    gpus = (FleetGpu(index=0, share=1.0), FleetGpu(index=1, share=1.0, kind=Unready.FAULT, reason="Xid 79"))
+    answers = tuple(replace(answer, gpus=gpus) for answer in REPORT.answers)
+    page = str(render(replace(REPORT, answers=answers), Format.HTML))
+    assert ">100</i>" in page
+    assert 'class="fault">100✕</i>' in page
+
+
+def test_a_difference_that_slows_is_in_the_sentence() -> None:
+    item = UnlikeGpus(
+        node="node03",
+        label="GPU2",
+        gpus=("x",),
+        name="ECC",
+        value="off",
+        usual="on",
+        others="node01",
+        status=Found.WARN,
+    )
+    sentence = answered(replace(REPORT, answers=ANSWERS[:2], unlike=(item,))).answer.sentence
+    assert sentence.endswith("; GPU2 of node03: ECC is off; on node01 it is on")
 
 
 COMPARED = Comparison(

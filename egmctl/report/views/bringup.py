@@ -120,7 +120,8 @@ def summary(bringup: Bringup) -> Iterator[doc.Block]:
     yield from doc.limited(entries, CAUSES)
     if _is_broken(bringup):
         collect = doc.Span(_REPORT, code=True)
-        words = ("Before a reset or a reboot, run ", collect, " as root; serial numbers: --serials")
+        where = "" if bringup.identity else "; serial numbers: --serials"
+        words = ("Before a reset or a reboot, run ", collect, f" as root{where}")
         yield doc.Entry("RMA", Tone.PLAIN, words)
     yield replace(parts, paged=False)
     yield doc.Hint("All checks and paths: -v; all of it as a page: -o node.html")
@@ -134,11 +135,19 @@ _OF_HARDWARE = ("gpu", "nvlink", "c2c", "pcie", "kernel", "bench", "dev.fell-off
 """The checks, or their areas, whose failures may be of a broken part."""
 
 
+_OF_SETTINGS = (
+    *("gpu.mig", "gpu.compute-mode", "gpu.cc-mode", "gpu.vgpu", "gpu.persistence", "gpu.power-limit"),
+    *("gpu.memory-limit", "nvlink.disabled", "nvlink.bw-mode", "bench.gpu-in-use"),
+)
+"""Checks of these areas whose failures are settings, or what others do."""
+
+
 def _is_broken(bringup: Bringup) -> bool:
     """Return whether a part of the node may be broken: GPUs, or the links between them."""
     bad = (cause.finding for cause in bringup.answer.causes if cause.state is State.BAD)
     on_gpus = (finding.check for finding in bad if finding.place.kind in (PlaceKind.GPU, PlaceKind.PAIR))
-    return any(check in _OF_HARDWARE or check.partition(".")[0] in _OF_HARDWARE for check in on_gpus)
+    broken = (check for check in on_gpus if check not in _OF_SETTINGS)
+    return any(check in _OF_HARDWARE or check.partition(".")[0] in _OF_HARDWARE for check in broken)
 
 
 def _parts(bringup: Bringup) -> Iterator[doc.Part]:

@@ -194,27 +194,36 @@ def speed_by_node(comparison: Comparison) -> Iterator[doc.Matrix]:
     shares: dict[str, dict[tuple[str, ...], list[PathDifference]]] = {}
     for path in comparison.paths:
         if path.slower is not None and path.outcome is not Outcome.SAME:
-            name = (*plain_case(path.case).split(", ", 1), *filter(None, (str(path.point),)), path.link)
-            shares.setdefault(path.node, {}).setdefault(name, []).append(path)
+            shares.setdefault(path.node, {}).setdefault(_class_name(path), []).append(path)
     classes = sorted({name for of_node in shares.values() for name in of_node})
     nodes = sorted(shares, key=lambda node: (-len(shares[node]), natural(node)))
+    # Of a path without a number nothing is known, not even that it is within the bound.
+    unknown = {(path.node, _class_name(path)) for path in comparison.paths if path.slower is None}
+    incomplete = {node for node, _ in unknown}
     more = nodes[_NODES_SHOWN:]
-    others = [node.name for node in comparison.nodes if not node.problem and node.name not in shares]
+    others = [node.name for node in comparison.nodes if not node.problem and node.name not in {*shares, *incomplete}]
     rows = nodes[:_NODES_SHOWN]
     rows += [others[0] if len(others) == 1 else f"{len(others)} others"] if shares and others else []
     notes = ["100: within the bound; the classes in which no node differs are not shown"]
     notes += [f"and {several(len(more), 'more node')} that differ: {fold(more)}"] if more else []
     yield doc.grid(
         "Share of what all nodes reach, by node and class of paths (%)",
-        [(node, {name: _share(shares.get(node, {}).get(name)) for name in classes}) for node in rows],
+        [
+            (node, {name: _share(shares.get(node, {}).get(name), (node, name) in unknown) for name in classes})
+            for node in rows
+        ],
         notes=notes,
         better=Better.HIGH,
     )
 
 
-def _share(paths: Sequence[PathDifference] | None) -> doc.Cell:
+def _class_name(path: PathDifference) -> tuple[str, ...]:
+    return (*plain_case(path.case).split(", ", 1), *filter(None, (str(path.point),)), path.link)
+
+
+def _share(paths: Sequence[PathDifference] | None, is_unknown: bool) -> doc.Cell:
     if paths is None:
-        return doc.Cell("100", value=100.0)
+        return doc.Cell("-") if is_unknown else doc.Cell("100", value=100.0)
     share = 100 * median(_speed(path) for path in paths)
     worse = any(path.outcome is Outcome.WORSE for path in paths)
     return doc.Cell(f"{share:.0f}", Tone.BAD if worse else Tone.PLAIN, "!" * worse, value=max(share, 0.1))

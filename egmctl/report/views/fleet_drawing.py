@@ -140,7 +140,7 @@ def _list(report: FleetReport, answers: Iterable[NodeResult]) -> Element:
             "a",
             answer.node,
             element("span", map(_square, answer.gpus), aria_hidden="true"),
-            href=f"#group-{places.get(answer.node, 0)}",
+            href=f"#group-{places[answer.node]}" if answer.node in places else None,
             title=wrong or f"{several(len(answer.gpus), 'GPU')} ready",
         )
         worst = _worst(answer)
@@ -157,7 +157,7 @@ def _square(gpu: FleetGpu) -> Element:
     if gpu.links_active is not None and state == Unready.FAULT:
         mark = f"{gpu.links_active}{mark}"
     elif gpu.share is not None:
-        mark = f"{100 * gpu.share:.0f}"
+        mark = f"{100 * gpu.share:.0f}{'' if state == 'ready' else mark}"
     return element("i", mark, class_=None if state == "ready" else state)
 
 
@@ -172,8 +172,8 @@ def _lines_of_nodes(report: FleetReport, answers: Sequence[NodeResult]) -> Itera
             if state == "ready":
                 squares.append(element("i"))
                 continue
-            words = "; ".join(filter(None, (f"{answer.node}: {_words(answer) or answer.sentence or answer.reason}",)))
-            link = f"#group-{places.get(answer.node, 0)}"
+            words = f"{answer.node}: {_words(answer) or answer.sentence or answer.reason}"
+            link = f"#group-{places[answer.node]}" if answer.node in places else None
             squares.append(element("a", _MARKS[state][0], href=link, title=words, class_=state))
         first, last = line[0].node, line[-1].node
         yield element("p", element("span", first if first == last else f"{first} to {last}"), squares, class_="nodes")

@@ -97,6 +97,10 @@ def _sentence(report: FleetReport, states: Counter[State]) -> str:
         answer = fabric.run.answer if fabric.run is not None else None
         words = f"{answer.word}: {answer.sentence}" if answer else f"not measured: {fabric.reason}"
         text += f"; fabric {words}"
+    slowing = [item for item in report.unlike if item.slows]
+    if slowing and not states[State.BAD]:
+        more = f" and {several(len(slowing) - 1, 'more difference')}" if len(slowing) > 1 else ""
+        text += f"; {' of '.join(filter(None, (slowing[0].label, slowing[0].node)))}: {slowing[0].words}{more}"
     compared = report.comparison
     is_worse = compared is not None and compared.answer.state is State.BAD
     if compared is not None and is_worse and not states[State.BAD]:
