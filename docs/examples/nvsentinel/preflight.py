@@ -39,7 +39,7 @@ GIVEN_TO_THE_CONTAINER = {
     *("drv.versions", "env.limits", "env.visible-devices", "imex.channel", "numa.cpuset-mems"),
     "numa.mempolicy-syscalls",
 }
-"""Checks of what a container was given: where only these fail, the pod cannot work, and a fault of the node is not proven."""
+"""Checks of what a container was given: where only these fail, the node has no proven fault."""
 
 ALL_GPUS = "dev.count-consistency"
 """The check that passes where every GPU of the node can be used. As a failure of the node as a whole it is of the
