@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import Any
 
 import pytest
 from rich.text import Text
@@ -216,5 +217,5 @@ def test_all_that_a_kind_names_exists(kind: kinds.Kind) -> None:
 
 
 def test_json_is_written_as_python_writes_it() -> None:
-    document = {"a": (), "b": (1, "\u00f6", (None, {})), "c": [[], {"d": (0.5,)}]}
+    document: dict[str, Any] = {"a": (), "b": (1, "\u00f6", (None, {})), "c": [[], {"d": (0.5,)}]}
     assert dump(document) == json.dumps(document, indent=2) + "\n"
