@@ -201,7 +201,7 @@ def _fail(error: EgmctlError, arguments: Sequence[str]) -> int:
 
         document = envelope(ERROR_SCHEMA, error.exit_code, None, machine=None, errors=[error])
         try:
-            emit(dump(document))
+            emit(dump(document), is_document=True)
         except EgmctlError as second:
             say(str(second))
     return error.exit_code

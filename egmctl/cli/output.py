@@ -153,7 +153,14 @@ emitted = False
 """Whether this process has written, or tried to write, a result. No error document is written after it."""
 
 
-def emit(content: Text | str, file: Path | None = None, *, force: bool = False, color: Color = Color.AUTO) -> bool:
+def emit(
+    content: Text | str,
+    file: Path | None = None,
+    *,
+    force: bool = False,
+    color: Color = Color.AUTO,
+    is_document: bool = False,
+) -> bool:
     """Write a command's result to a file or to standard output, and return whether a reader may still be there.
 
     If the file cannot be written, the result goes to another file or to standard output. It is no error if the reader
@@ -169,6 +176,8 @@ def emit(content: Text | str, file: Path | None = None, *, force: bool = False, 
         Whether to overwrite a file that exists.
     color
         When text on standard output is coloured.
+    is_document
+        Whether the content is one JSON document, which ``egmctl fleet`` may ask for packed.
 
     Raises
     ------
@@ -190,7 +199,7 @@ def emit(content: Text | str, file: Path | None = None, *, force: bool = False, 
         return True
     check_output(None)
     text = _render(content, colored=colored(sys.stdout, color))
-    if isinstance(content, str) and content.startswith("{"):
+    if is_document:
         text = _as_asked(text)
     if isinstance(sys.stdout, io.TextIOWrapper):
         text = _encodable(text, sys.stdout.encoding)
@@ -459,8 +468,15 @@ class Outputs:
                 failed.append(EgmctlError(sentence))
                 continue
             try:
-                emit(content, target.file, force=self.options.force, color=self.options.color)
-                written = written or target.format is Format.JSON
+                is_json = target.format is Format.JSON
+                emit(
+                    content,
+                    target.file,
+                    force=self.options.force,
+                    color=self.options.color,
+                    is_document=is_json,
+                )
+                written = written or is_json
             except EgmctlError as error:
                 failed.append(error)
         if failed:

@@ -92,5 +92,5 @@ def snapshot(
     if wrong := [name for name in names if name not in SECTIONS]:
         raise UsageError(f"--sections: there is no section {wrong[0]!r}; valid are all and {','.join(SECTIONS)}")
     machine = collect(names, on_wait=say)
-    emit(record.text(machine if full else redact(machine)), output, force=force)
+    emit(record.text(machine if full else redact(machine)), output, force=force, is_document=True)
     return ExitCode.OK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from egmctl.model.machine import TrafficSample
 
 _MINUTE_S, _COLUMNS = 60, 20
-"""The time that a terminal shows, and the number of characters for it."""
+"""The time that a terminal shows, and the largest number of characters for it."""
 
 
 @takes_options(WATCH.formats, without=("verbose", "numa", "output", "force", "quiet"))
@@ -63,14 +64,15 @@ def watch(
     from egmctl.report.views.watch import watch_document
 
     target = Target(format=output.chosen(WATCH.formats).targets[0].format, file=None)
-    live, each = None, max(1, round(_MINUTE_S / interval / _COLUMNS))
-    minute: deque[TrafficSample] = deque(maxlen=each * _COLUMNS)
+    live, (samples_kept, each) = None, history(interval)
+    minute: deque[TrafficSample] = deque(maxlen=samples_kept)
 
     def shown(sample: TrafficSample) -> Text | str:
         if target.format is not Format.TEXT:
             return target.draw(sample)
         minute.append(sample)
-        document = watch_document(sample, minute if live is not None else (), each=each, order=sort)
+        earlier = minute if live is not None else ()
+        document = watch_document(sample, earlier, each=each, interval_s=interval, order=sort)
         return rendered(document, Format.TEXT, width=target.width)
 
     with _until_closed(), contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
@@ -89,6 +91,12 @@ def watch(
             ):
                 break
     return ExitCode.OK
+
+
+def history(interval_s: float) -> tuple[int, int]:
+    """Return the number of samples in a minute, at least 1, and how many of them a character stands for."""
+    in_a_minute = max(1, int(_MINUTE_S / interval_s))
+    return in_a_minute, math.ceil(in_a_minute / _COLUMNS)
 
 
 @contextlib.contextmanager

@@ -235,6 +235,14 @@ def test_every_series_is_one_table_and_a_drawing(axis: Axis) -> None:
     assert LOOKS[axis].title in text_of(report)
 
 
+@pytest.mark.parametrize(("least", "heading"), [(0, "idle ns"), (4, "least load ns")])
+def test_a_latency_is_called_idle_only_where_nothing_else_read(least: int, heading: str) -> None:
+    report = run(cases=(POINTS[Axis.LOAD][0],), gpus=2, points=[Point(load=least), Point(load=8)])
+    said, *_ = shown(all_series(report, Axis.LOAD), Level.NORMAL)
+    assert isinstance(said, Matrix)
+    assert (heading,) in [column.header for column in columns(said)]
+
+
 def seen(run: RunReport, **evidence: Any) -> RunReport:
     """Return the run with what was seen beside its first measurement."""
     gpu = GpuEvidence(bus_id="0000:1b:00.0", label="GPU0", **evidence)

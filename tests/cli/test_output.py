@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from rich.text import Text
 
 from egmctl.cli.output import Color, OutputOptions, check_output, colored, emit
+from egmctl.documents import ENCODING, GZIP, unpacked
 from egmctl.errors import EgmctlError, UsageError
 from egmctl.report.kinds import BENCH, Format
 from egmctl.saved import load
@@ -253,6 +255,18 @@ def test_one_newline_ends_every_result(capsys: pytest.CaptureFixture[str]) -> No
     emit("{}\n")
     emit("a,b")
     assert capsys.readouterr().out == "{}\na,b\n"
+
+
+def test_only_a_json_document_is_packed_for_a_launcher(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line of ``watch --json`` begins as a document does, but nobody could unpack a stream of them."""
+    monkeypatch.setenv(ENCODING, GZIP)
+    emit('{"gpus": []}')
+    assert capsys.readouterr().out == '{"gpus": []}\n'
+    for arguments in (["topo", "--json", "--machine", "hgx-h200x4"], ["topo", "--json", "--nonsense"]):
+        document, _ = unpacked(run(*arguments).out.encode(), "standard output")
+        assert json.loads(document)["tool"].startswith("egmctl ")
 
 
 # --- a result is not lost --------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ import jsonschema
 import pynvml
 import pytest
 
+from egmctl.cli.watch import history
 from egmctl.driver.reading import Unreadable
 from egmctl.gpu import telemetry
 from egmctl.gpu.telemetry import TrafficWatch, data_of
@@ -312,14 +313,22 @@ def test_what_is_unknown_is_a_question_mark_and_a_reason_and_never_0() -> None:
 
 def test_the_gpus_with_the_most_traffic_come_first_and_the_last_minute_has_a_line_for_each_link() -> None:
     busy = [replace(gpu(1, 900.0 * part), bus_id=OTHER) for part in (0.0, 0.5, 0.25, 1.0)]
-    samples = [sample(gpu(0, 90.0), one) for one in busy]
-    document = watch_document(samples[-1], samples, each=2, order=Order.NVLINK)
+    samples = [sample(gpu(0, 90.0), sorted_first) for sorted_first in busy]
+    document = watch_document(samples[-1], samples, each=2, interval_s=2.5, order=Order.NVLINK)
     text = str(rendered(document, Format.TEXT, width=80))
     rows = [line.split() for line in re.findall("^GPU[01] .*", text.partition("The last minute")[2], re.M)]
     # Two samples a character, the busier counts; C2C was not read.
     assert [(row[0], row[1]) for row in rows] == [("GPU1", "▄█"), ("GPU0", "▁▁")]
     assert "??" in rows[0]
+    assert "a bar: 5 s, the busier direction" in text
     assert "The last minute" not in shown(gpu(0, 90.0))
+
+
+@pytest.mark.parametrize("interval_s", [0.2, 0.7, 1, 7, 20, 40, 3600])
+def test_the_last_minute_is_a_minute_at_any_interval(interval_s: float) -> None:
+    samples, each = history(interval_s)
+    assert samples == 1 or 60 - interval_s < samples * interval_s <= 60
+    assert samples / each <= 20
 
 
 def test_metrics_have_bytes_per_second_and_no_series_for_what_was_not_read() -> None:

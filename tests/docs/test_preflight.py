@@ -107,14 +107,25 @@ def connector(tmp_path: Path) -> Iterator[Connector]:
     connector.stop()
 
 
-def answered(state: str, code: int, *failures: str) -> str:
-    """Return a script that answers as the doctor, with these failed checks."""
+def answered(state: str, code: int, *failures: str, usable: str = "pass", kind: str = "gpu") -> str:
+    """Return a script that answers as the doctor.
+
+    Parameters
+    ----------
+    failures
+        The failed checks.
+    usable
+        The status of the check that all GPUs of the node can be used.
+    kind
+        The kind of place of the failures.
+    """
+    place = {"kind": kind, "label": "GPU2"}
     causes = [
-        {"status": "fail", "finding": {"check": check, "summary": "it is broken", "place": {"label": "GPU2"}}}
-        for check in failures
+        {"status": "fail", "finding": {"check": check, "summary": "it is broken", "place": place}} for check in failures
     ]
+    findings = [{"check": "dev.count-consistency", "status": usable}]
     answer = {"state": state, "word": state.upper(), "sentence": "as it is", "causes": causes}
-    document = json.dumps({"exit_code": code, "answer": answer, "errors": []})
+    document = json.dumps({"exit_code": code, "answer": answer, "errors": [], "result": {"findings": findings}})
     return f"cat <<'EOF'\n{document}\nEOF\nexit {code}"
 
 
@@ -149,6 +160,9 @@ MAPPED = [
     (answered("bad", 1, "nvlink.links"), FATAL, 1),
     (answered("bad", 1, "nvlink.links", "numa.mempolicy-syscalls"), FATAL, 1),
     (answered("bad", 1, "numa.mempolicy-syscalls"), NEITHER, 1),
+    (answered("bad", 1, "dev.nodes-missing", "drv.libraries", "drv.versions", "env.visible-devices"), NEITHER, 1),
+    (answered("bad", 1, "dev.count-consistency", kind="node"), NEITHER, 1),
+    (answered("bad", 1, "dev.count-consistency"), FATAL, 1),
     (answered("incomplete", 3), NEITHER, 0),
     (answered("broke", 4), NEITHER, 0),
     (answered("interrupted", 130), NEITHER, 0),
@@ -170,6 +184,14 @@ def test_an_answer_is_one_event_and_a_code(
     assert event.get("recommendedAction", 0) == (CONTACT_SUPPORT if said == FATAL else 0), "for a person, never a reset"
     assert ("errorCode" in event) == (said != HEALTHY)
     assert done.returncode == (0 if strategy == "STORE_ONLY" else code), done.stderr
+
+
+@pytest.mark.parametrize("usable", ["note", "unknown", "skip"])
+@pytest.mark.processes
+def test_a_pod_with_some_gpus_takes_back_no_event_of_others(tmp_path: Path, connector: Connector, usable: str) -> None:
+    """A healthy event without entities means all of the node, also the GPU that is broken in another pod."""
+    done = check(tmp_path, answered("good", 0, usable=usable))
+    assert (done.returncode, connector.requests) == (0, [])
 
 
 @pytest.mark.processes
@@ -204,6 +226,7 @@ WRONG = [
     {"PROCESSING_STRATEGY": "STORE"},
     {"EGMCTL": "/nonexistent/egmctl"},
     {"EGMCTL_ARGS": "--nonsense"},
+    {"EGMCTL_ARGS": "--skip 'imex.channel"},
 ]
 
 
@@ -239,6 +262,16 @@ def test_a_token_is_shown_to_the_connector_and_one_that_cannot_be_read_sends_not
     assert connector.credentials == ["Bearer secret"]
     assert check(tmp_path, answered("good", 0), PLATFORM_CONNECTOR_TOKEN_PATH=f"{token}.gone").returncode == 3
     assert len(connector.requests) == 1
+
+
+@pytest.mark.parametrize(("machine", "events"), [("hgx-h200x4", 1), ("h200-cgroup-denied", 0)])
+@pytest.mark.long
+@pytest.mark.processes
+def test_the_real_doctor_says_whether_all_gpus_can_be_used(
+    tmp_path: Path, connector: Connector, machine: str, events: int
+) -> None:
+    assert check(tmp_path, real(machine)).returncode == 0
+    assert len(connector.requests) == events
 
 
 @pytest.mark.long

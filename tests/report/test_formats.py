@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import Any
 
 import pytest
 from rich.text import Text
@@ -18,6 +19,7 @@ from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.model.profile import MatchResult, ProfileFile, ProfileList
 from egmctl.report import kinds
 from egmctl.report.document import Better, Cell, Matrix, Tone
+from egmctl.report.exports.json import dump
 from egmctl.report.kinds import Format, rendered
 from egmctl.report.render.figures import best, shade
 from egmctl.report.render.text import STYLES
@@ -212,3 +214,8 @@ def test_all_that_a_kind_names_exists(kind: kinds.Kind) -> None:
     assert record is Topology or record.SCHEMA.startswith("egmctl.")
     for function in (kind.view, *filter(None, map(kind.export, kind.formats))):
         assert callable(resolve_name(function)), function
+
+
+def test_json_is_written_as_python_writes_it() -> None:
+    document: dict[str, Any] = {"a": (), "b": (1, "\u00f6", (None, {})), "c": [[], {"d": (0.5,)}]}
+    assert dump(document) == json.dumps(document, indent=2) + "\n"

@@ -169,7 +169,9 @@ class TestPlots:
         chart = Chart(
             caption="c", x="x", y="GB/s", curves=(("one", curve),), limits=limits, logarithmic=True, steep=True
         )
-        assert any("limit" in line.get("class", "") for line in elements(plot(chart), "line")) is is_drawn
+        drawn = plot(chart)
+        assert any("limit" in line.get("class", "") for line in elements(drawn, "line")) is is_drawn
+        assert ("all values are above NV18" in map(words, elements(drawn, "text"))) is not is_drawn
 
     def test_names_of_curves_that_end_together_do_not_meet(self) -> None:
         curves = tuple((name, (Point(x=1, y=5, low=5, high=5),)) for name in ("one", "two", "three"))

@@ -7,13 +7,14 @@ egmctl's own codes mean something else (docs/exit-codes.md), so that its answer 
 
 | the doctor's answer | event | exit code |
 |---|---|---|
-| good, warn | healthy | 0 |
+| good, warn, and this container can use all GPUs of the node | healthy | 0 |
+| good, warn, of some GPUs of the node | none | 0 |
 | bad | unhealthy and fatal, for a person (CONTACT_SUPPORT) | 1 |
-| bad, but only what this container was given is wrong | unhealthy, not fatal | 1 |
+| bad, but this container alone may be the cause | unhealthy, not fatal | 1 |
 | incomplete, broke, interrupted, no answer in time | unhealthy, not fatal | 0; 1 with EGMCTL_UNDETERMINED=block |
 | used wrongly | none | 2 |
 
-With STORE_ONLY the event is the same, and 1 becomes 0.
+With STORE_ONLY the event is the same, and 1 becomes 0; 2 and 3 stay.
 """
 
 import json
@@ -34,10 +35,15 @@ DEFAULT_ARGUMENTS = "--skip imex.channel"
 """Without --for the doctor judges what the platform has, and no setting. An IMEX channel is the pod's own."""
 
 GIVEN_TO_THE_CONTAINER = {
-    *("dev.cgroup-restricted", "dev.control-nodes", "dev.permissions", "env.limits"),
-    *("numa.cpuset-mems", "numa.mempolicy-syscalls", "imex.channel"),
+    *("dev.cgroup-restricted", "dev.control-nodes", "dev.nodes-missing", "dev.permissions", "drv.libraries"),
+    *("drv.versions", "env.limits", "env.visible-devices", "imex.channel", "numa.cpuset-mems"),
+    "numa.mempolicy-syscalls",
 }
-"""Checks of what a container may use: where only these fail, the pod cannot work, and the node has no fault."""
+"""Checks of what a container was given: where only these fail, the node has no proven fault."""
+
+ALL_GPUS = "dev.count-consistency"
+"""The check that passes where every GPU of the node can be used. As a failure of the node as a whole it is of the
+container, which was given fewer than expected; as one of a GPU, e.g. a lost one, it is of the node."""
 
 STRATEGIES = {"EXECUTE_REMEDIATION": 1, "STORE_ONLY": 2}
 NONE, CONTACT_SUPPORT = 0, 5
@@ -47,6 +53,8 @@ NONE, CONTACT_SUPPORT = 0, 5
 class Outcome(NamedTuple):
     """What the doctor's answer means for the node and for the pod."""
 
+    sent: bool
+    """Whether an event is sent."""
     healthy: bool
     fatal: bool
     codes: list[str]
@@ -61,11 +69,13 @@ class WrongConfiguration(Exception):
 def main() -> int:
     try:
         node, socket, strategy = _required("NODE_NAME"), _required("PLATFORM_CONNECTOR_SOCKET"), _strategy()
-        outcome = judge(ask_doctor(shlex.split(os.environ.get("EGMCTL_ARGS", DEFAULT_ARGUMENTS))))
+        outcome = judge(ask_doctor(_arguments()))
     except WrongConfiguration as error:
         print(f"preflight-egmctl: {error}", file=sys.stderr)
         return 2
     print(outcome.message)
+    if not outcome.sent:
+        return outcome.exit_code
     try:
         send(socket, event(node, strategy, outcome))
     except (OSError, grpc.RpcError) as error:
@@ -87,8 +97,16 @@ def _strategy() -> int:
     return STRATEGIES[name]
 
 
+def _arguments() -> list[str]:
+    text = os.environ.get("EGMCTL_ARGS", DEFAULT_ARGUMENTS)
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise WrongConfiguration(f"EGMCTL_ARGS is {text!r}: {error}") from error
+
+
 def ask_doctor(arguments: list[str]) -> dict[str, Any]:
-    """Return the answer of the doctor's document; one that says so where it gave none."""
+    """Return the doctor's document; one that says so where it gave none or no answer."""
     command = [os.environ.get("EGMCTL", "egmctl"), "doctor", "--json", *arguments]
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, timeout=DOCTOR_S, check=False)
@@ -101,28 +119,40 @@ def ask_doctor(arguments: list[str]) -> dict[str, Any]:
         return _broken(f"the doctor ended with {done.returncode} and without a document")
     if document["exit_code"] == 2:
         raise WrongConfiguration("; ".join(error["message"] for error in document["errors"]))
-    return document["answer"] or _broken(f"the doctor ended with {done.returncode} and without an answer")
+    return document if document["answer"] else _broken(f"the doctor ended with {done.returncode} and without an answer")
 
 
 def _broken(sentence: str) -> dict[str, Any]:
-    return {"state": "broke", "word": "BROKE", "sentence": sentence, "causes": []}
+    return {"answer": {"state": "broke", "word": "BROKE", "sentence": sentence, "causes": []}}
 
 
-def judge(answer: dict[str, Any]) -> Outcome:
-    """Return what an answer means. A healthy event takes back earlier ones, so only a good answer sends it."""
+def judge(document: dict[str, Any]) -> Outcome:
+    """Return what a document means.
+
+    A healthy event without entities takes back earlier ones of the whole node, other pods' included. So only an answer
+    without a failure, good or with warnings, sends it, and only where all GPUs of the node were judged.
+    """
+    answer = document["answer"]
     failures = [cause["finding"] for cause in answer["causes"] if cause["status"] == "fail" and cause["finding"]]
     told = [f"{answer['word']}: {answer['sentence']}", *(_told(finding) for finding in failures)]
     message = "egmctl: " + "; ".join(told)
     match answer["state"]:
         case "good" | "warn":
-            return Outcome(True, False, [], message, 0)
+            states = {finding["status"] for finding in document["result"]["findings"] if finding["check"] == ALL_GPUS}
+            return Outcome(states == {"pass"}, True, False, [], message, 0)
         case "bad":
             checks = {finding["check"] for finding in failures}
-            of_the_node = not checks or bool(checks - GIVEN_TO_THE_CONTAINER)
-            return Outcome(False, of_the_node, sorted(map(_code, checks or {"failed"})), message, 1)
+            of_the_node = not failures or not all(map(_is_of_the_container, failures))
+            return Outcome(True, False, of_the_node, sorted(map(_code, checks or {"failed"})), message, 1)
         case _:
             blocks = os.environ.get("EGMCTL_UNDETERMINED") == "block"
-            return Outcome(False, False, [_code("not-determined")], message, int(blocks))
+            return Outcome(True, False, False, [_code("not-determined")], message, int(blocks))
+
+
+def _is_of_the_container(finding: dict[str, Any]) -> bool:
+    if finding["check"] == ALL_GPUS:
+        return finding["place"]["kind"] == "node"
+    return finding["check"] in GIVEN_TO_THE_CONTAINER
 
 
 def _told(finding: dict[str, Any]) -> str:

@@ -78,6 +78,8 @@ _encode = json.JSONEncoder(allow_nan=False).encode
 def _indented(value: Any, step: str, margin: str) -> str:
     """Return what ``json.dumps(value, indent=step)`` returns, in half the time: with an indent, it is not written in C.
 
+    Keys of objects must be strings, as those of :func:`egmctl.model.codec.to_json` are; another key is a TypeError.
+
     Parameters
     ----------
     margin
@@ -86,10 +88,10 @@ def _indented(value: Any, step: str, margin: str) -> str:
     kind = type(value)
     if kind is str:
         return encode_basestring_ascii(value)
-    if not value or kind not in (dict, list):
+    if not value or kind not in (dict, list, tuple):
         return _encode(value)
     inner = margin + step
-    if kind is list:
+    if kind is not dict:
         return f"[{inner}{f',{inner}'.join([_indented(item, step, inner) for item in value])}{margin}]"
     items = [f"{encode_basestring_ascii(key)}: {_indented(item, step, inner)}" for key, item in value.items()]
     return f"{{{inner}{f',{inner}'.join(items)}{margin}}}"

@@ -15,7 +15,7 @@ from xml.etree.ElementTree import Element
 from egmctl.report import document as doc
 from egmctl.report.document import Bar, Better, Cell, Chart, Matrix, Tone
 from egmctl.report.render.page import arrows, element, raw, style, xml
-from egmctl.units import format_size, grouped, shortened
+from egmctl.units import format_size, grouped, listed, shortened
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -161,8 +161,9 @@ def plot(what: Chart, *, phone: bool = False, titled: bool = False) -> Element:
     xs = sorted({point.x for point in points})
     logarithm = what.sizes or what.logarithmic
     x_ticks = _powers(xs) if logarithm else ticks(max(xs))
-    # A ceiling far below the curves would be drawn at the edge of a logarithmic scale.
+    # A ceiling far below the curves would be drawn at the edge of a logarithmic scale: a note says so instead.
     limits = [(name, limit) for name, limit in what.limits if limit >= y_ticks[0]]
+    exceeded = [name for name, limit in what.limits if limit < y_ticks[0]]
     x = _scale(x_ticks[0], x_ticks[-1], area.left, area.width - area.right, logarithm=logarithm)
     y = _scale(y_ticks[0], y_ticks[-1], area.height - area.bottom, area.top, logarithm=what.steep)
     return element(
@@ -178,6 +179,15 @@ def plot(what: Chart, *, phone: bool = False, titled: bool = False) -> Element:
             )
             for name, limit in limits
         ],
+        element(
+            "text",
+            f"all values are above {listed(exceeded)}",
+            x=area.width - area.right - 4,
+            y=area.height - area.bottom - 4,
+            class_="dim end",
+        )
+        if exceeded
+        else None,
         list(_curves(what, x, y)),
         [] if phone or what.small else list(_names(what, y, area)),
         class_="figure plot",

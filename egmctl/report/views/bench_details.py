@@ -392,12 +392,13 @@ def _findings(axis: Axis, curve: _Curve) -> dict[str, str | Cell]:
 
 
 def _under_load(curve: _Curve) -> dict[str, str | Cell]:
-    """Return the latency without load, the largest one, and the load from which it is :data:`KNEE` times that."""
+    """Return the latency without load, or at the least load measured, the largest one, and the load from which it is
+    :data:`KNEE` times the first."""
     values = {_load_gb_s(paths[0]): median(_values(paths)) for _, paths in sorted(curve.items())}
-    idle = values[min(values)]
-    late = min((gb_s for gb_s, ns in values.items() if ns > KNEE * idle), default=None)
+    base = values[min(values)]
+    late = min((gb_s for gb_s, ns in values.items() if ns > KNEE * base), default=None)
     return {
-        "idle ns": f"{idle:.1f}",
+        "least load ns" if min(curve) else "idle ns": f"{base:.1f}",
         "most ns": f"{max(values.values()):.1f}",
         "at GB/s": f"{max(values, key=lambda gb_s: values[gb_s]):.1f}",
         f"{100 * (KNEE - 1):.0f} % longer from": "-" if late is None else f"{late:.1f} GB/s",

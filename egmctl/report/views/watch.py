@@ -24,7 +24,12 @@ _ABOVE = "A share above 100 %: no link carries more than its rate, so the rate o
 
 
 def watch_document(
-    sample: TrafficSample, earlier: Sequence[TrafficSample] = (), *, each: int = 1, order: Order = Order.GPU
+    sample: TrafficSample,
+    earlier: Sequence[TrafficSample] = (),
+    *,
+    each: int = 1,
+    interval_s: float = 1.0,
+    order: Order = Order.GPU,
 ) -> doc.Document:
     """Return the links that carry traffic, a table of all links and the load of each GPU, and what is unknown.
 
@@ -34,6 +39,8 @@ def watch_document(
         The samples of the last minute, the oldest first and this one last; a second table draws them.
     each
         The number of samples that a character of that table stands for.
+    interval_s
+        The time between two samples in seconds.
     """
     if order is not Order.GPU:
         sample = replace(sample, gpus=tuple(sorted(sample.gpus, key=lambda gpu: -_amount_of(gpu, order))))
@@ -44,7 +51,7 @@ def watch_document(
         notes=("GB/s out of and into each GPU, and their share of the rate of its links",),
         after=(*_above(sample.gpus), *_unknown(sample.gpus)),
     )
-    minute = (_minute(sample, earlier, each),) if len(earlier) > 1 else ()
+    minute = (_minute(sample, earlier, each, interval_s),) if len(earlier) > 1 else ()
     body: tuple[doc.Block, ...] = (answer, table, *minute, doc.Paragraph(_NOTE, Tone.DIM))
     return doc.Document(body=body)
 
@@ -59,22 +66,24 @@ def _amount_of(gpu: GpuTraffic, order: Order) -> float:
     return -1 if link is None else max(link.sent_gb_s, link.received_gb_s)
 
 
-def _minute(sample: TrafficSample, earlier: Sequence[TrafficSample], each: int) -> doc.Matrix:
+def _minute(sample: TrafficSample, earlier: Sequence[TrafficSample], each: int, interval_s: float) -> doc.Matrix:
     """Return the table of the last minute: for each GPU and kind of link a line of bars, the newest at its end."""
-    known = [{gpu.bus_id: gpu for gpu in one.gpus} for one in earlier]
-    columns = [known[max(end - each, 0) : end] for end in range(len(known), 0, -each)][::-1]
+    gpus_of_samples = [{gpu.bus_id: gpu for gpu in sample.gpus} for sample in earlier]
+    ends = range(len(gpus_of_samples), 0, -each)
+    columns = [gpus_of_samples[max(end - each, 0) : end] for end in ends][::-1]
     rows = []
     for gpu in sample.gpus:
         links = {
             _NAMES[kind]: Cell(
                 "".join(
-                    _bar([one[gpu.bus_id].links.get(kind) for one in part if gpu.bus_id in one]) for part in columns
+                    _bar([gpus[gpu.bus_id].links.get(kind) for gpus in column if gpu.bus_id in gpus])
+                    for column in columns
                 )
             )
             for kind in gpu.links
         }
         rows.append((f"GPU{gpu.index}", links))
-    note = "the busier direction; full height: the rate of the links"
+    note = f"a bar: {each * interval_s:g} s, the busier direction; full height: the rate of the links"
     return doc.grid("The last minute", rows, notes=(note,), together=True)
 
 
