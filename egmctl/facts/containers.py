@@ -13,6 +13,16 @@ from egmctl.model.record import Reason
 
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 """The folders in which engines look for specifications (Container Device Interface, SPEC.md)."""
+KNOWN_NAMES = frozenset(
+    ("nvidia.yaml", "nvidia.json", "management.nvidia.com-gpu.yaml", "k8s.device-plugin.nvidia.com-gpu.json")
+)
+"""The names that are recorded: nvidia-ctk's and nvidia-cdi-refresh's, the GPU Operator's and the device plugin's. Any
+other one may name a pod or a job."""
+REFRESH = tuple(
+    f"{folder}/nvidia-cdi-refresh.service"
+    for folder in ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
+)
+"""The unit that writes ``/var/run/cdi/nvidia.yaml`` after an update of the driver."""
 TOOLKIT = ("/usr/bin/nvidia-ctk", "/usr/local/nvidia/toolkit/nvidia-ctk")
 """Where packages, and NVIDIA's GPU operator, install the toolkit."""
 ENGINES: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -40,7 +50,8 @@ def containers(root: Root, running: Callable[[], Mapping[str, Sequence[str]]]) -
     return Reasons().record(
         Containers,
         toolkit=any(root.exists(path) for path in TOOLKIT),
-        specifications=lambda: tuple(_specification(root, path) for path in _paths(root)),
+        cdi_refresh=any(root.exists(path) for path in REFRESH),
+        specifications=lambda: _specifications(root),
         engines=lambda: tuple(
             _engine(root, name, paths) for name, (process, paths) in ENGINES.items() if process in running()
         ),
@@ -52,14 +63,24 @@ def _paths(root: Root) -> list[str]:
     return [f"{folder}/{name}" for folder, name in names if _SPECIFICATION.fullmatch(name)][:_MOST_FILES]
 
 
+def _specifications(root: Root) -> tuple[CdiSpecification, ...]:
+    """Return the specifications that name a libcuda, and those that cannot be read."""
+    specifications = (_specification(root, path) for path in _paths(root))
+    return tuple(specification for specification in specifications if specification.driver_versions != ())
+
+
 def _specification(root: Root, path: str) -> CdiSpecification:
-    versions = functools.partial(_versions, root, path)
-    reasons = Reasons()
-    return reasons.record(CdiSpecification, path=path, driver_versions=reasons.read("driver_versions", versions) or ())
+    folder, _, name = path.rpartition("/")
+    versions = functools.partial(_versions, root, path, shown := path if name in KNOWN_NAMES else folder)
+    return Reasons().record(CdiSpecification, path=shown, driver_versions=versions)
 
 
-def _versions(root: Root, path: str) -> tuple[str, ...]:
-    text = root.read_bytes(path, _BYTES).decode(errors="replace")
+def _versions(root: Root, path: str, shown: str) -> tuple[str, ...]:
+    try:
+        text = root.read_bytes(path, _BYTES).decode(errors="replace")
+    except Unreadable as error:
+        detail = (error.unread.detail or "").replace(path, shown)
+        raise Unreadable(error.unread.reason, detail) from None
     return tuple(sorted(set(_LIBRARY.findall(text))))
 
 

@@ -358,8 +358,8 @@ class CdiSpecification(Record):
     """A file of the Container Device Interface that gives containers this node's GPUs."""
 
     path: Plain
-    """``/etc/cdi/nvidia.yaml``."""
-    driver_versions: tuple[Plain, ...] = ()
+    """``/etc/cdi/nvidia.yaml``; only the folder if the name is none of ``egmctl.facts.containers.KNOWN_NAMES``."""
+    driver_versions: tuple[Plain, ...] | None = None
     """The driver versions in the names of the libraries that it mounts (``libcuda.so.580.65.06``), sorted."""
 
 
@@ -380,7 +380,10 @@ class Containers(Record):
     toolkit: bool | None = None
     """Whether the toolkit is installed (``nvidia-ctk``)."""
     specifications: tuple[CdiSpecification, ...] | None = None
-    """The CDI specifications of NVIDIA's GPUs in ``/etc/cdi`` and ``/var/run/cdi``; empty if there are none."""
+    """The CDI specifications in ``/etc/cdi`` and ``/var/run/cdi`` that name a libcuda or cannot be read; empty if there
+    are none."""
+    cdi_refresh: bool | None = None
+    """Whether systemd has the unit ``nvidia-cdi-refresh``, which writes ``/var/run/cdi/nvidia.yaml``."""
     engines: tuple[ContainerEngine, ...] | None = None
     """The engines that run here."""
 
