@@ -63,18 +63,23 @@ def _gpu_containers(machine: Machine, _scope: Scope) -> Verdicts:
     if stale:
         return
     without = [engine.name for engine in engines if engine.nvidia_runtime is False]
-    if not toolkit and not specifications:
+    by_runtime = any(engine.nvidia_runtime for engine in engines)
+    if any(specification.driver_versions is None for specification in specifications):
+        yield unknown("a CDI specification was not read")
+    elif specifications and loaded is None:
+        yield unknown("whether the CDI specifications are of the loaded driver: its version was not read")
+    elif specifications or (toolkit and by_runtime):
+        yield passed("containers can be given the GPUs")
+    elif not toolkit:
         skip("the NVIDIA Container Toolkit is not installed")
-    elif without and not specifications and len(without) == len(engines):
+    elif not engines:
+        skip("no container engine runs here, and no CDI specification names a libcuda")
+    elif len(without) == len(engines):
         cause = "the toolkit is installed; the engine has neither its runtime nor a CDI specification"
         remedy = as_root(_CONFIGURE.format(without[0]), look="nvidia-ctk cdi list")
         yield noted(f"{' and '.join(without)} cannot give containers GPUs", remedy=remedy, cause=cause)
-    elif loaded is None and any(specification.driver_versions for specification in specifications):
-        yield unknown("whether the CDI specifications are of the loaded driver: its version was not read")
-    elif any(engine.nvidia_runtime is None for engine in engines) and not specifications:
-        yield unknown("the configuration of a container engine was not read")
     else:
-        yield passed("containers can be given the GPUs")
+        yield unknown("the configuration of a container engine was not read")
 
 
 def _renewal(path: str, *, refresh: bool) -> Remedy:
