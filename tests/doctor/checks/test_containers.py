@@ -145,3 +145,22 @@ def test_toolkit_specifications_and_engines_are_read_from_files(tmp_path: Path) 
         ContainerEngine(name="docker", nvidia_runtime=True),
         ContainerEngine(name="containerd", nvidia_runtime=False),
     )
+
+
+@pytest.mark.parametrize(
+    ("process", "file", "text", "nvidia_runtime"),
+    [
+        ("crio", "/etc/crio/conf.d/99-nvidia.toml", "nvidia-container-runtime", True),
+        ("crio", "/etc/crio/crio.conf", "[crio]", False),
+        ("containerd", "/var/lib/rancher/k3s/agent/etc/containerd/config.toml", "nvidia-container-runtime", True),
+        ("containerd", "/var/lib/rancher/rke2/agent/etc/containerd/config.toml", "[plugins]", False),
+        ("containerd", "/opt/other/config.toml", "nvidia-container-runtime", None),
+        ("dockerd", "/opt/other/daemon.json", "nvidia-container-runtime", False),
+    ],
+)
+def test_the_configuration_of_an_engine_is_where_its_distribution_keeps_it(
+    tmp_path: Path, process: str, file: str, text: str, nvidia_runtime: bool | None
+) -> None:
+    Tree(tmp_path).write(file, text)
+    (engine,) = containers(Root(str(tmp_path)), lambda: {process: ["1"]}).engines or ()
+    assert engine.nvidia_runtime is nvidia_runtime
