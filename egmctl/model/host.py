@@ -348,9 +348,13 @@ class FabricManager(Record):
     """The fabric manager's version, which must be the driver's."""
 
     version: Plain | None = None
-    """The version of the installed package (Debian), or of the program that refused the driver."""
+    """The version of the installed package (Debian)."""
+    refused_by: Plain | None = None
+    """The version of the program that refused a driver last; ``not-present`` if no log says so."""
     refused_driver: Plain | None = None
-    """The driver version that it refused last; ``not-present`` if no log says so."""
+    """The driver version that it refused."""
+    runs_in: tuple[Plain, ...] | None = None
+    """The location of each process of it: as :attr:`Imex.runs_in`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
