@@ -20,6 +20,7 @@ SYSTEM_LOGS = ("/var/log/syslog", "/var/log/messages")
 PACKAGES = "/var/lib/dpkg/status"
 
 _LOG_BYTES = 1 << 16
+_IMEX_LOG_BYTES = 1 << 17
 _SYSTEM_LOG_BYTES = 1 << 20
 _PACKAGES_BYTES = 1 << 24
 
@@ -98,21 +99,39 @@ def imex_session_in_use(root: Root) -> bool:
 
 
 def imex_version(root: Root) -> str:
-    """Return the version of the IMEX daemon that started last."""
-    starts = _IMEX_STARTS.findall(_imex_log(root))
+    """Return the version of the IMEX daemon that started last.
+
+    Raises
+    ------
+    Unreadable
+        The log cannot be read, or the part of it that is read has no start.
+    """
+    log, is_whole = _imex_log(root)
+    starts = _IMEX_STARTS.findall(log)
     if not starts:
-        raise Unreadable(Reason.NOT_PRESENT, f"{IMEX_LOG}: no line of a start")
+        where = "no line of a start" if is_whole else f"no line of a start in its last {_IMEX_LOG_BYTES >> 10} KiB"
+        raise Unreadable(Reason.NOT_PRESENT if is_whole else Reason.FAILED, f"{IMEX_LOG}: {where}")
     return str(starts[-1])
 
 
 def imex_unanswered(root: Root) -> bool:
-    """Return whether another node did not answer IMEX, since its last start, when memory was released."""
-    since = list(_IMEX_STARTS.finditer(log := _imex_log(root)))
-    return _UNIMPORT.search(log, since[-1].end() if since else 0) is not None
+    """Return whether another node did not answer IMEX, since its last start, when memory was released.
+
+    Raises
+    ------
+    Unreadable
+        The log cannot be read, or what came after the last start is longer than the part that is read.
+    """
+    log, is_whole = _imex_log(root)
+    starts = list(_IMEX_STARTS.finditer(log))
+    if _UNIMPORT.search(log, starts[-1].end() if starts else 0):
+        return True
+    if starts or is_whole:
+        return False
+    raise Unreadable(Reason.FAILED, f"{IMEX_LOG}: the last start is before its last {_IMEX_LOG_BYTES >> 10} KiB")
 
 
-def _imex_log(root: Root) -> str:
-    # The line of the start may be older than the end of the log.
-    head = read_or(b"", lambda: root.read_bytes(IMEX_LOG, _LOG_BYTES))
-    tail = root.read_bytes(IMEX_LOG, _LOG_BYTES, from_end=True)
-    return (tail if head == tail else head + b"\n" + tail).decode(errors="replace")
+def _imex_log(root: Root) -> tuple[str, bool]:
+    """Return the end of IMEX's log, and whether that is the whole log."""
+    log = root.read_bytes(IMEX_LOG, _IMEX_LOG_BYTES + 1, from_end=True)
+    return log.decode(errors="replace"), len(log) <= _IMEX_LOG_BYTES
