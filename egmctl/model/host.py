@@ -493,10 +493,10 @@ class Cgroup(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaProcesses(Record):
-    """Processes of one user that use GPUs and have loaded the same libraries."""
+    """Processes of one user and IPC namespace that use GPUs and have loaded the same libraries."""
 
     user: int
-    """The user's number among those here, in the order in which they were seen."""
+    """The number of the user and IPC namespace among those here, in the order in which they were seen."""
     processes: int
     """The number of the processes."""
     asked: bool = False
@@ -547,6 +547,8 @@ class Process(Record):
     cuda_processes: tuple[CudaProcesses, ...] | None = None
     """The processes that use GPUs here and whose maps this process may read, as NVML lists them, and that of
     ``--pid``; only in the host's PID namespace, whose ids NVML states."""
+    cuda_processes_unread: int | None = None
+    """The number of those whose maps were not read: too many or too long, or the kernel did not answer in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,7 +68,9 @@ def test_little_memory_for_the_usable_gpus_is_noted() -> None:
     assert finding.summary == "the memory cgroup allows 1.5 GiB, little for CUDA on 4 GPUs"
     assert (finding.status, finding.remedy is not None) == (Status.NOTE, True)
     for index in (1, 2, 3):
-        machine = patched(patched(machine, f"gpus[{index}].node", access="EPERM"), f"gpus[{index}]", nvml=None, cuda=None)
+        machine = patched(
+            patched(machine, f"gpus[{index}].node", access="EPERM"), f"gpus[{index}]", nvml=None, cuda=None
+        )
     assert run_one("env.limits", machine).status is Status.PASS
 
 
