@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from egmctl import __version__, launch
 from egmctl.driver.reading import Reasons, Unreadable, read_or
 from egmctl.errors import ChildFailed, UsageError
-from egmctl.facts import confinement, device_memory, gpus, host, inside, kernel_log, libraries, process, system
+from egmctl.facts import confinement, cuda_processes, device_memory, gpus, host, inside, kernel_log, process, system
 from egmctl.facts.gpus import CudaFacts, NvmlFacts
 from egmctl.facts.root import Root
 from egmctl.model.gpu import Gpu
@@ -183,9 +183,10 @@ def _with_cuda_processes(root: Root, own: Process, gpus: Iterable[Gpu]) -> Proce
     """Return the process with the libraries of the processes that NVML lists, and of itself if it is another one."""
     reasons = Reasons()
     pids = [user.pid for gpu in gpus for user in (gpu.nvml.processes if gpu.nvml else None) or ()]
-    groups = reasons.read("cuda_processes", lambda: libraries.cuda_processes(root, pids, own.pid))
-    unread = {name: why for name, why in own.unread.items() if name != "cuda_processes"}
-    return dataclasses.replace(own, cuda_processes=groups, unread={**unread, **reasons.unread})
+    names = "cuda_processes cuda_processes_unread"
+    values = reasons.fields(names, lambda: cuda_processes.cuda_processes(root, pids, own.pid))
+    unread = {name: why for name, why in own.unread.items() if name not in values}
+    return dataclasses.replace(own, **values, unread={**unread, **reasons.unread})
 
 
 class _Node:

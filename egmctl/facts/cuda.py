@@ -115,10 +115,12 @@ def _libcuda() -> dict[str, Any]:
 def _loaded() -> PurePosixPath:
     """Return the file of the libcuda in this process."""
     try:
-        text = Path(_MAPS).read_text(errors="replace")
+        files = mapped(Path(_MAPS).read_bytes())
     except OSError as error:
         raise Unreadable.from_os_error(error, _MAPS) from None
-    return mapped(text, "cuda")
+    if "cuda" not in files:
+        raise Unreadable(Reason.NOT_PRESENT, f"{_MAPS}: no libcuda")
+    return files["cuda"]
 
 
 def _count() -> int:

@@ -69,6 +69,7 @@ def process(root: Root, pid: int = 0) -> Process:
         device_memory_capacity=lambda: device_memory.capacity(root, folder),
         container_signs=_container_signs(root, pid, environment or {}),
         cuda_processes=Unreadable(Reason.NOT_ASKED, "NVML lists them with the GPUs"),
+        cuda_processes_unread=Unreadable(Reason.NOT_ASKED, "NVML lists them with the GPUs"),
         environment=environment and {key: environment[key] for key in ENVIRONMENT_KEYS if key in environment},
     )
 

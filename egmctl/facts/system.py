@@ -257,7 +257,7 @@ def imex(root: Root, running: Callable[[], Processes]) -> Imex:
         **reasons.fields("configured_nodes duplicate_nodes", lambda: _addresses(root)),
         daemon_state=state,
         domain_status=domain if state is not None else reasons.unread["daemon_state"],
-        runs_in=lambda: _places(root, running()),
+        runs_in=lambda: _places(root, running(), "nvidia-imex"),
         kubelet=lambda: not _KUBELETS.isdisjoint(running()),
         compute_domains=lambda: _compute_domains(root, running()),
         compute_domain_mode=lambda: _mode(root, running()),
@@ -267,11 +267,15 @@ def imex(root: Root, running: Callable[[], Processes]) -> Imex:
     )
 
 
-def _places(root: Root, running: Processes) -> tuple[str, ...]:
+_UNITS = {"nvidia-imex": "/nvidia-imex.service", "nv-fabricmanager": "/nvidia-fabricmanager.service"}
+"""By full name of a daemon, the end of the cgroup of its systemd service."""
+
+
+def _places(root: Root, running: Processes, daemon: str) -> tuple[str, ...]:
     places = set()
-    for process in running.get("nvidia-imex", ()):
+    for process in (process for comm, full in DAEMONS.items() if full == daemon for process in running.get(comm, ())):
         cgroup = root.read(f"/proc/{process}/cgroup")
-        places.add("pod" if "kubepods" in cgroup else "host" if "/nvidia-imex.service" in cgroup else "elsewhere")
+        places.add("pod" if "kubepods" in cgroup else "host" if _UNITS[daemon] in cgroup else "elsewhere")
     return tuple(sorted(places))
 
 
@@ -368,7 +372,7 @@ def system(root: Root) -> System:
         ats=lambda: _ats(root, functions()),
         daemons=lambda: daemons(running()),
         imex=imex(root, running),
-        fabric_manager=service_logs.fabric_manager(root),
+        fabric_manager=service_logs.fabric_manager(root, lambda: _places(root, running(), "nv-fabricmanager")),
         containers=containers(root, running),
         module_versions=lambda: _module_versions(root),
         peer_memory_clients=lambda: tuple(root.names_if_any("/sys/kernel/mm/memory_peers")),

@@ -348,9 +348,13 @@ class FabricManager(Record):
     """The fabric manager's version, which must be the driver's."""
 
     version: Plain | None = None
-    """The version of the installed package (Debian), or of the program that refused the driver."""
+    """The version of the installed package (Debian)."""
+    refused_by: Plain | None = None
+    """The version of the program that refused a driver last; ``not-present`` if no log says so."""
     refused_driver: Plain | None = None
-    """The driver version that it refused last; ``not-present`` if no log says so."""
+    """The driver version that it refused."""
+    runs_in: tuple[Plain, ...] | None = None
+    """The location of each process of it: as :attr:`Imex.runs_in`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,8 +362,8 @@ class CdiSpecification(Record):
     """A file of the Container Device Interface that gives containers this node's GPUs."""
 
     path: Plain
-    """``/etc/cdi/nvidia.yaml``."""
-    driver_versions: tuple[Plain, ...] = ()
+    """``/etc/cdi/nvidia.yaml``; only the folder if the name is none of ``egmctl.facts.containers.KNOWN_NAMES``."""
+    driver_versions: tuple[Plain, ...] | None = None
     """The driver versions in the names of the libraries that it mounts (``libcuda.so.580.65.06``), sorted."""
 
 
@@ -380,7 +384,10 @@ class Containers(Record):
     toolkit: bool | None = None
     """Whether the toolkit is installed (``nvidia-ctk``)."""
     specifications: tuple[CdiSpecification, ...] | None = None
-    """The CDI specifications of NVIDIA's GPUs in ``/etc/cdi`` and ``/var/run/cdi``; empty if there are none."""
+    """The CDI specifications in ``/etc/cdi`` and ``/var/run/cdi`` that name a libcuda or cannot be read; empty if there
+    are none."""
+    cdi_refresh: bool | None = None
+    """Whether systemd has the unit ``nvidia-cdi-refresh``, which writes ``/var/run/cdi/nvidia.yaml``."""
     engines: tuple[ContainerEngine, ...] | None = None
     """The engines that run here."""
 
@@ -486,10 +493,10 @@ class Cgroup(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaProcesses(Record):
-    """Processes of one user that use GPUs and have loaded the same libraries."""
+    """Processes of one user and IPC namespace that use GPUs and have loaded the same libraries."""
 
     user: int
-    """The user's number among those here, in the order in which they were seen."""
+    """The number of the user and IPC namespace among those here, in the order in which they were seen."""
     processes: int
     """The number of the processes."""
     asked: bool = False
@@ -540,6 +547,8 @@ class Process(Record):
     cuda_processes: tuple[CudaProcesses, ...] | None = None
     """The processes that use GPUs here and whose maps this process may read, as NVML lists them, and that of
     ``--pid``; only in the host's PID namespace, whose ids NVML states."""
+    cuda_processes_unread: int | None = None
+    """The number of those whose maps were not read: too many or too long, or the kernel did not answer in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

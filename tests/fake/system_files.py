@@ -79,7 +79,9 @@ def _containers(tree: Tree, containers: Containers) -> None:
     if containers.toolkit:
         tree.write(TOOLKIT[0], "")
     for specification in containers.specifications or ():
-        tree.write(specification.path, "".join(f"- libcuda.so.{each}\n" for each in specification.driver_versions))
+        tree.write(
+            specification.path, "".join(f"- libcuda.so.{each}\n" for each in specification.driver_versions or ())
+        )
     for number, engine in enumerate(containers.engines or ()):
         process, (file, *_) = ENGINES[engine.name]
         tree.write(f"/proc/{1100 + number}/comm", process)

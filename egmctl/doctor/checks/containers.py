@@ -8,11 +8,18 @@ from egmctl.doctor.situation import NO_NVIDIA_GPU, in_container
 from egmctl.model.finding import Guard
 from egmctl.model.host import Driver, System
 from egmctl.model.machine import Machine
+from egmctl.model.remedy import Remedy
 
-_GENERATE = (
-    "Generate it anew, after each update of the driver (or turn nvidia-cdi-refresh.service on), and start the "
-    "containers again."
+_GENERATE = "Write it anew after each update of the driver, and start the containers again."
+_REFRESH = "Restart nvidia-cdi-refresh, which writes this file, and start the containers again."
+_WRITER = (
+    "Restart what wrote it (NVIDIA's GPU Operator, device plugin or DRA driver), and start the containers again: "
+    "another program's file would destroy it."
 )
+_BY_TOOLKIT = tuple(f"{folder}/nvidia.{kind}" for folder in ("/etc/cdi", "/var/run/cdi") for kind in ("yaml", "json"))
+"""The files that ``nvidia-ctk cdi generate`` may write."""
+_BY_REFRESH = "/var/run/cdi/nvidia.yaml"
+"""The file that nvidia-cdi-refresh.service writes."""
 _CONFIGURE = (
     "Where containers are to have GPUs, configure the engine and restart it (nvidia-ctk runtime configure "
     "--runtime={}), or generate a CDI specification. A restart of the engine may end containers."
@@ -33,7 +40,7 @@ def _gpu_containers(machine: Machine, _scope: Scope) -> Verdicts:
     engines = known(containers.engines, "the running container engines were not read")
     yield fact("nvidia-ctk", "installed" if toolkit else "not installed")
     for specification in specifications:
-        yield fact(specification.path, ", ".join(specification.driver_versions) or "names no libcuda")
+        yield fact(specification.path, ", ".join(specification.driver_versions or ()) or "not read")
     for engine in engines:
         words = {True: "NVIDIA's runtime", False: "no NVIDIA runtime", None: "not read"}[engine.nvidia_runtime]
         yield fact(engine.name, words)
@@ -46,26 +53,40 @@ def _gpu_containers(machine: Machine, _scope: Scope) -> Verdicts:
         if s.driver_versions and loaded is not None and installed.isdisjoint(s.driver_versions)
     ]
     for specification in stale:
-        versions = ", ".join(specification.driver_versions)
+        versions = ", ".join(specification.driver_versions or ())
         summary = f"{specification.path} is of driver {versions}, and {loaded} is loaded"
         cause = (
             "containers get GPUs and no libraries, or do not start: the specification names files that an update of "
             "the driver removed (https://github.com/podman-container-tools/podman/issues/26233)"
         )
-        run = f"nvidia-ctk cdi generate --output={specification.path}"
-        yield warned(summary, as_root(_GENERATE, look="nvidia-ctk cdi list", run=run), cause=cause)
+        yield warned(summary, _renewal(specification.path, refresh=containers.cdi_refresh is True), cause=cause)
     if stale:
         return
     without = [engine.name for engine in engines if engine.nvidia_runtime is False]
-    if not toolkit and not specifications:
+    by_runtime = any(engine.nvidia_runtime for engine in engines)
+    if any(specification.driver_versions is None for specification in specifications):
+        yield unknown("a CDI specification was not read")
+    elif specifications and loaded is None:
+        yield unknown("whether the CDI specifications are of the loaded driver: its version was not read")
+    elif specifications or (toolkit and by_runtime):
+        yield passed("containers can be given the GPUs")
+    elif not toolkit:
         skip("the NVIDIA Container Toolkit is not installed")
-    elif without and not specifications and len(without) == len(engines):
+    elif not engines:
+        skip("no container engine runs here, and no CDI specification names a libcuda")
+    elif len(without) == len(engines):
         cause = "the toolkit is installed; the engine has neither its runtime nor a CDI specification"
         remedy = as_root(_CONFIGURE.format(without[0]), look="nvidia-ctk cdi list")
         yield noted(f"{' and '.join(without)} cannot give containers GPUs", remedy=remedy, cause=cause)
-    elif loaded is None and any(specification.driver_versions for specification in specifications):
-        yield unknown("whether the CDI specifications are of the loaded driver: its version was not read")
-    elif any(engine.nvidia_runtime is None for engine in engines) and not specifications:
-        yield unknown("the configuration of a container engine was not read")
     else:
-        yield passed("containers can be given the GPUs")
+        yield unknown("the configuration of a container engine was not read")
+
+
+def _renewal(path: str, *, refresh: bool) -> Remedy:
+    """Return the remedy for a stale specification, with a command only for a file that the command's program writes."""
+    look = "nvidia-ctk cdi list"
+    if refresh and path == _BY_REFRESH:
+        return as_root(_REFRESH, look=look, run="systemctl restart nvidia-cdi-refresh")
+    if path in _BY_TOOLKIT:
+        return as_root(_GENERATE, look=look, run=f"nvidia-ctk cdi generate --output={path}")
+    return as_root(_WRITER, look=look)

@@ -244,14 +244,22 @@ class _Versions:
 def _other_version(machine: Machine) -> _Versions | None:
     """Return the versions of the fabric manager and the loaded driver if both are known and differ.
 
-    A container has packages and logs of its own, so the host's fabric manager is unknown there.
+    The package's version counts on the host only: a container has packages and logs of its own, as has a fabric manager
+    that runs in one. A log's version counts if it is of a program that refused the loaded driver and does not run: both
+    may have been updated since.
     """
-    driver = machine.driver or Driver()
-    manager = (machine.system or System()).fabric_manager or FabricManager()
+    driver, system = machine.driver or Driver(), machine.system or System()
+    manager = system.fabric_manager or FabricManager()
+    runs = "nv-fabricmanager" in (system.daemons or ())
     loaded = driver.module_version or driver.driver_version
-    if loaded is None or manager.version in (None, loaded) or situation.services_hidden(machine):
+    if loaded is None or situation.services_hidden(machine) or situation.in_container(machine):
         return None
-    return _Versions(manager.version, loaded)
+    version = manager.version
+    if runs and manager.runs_in != ("host",):
+        version = None
+    elif version is None and not runs and manager.refused_driver == loaded:
+        version = manager.refused_by
+    return None if version in (None, loaded) else _Versions(version, loaded)
 
 
 @check("fabric.manager", Guard.FABRIC, Guard.P2P, sections=("gpus", "switches", "system"), wants=("driver",))

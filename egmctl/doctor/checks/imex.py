@@ -263,8 +263,12 @@ def _daemon(machine: Machine, _scope: Scope) -> Verdicts:
     elif state == "READY" and imex.unanswered_unimport:
         yield fact("/var/log/nvidia-imex.log", "no response for an unimport event")
         cause = "memory that this node exported stays allocated until that node answers or leaves the domain"
-        summary = "the IMEX service is ready, but another node did not answer when memory was released"
-        yield noted(summary, remedy=FIND, cause=cause)
+        summary = (
+            "the IMEX service is ready; another node did not answer at least once since the service started, when "
+            "memory was released"
+        )
+        remedy = todo("See whether a node of the domain does not answer now.", look="nvidia-imex-ctl -N")
+        yield noted(summary, remedy=remedy, cause=cause)
     elif state == "READY":
         yield passed("the IMEX service is ready")
     elif state is not None and state.startswith("WAITING"):

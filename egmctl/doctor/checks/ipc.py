@@ -74,6 +74,9 @@ def _libraries(machine: Machine, _scope: Scope) -> Verdicts:
     if process.cuda_processes is None and (unread is None or unread.reason in _NOT_HERE):
         skip("the libraries of other processes were not recorded, or NVML's process ids are not those of here")
     groups = known(process.cuda_processes, "the maps of the processes that use the GPUs were not read", unread)
+    not_read = process.cuda_processes_unread or 0
+    if not_read:
+        yield fact("processes on these GPUs whose maps were not read", not_read)
     for group in groups:
         yield fact(f"user {group.user}, {group.processes} of the processes on these GPUs", _words(group))
     # With --pid only the processes that may share memory with it matter.
@@ -81,8 +84,8 @@ def _libraries(machine: Machine, _scope: Scope) -> Verdicts:
     users = [members for members in users if not process.pid or any(group.asked for group in members)]
     users = [members for members in users if sum(group.processes for group in members) > 1]
     different = dict.fromkeys(name for members in users for name in _differing(members))
-    if not users:
-        skip("fewer than two processes of one user were seen on these GPUs")
+    if not users and not not_read:
+        skip("fewer than two processes of one user and IPC namespace were seen on these GPUs")
     elif different:
         names = " and ".join(different)
         cause = "processes that share memory must run with one CUDA driver and runtime (CUDA programming guide, IPC)"
@@ -93,6 +96,10 @@ def _libraries(machine: Machine, _scope: Scope) -> Verdicts:
         else:
             text = f"processes of one user that use these GPUs have different {names}"
             yield noted(text, remedy=_ONE_DRIVER, cause=cause, note=note)
+    elif not_read:
+        yield unknown(
+            f"maps of processes on these GPUs were not read ({not_read}): too many, too long, or no answer in time"
+        )
     elif any(group.libcuda_version is None for members in users for group in members):
         yield unknown("the version of a process' libcuda is not in its file's name")
     else:

@@ -6,7 +6,18 @@ import re
 
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
 from egmctl.doctor.checks.starting import HOST_LIBRARIES, RELOAD
-from egmctl.doctor.findings import as_root, daemon_fact, fact, failed, passed, remove_option, todo, unknown, warned
+from egmctl.doctor.findings import (
+    as_root,
+    daemon_fact,
+    fact,
+    failed,
+    noted,
+    passed,
+    remove_option,
+    todo,
+    unknown,
+    warned,
+)
 from egmctl.doctor.situation import driver_parameters, in_container, loss, services_hidden
 from egmctl.model.finding import Finding, Guard
 from egmctl.model.gpu import Gpu
@@ -49,7 +60,7 @@ def _visible_devices(machine: Machine, _scope: Scope) -> Verdicts:
     if text is None:
         yield passed(f"{VISIBLE} is not set: CUDA shows every accessible GPU")
         return
-    usable = [gpu for gpu in gpus if loss(machine, gpu) in (None, Block.UNKNOWN)]
+    usable = _usable(machine)
     wrong = _first_wrong(text, usable) if usable else None
     if wrong is not None:
         clause, none_left = wrong
@@ -70,6 +81,11 @@ def _visible_devices(machine: Machine, _scope: Scope) -> Verdicts:
         entries = [part for part in text.split(",") if part.strip()]
         note = "use it to choose GPUs where EGM matters: hidden GPUs stay accessible, for imports and EGM routes too"
         yield passed(f"{VISIBLE} chooses {len(entries)} of {len(usable)} usable GPUs", note=note)
+
+
+def _usable(machine: Machine) -> list[Gpu]:
+    """Return the GPUs that CUDA can show here, as far as it is known."""
+    return [gpu for gpu in machine.gpus or () if loss(machine, gpu) in (None, Block.UNKNOWN)]
 
 
 def _first_wrong(text: str, usable: list[Gpu]) -> tuple[str, bool] | None:
@@ -117,8 +133,8 @@ as a constant and per GPU. Our choice: on two H200, 48 descriptors were too few 
 
 
 _LEAST_MEMORY, _MEMORY_PER_GPU = GIB, 256 * MIB
-"""The memory of a cgroup below which a warning is given. Our choice: a process maps its libraries, and for each GPU a
-context and pinned buffers."""
+"""The memory of a cgroup below which it is noted. Our choice, which nobody measured: a process maps its libraries, and
+for each GPU a context and pinned buffers."""
 
 
 @check("env.limits", *Guard, sections=("confinement", "gpus"))
@@ -146,15 +162,16 @@ def _limits(machine: Machine, _scope: Scope) -> Verdicts:
         faults.append(warned(low, remedy))
     allowed = confinement.memory_limit_bytes
     yield fact("memory.max", "unlimited" if allowed is not None and allowed < 0 else allowed)
-    needed = _LEAST_MEMORY + _MEMORY_PER_GPU * len(gpus)
+    count = len(_usable(machine))
+    needed = _LEAST_MEMORY + _MEMORY_PER_GPU * count
     if allowed is not None and 0 <= allowed < needed:
-        low = f"the memory cgroup allows {format_size(allowed)}, little for CUDA on {several(len(gpus), 'GPU')}"
+        low = f"the memory cgroup allows {format_size(allowed)}, little for CUDA on {several(count, 'GPU')}"
         cause = "a process that exceeds it is killed, or its allocations of host memory fail; /dev/shm counts too"
         remedy = todo(
             f"Ask for {format_size(needed)} or more (Slurm: --mem; Kubernetes: resources.limits.memory; docker run "
             "--memory; MemoryMax= of the systemd unit)."
         )
-        faults.append(warned(low, remedy, cause=cause))
+        faults.append(noted(low, remedy=remedy, cause=cause))
     yield from faults
     # Older recordings do not state the limit of memory.
     is_unread = allowed is None and confinement.reason_of("memory_limit_bytes") not in (None, Reason.NOT_STATED)

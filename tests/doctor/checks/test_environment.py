@@ -21,7 +21,7 @@ from egmctl.model.measurement import Status as Ended
 from egmctl.model.probes import Outcome
 from egmctl.model.record import Reason, Unread
 from egmctl.report.kinds import Format
-from egmctl.units import GIB
+from egmctl.units import GIB, MIB
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.explain import with_causes
 from tests.answers import diagnose, render
@@ -54,16 +54,24 @@ def limited(machine: Machine | None = None, *, pids: int | None = -1, capabiliti
             patched(limited(), "confinement", limits=ENOUGH | {"as": 8 * GIB}),
             "the address space is limited to 8 GiB, less than the memory of the GPUs",
         ),
-        (
-            patched(limited(), "confinement", memory_limit_bytes=GIB),
-            "the memory cgroup allows 1 GiB, little for CUDA on 4 GPUs",
-        ),
     ],
 )
 def test_a_limit_that_is_too_low_is_named_with_its_number(machine: Machine, summary: str) -> None:
     finding = run_one("env.limits", machine)
     assert (finding.status, finding.summary) == (Status.WARN, summary)
     assert finding.remedy is not None
+
+
+def test_little_memory_for_the_usable_gpus_is_noted() -> None:
+    machine = patched(limited(), "confinement", memory_limit_bytes=GIB + 512 * MIB)
+    finding = run_one("env.limits", machine)
+    assert finding.summary == "the memory cgroup allows 1.5 GiB, little for CUDA on 4 GPUs"
+    assert (finding.status, finding.remedy is not None) == (Status.NOTE, True)
+    for index in (1, 2, 3):
+        machine = patched(
+            patched(machine, f"gpus[{index}].node", access="EPERM"), f"gpus[{index}]", nvml=None, cuda=None
+        )
+    assert run_one("env.limits", machine).status is Status.PASS
 
 
 def test_roots_processes_are_not_counted() -> None:

@@ -171,6 +171,7 @@ STARTED = (
     "[Sep 18 2026 06:40:33] [INFO] [tid 77] IMEX version 580.159.04 is running with the following configuration "
     "options:\n"
 )
+LONG = "[Sep 18 2026 06:50:00] [INFO] [tid 80] ready\n" * 4000
 UNANSWERED = "[Sep 18 2026 06:50:00] [ERROR] [tid 80] failed to receive response for unimport event id 4711\n"
 
 
@@ -181,10 +182,15 @@ UNANSWERED = "[Sep 18 2026 06:50:00] [ERROR] [tid 80] failed to receive response
         (STARTED + UNANSWERED, "580.159.04", True),
         (STARTED + UNANSWERED + STARTED.replace("580.159.04", "595.71.05"), "595.71.05", False),
         ("READY\n", None, False),
+        # Only the end of a long log is read: an earlier start is not the last one, nor its lines those since.
+        (STARTED + UNANSWERED + LONG + STARTED.replace("580.159.04", "595.71.05"), "595.71.05", False),
+        (STARTED + STARTED.replace("580.159.04", "595.71.05") + LONG, None, None),
+        (STARTED + UNANSWERED + LONG + STARTED + LONG, None, None),
+        (STARTED + LONG + UNANSWERED, None, True),
     ],
 )
 def test_the_log_states_the_version_and_who_does_not_answer(
-    tmp_path: Path, log: str, version: str | None, unanswered: bool
+    tmp_path: Path, log: str, version: str | None, unanswered: bool | None
 ) -> None:
     facts = node(tmp_path, SERVICE, log=log)
     assert (facts.version, facts.unanswered_unimport) == (version, unanswered)
@@ -200,3 +206,6 @@ def test_imex_of_another_version_than_the_drivers_is_the_cause_unless_it_is_read
 def test_a_node_that_does_not_release_memory_is_noted() -> None:
     finding = run_one("imex.daemon", patched(healthy(), "system.imex", unanswered_unimport=True))
     assert finding.status is Status.NOTE
+    assert "at least once since the service started" in finding.summary
+    assert finding.remedy is not None
+    assert (finding.remedy.look, finding.remedy.run) == ("nvidia-imex-ctl -N", None)

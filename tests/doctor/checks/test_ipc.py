@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from egmctl.driver.reading import Unreadable
-from egmctl.facts.libraries import cuda_processes
+from egmctl.facts import cuda_processes as maps
+from egmctl.facts.cuda_processes import answer_of, cuda_processes, groups_of
 from egmctl.facts.root import Root
 from egmctl.model.finding import Finding, Status
 from egmctl.model.host import CudaProcesses
@@ -105,7 +106,7 @@ def test_the_libraries_of_processes_are_read_from_their_maps(tmp_path: Path) -> 
         p104=(1001, (host,)),
         p105=(1001, ("/usr/lib/libnvidia-ml.so.580.126.16",)),
     )
-    first, second, third = cuda_processes(root, (101, 102, 103, 104, 105, 106))
+    first, second, third = groups_of([answer_of(root, pid) for pid in range(101, 107)])
     assert (first.user, first.processes, first.libcuda_version, first.runtime_version) == (
         0,
         2,
@@ -114,8 +115,36 @@ def test_the_libraries_of_processes_are_read_from_their_maps(tmp_path: Path) -> 
     )
     assert (second.user, second.libcuda_version, second.libcuda_compat) == (0, "570.86.15", True)
     assert (third.user, third.processes, third.unread["runtime_version"].reason) == (1, 1, Reason.NOT_PRESENT)
-    asked, *_ = cuda_processes(root, (101, 102), 102)
+    asked, *_ = groups_of([answer_of(root, pid) for pid in (102, 101)], 102)
     assert (asked.asked, asked.processes) == (True, 1)
+
+
+def test_processes_of_one_user_in_two_ipc_namespaces_are_not_compared(tmp_path: Path) -> None:
+    root = tree(tmp_path, p101=(0, ("/usr/lib/libcuda.so.580.126.16",)), p102=(0, ("/usr/lib/libcuda.so.575.57.08",)))
+    for pid in (101, 102):
+        (tmp_path / f"proc/{pid}/ns").mkdir()
+        (tmp_path / f"proc/{pid}/ns/ipc").symlink_to(f"ipc:[402653{pid}]")
+    groups = groups_of([answer_of(root, pid) for pid in (101, 102)])
+    assert [group.user for group in groups] == [0, 1]
+    assert judged(*groups).status is Status.SKIP
+
+
+@pytest.mark.processes
+def test_maps_beyond_the_limits_are_counted_and_do_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = ("/usr/lib/libcuda.so.580.126.16",)
+    root = tree(tmp_path, p101=(0, host), p102=(0, host), p103=(0, ("/data/file",) * 20_000), p104=(0, host))
+    groups, unread = cuda_processes(root, (101, 102, 103, 999))
+    assert ([group.processes for group in groups], unread) == ([2], 1)
+    monkeypatch.setattr(maps, "_MOST", 2)
+    assert cuda_processes(root, (101, 102, 103, 104))[1] == 2
+    # A child that hangs in a read is ended.
+    monkeypatch.setattr(maps, "CHILD", "tests.launch.targets:hang")
+    monkeypatch.setattr(maps, "TIMEOUT_S", 0.2)
+    groups_before_the_end, unread_then = cuda_processes(root, (101, 102))
+    assert groups_before_the_end == ()
+    assert unread_then > 0
+    assert run_one(CHECK, patched(node(*groups), "process", cuda_processes_unread=unread)).status is Status.UNKNOWN
+    assert run_one(CHECK, patched(node(), "process", cuda_processes_unread=2)).status is Status.UNKNOWN
 
 
 def test_in_a_pid_namespace_of_its_own_the_ids_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
