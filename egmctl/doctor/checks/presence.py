@@ -32,7 +32,7 @@ _RESET = as_root(
     Need.GPU_RESET,
     run=f"nvidia-smi --gpu-reset -i {GPUS}",
 )
-_POWER = as_root("Drain the node and power-cycle it; if the GPU stays away, replace it.", Need.REBOOT)
+_POWER = as_root("Power-cycle the drained node; if the GPU stays away, replace it.", Need.REBOOT)
 _KERNEL_LOG = as_root(
     "Look for Xid and RmInitAdapter in the kernel log: what they say decides.", look="dmesg | grep -iE 'NVRM|Xid'"
 )
