@@ -251,7 +251,8 @@ def _memory_limits(cgroup: str | None, handle: Any) -> tuple[int, int, int]:
         raise Unreadable(Reason.NOT_PRESENT, f"{function}: no cgroup of version 2 is mounted here")
     kind = getattr(pynvml, "c_nvmlGetMemoryLimits_v1_t", None)
     if kind is None:
-        raise Unreadable(Reason.DRIVER_TOO_OLD, f"{function}: the installed nvidia-ml-py lacks its structure")
+        # The driver may have the function: that no limit was read does not mean that there is none.
+        raise Unreadable(Reason.FAILED, f"{function}: the installed nvidia-ml-py lacks its structure")
     limits = kind(nameSpace=os.fsencode(cgroup))
     ask(function, handle, limits)
     hard, soft = (-1 if value == _UNLIMITED else value for value in (limits.hardLimit, limits.softLimit))

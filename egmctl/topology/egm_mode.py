@@ -1,8 +1,8 @@
 """The modes of EGM: off, for this system, or carved out for virtual machines.
 
-NVIDIA's firmware has these three (edk2-nvidia, TH500ResourceConfig.c, ``TH500GetMemoryMode``). It declares EGM memory in
-the ACPI tables if EGM is for this system or carved out. If it is carved out, this system has only the rest of the memory,
-and none of that is EGM. A carve-out was not seen on hardware.
+NVIDIA's firmware has these three (edk2-nvidia, TH500ResourceConfig.c, ``TH500GetMemoryMode``). It declares EGM memory
+in the ACPI tables if EGM is for this system or carved out. If it is carved out, this system has only the rest of the
+memory, and none of that is EGM. None of this was seen on hardware.
 """
 
 from __future__ import annotations

@@ -263,6 +263,8 @@ def _not_bound(machine: Machine, scope: Scope, gpu: Gpu) -> Verdicts:
     else:
         remedy = as_root("Load the driver's kernel module, or install it.", run="modprobe nvidia")
         cause = "/proc/driver/nvidia is not there" if driver else "the NVIDIA kernel module is not loaded"
+        if (machine.driver or Driver()).modules is None:
+            cause = "whether the NVIDIA kernel module is loaded was not read"
     yield failed(text, remedy, cause=cause)
 
 

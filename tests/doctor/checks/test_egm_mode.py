@@ -92,6 +92,15 @@ def test_nobody_is_told_to_turn_on_what_is_on() -> None:
             assert not any("Turn EGM on" in text for text in remedies)
 
 
+def test_who_may_not_read_the_tables_is_told_to_read_them_before_the_firmware_is_changed() -> None:
+    unread = {"acpi_egm": Unread(reason=Reason.NO_PERMISSION, detail="DSDT: EACCES")}
+    machine = patched(healthy(), "system", acpi_egm=None, firmware_egm=None, unread=unread)
+    finding = run_one("egm.capability", patched(machine, "gpus[*].nvml", capabilities=0), EGM)
+    assert finding.remedy is not None
+    assert finding.remedy.text.startswith("Run egmctl as root on the host first")
+    assert finding.cause == "whether the firmware has EGM on was not read"
+
+
 def test_a_virtualization_host_is_told_to_test_inside_a_machine() -> None:
     diagnosis = diagnose(virtualization_host(), EVERYTHING, CHECKS)
     sentence = "this node gives its GPUs to virtual machines"
@@ -137,7 +146,11 @@ def guest(*domains: int, size: int | None, memory: int) -> Machine:
         (guest(4, size=400 * GIB, memory=396 * GIB), Status.PASS, "this virtual machine"),
         (guest(0, size=400 * GIB, memory=8 * GIB), Status.UNKNOWN, "as this system's, which has 8 GiB"),
         (guest(0, size=None, memory=8 * GIB), Status.UNKNOWN, "only the sizes"),
-        (patched(guest(4, size=400 * GIB, memory=396 * GIB), "gpus[*].nvml", virtualization="vgpu"), Status.PASS, "given"),
+        (
+            patched(guest(4, size=400 * GIB, memory=396 * GIB), "gpus[*].nvml", virtualization="vgpu"),
+            Status.PASS,
+            "given",
+        ),
         (with_carve_out(capabilities=1), Status.UNKNOWN, "the driver says that GPU0-3 can use EGM"),
         (patched(declaring(healthy(), 4, 5), "gpus[*].nvml", capabilities=0), Status.UNKNOWN, "may be its 828 GiB"),
     ],
