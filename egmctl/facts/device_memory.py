@@ -8,6 +8,7 @@ HOST_NUMA is charged is not documented.
 from __future__ import annotations
 
 import re
+from functools import partial
 
 from egmctl.driver.reading import BUS_ID, Reasons, Unreadable, if_present, normal_bus_id
 from egmctl.facts.inside import device_cgroup
@@ -63,9 +64,9 @@ def capacity(root: Root, folder: str) -> dict[str, int]:
 def _limits_in(root: Root, place: str, cgroup: str) -> tuple[DeviceMemoryLimit, ...]:
     names = ("max", "min", "low", "current")
     # The root cgroup has none of the first three, and a cgroup whose parent did not turn the controller on has no file.
-    files = {
-        f"{name}_bytes": if_present({}, lambda name=name: _regions(root, f"{place}/dmem.{name}")) for name in names
-    }  # type: ignore[misc]
+    files: dict[str, dict[str, int]] = {
+        f"{name}_bytes": if_present({}, partial(_regions, root, f"{place}/dmem.{name}")) for name in names
+    }
     bus_ids = dict.fromkeys(bus_id for regions in files.values() for bus_id in regions)
     absent = Unreadable(Reason.NOT_PRESENT, f"{place}: no dmem file names it")
     return tuple(

@@ -74,7 +74,7 @@ def _contradiction(machine: Machine, domains: set[int], egm_bytes: int | None, h
         return _NOT_ALL_READ
     is_guest, carved_out = in_guest(machine), {domain >= HYPERVISOR_DOMAIN for domain in domains}
     if is_guest is None:
-        return "NVML does not tell whether this is a virtual machine, whose domains have other numbers"
+        return "NVML does not report whether this is a virtual machine, whose domains have other numbers"
     if carved_out == {True} and not is_guest:
         return _against_carve_out(machine, egm_bytes, host_bytes)
     if len(carved_out) > 1 and not is_guest:
