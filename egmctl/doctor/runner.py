@@ -190,7 +190,7 @@ def diagnose(
                 replace(finding, check=check.id, guards=check.guards, docs=f"docs/doctor.md#{anchor(check.id)}"),
             )
             for check in checks
-            for finding in _found(check, machine, completed, scope)
+            for finding in _stated_or_assumed(check, machine, completed, scope)
         ),
     )
     named = None if scope.whole_node else scope.purposes
@@ -206,7 +206,7 @@ def diagnose(
     )
 
 
-def _found(check: Check, machine: Machine, completed: Machine | None, scope: Scope) -> tuple[Finding, ...]:
+def _stated_or_assumed(check: Check, machine: Machine, completed: Machine | None, scope: Scope) -> tuple[Finding, ...]:
     stated = findings_of(check, machine, scope)
     if completed is None or all(finding.status is not Status.UNKNOWN for finding in stated):
         return stated

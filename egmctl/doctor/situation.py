@@ -13,6 +13,7 @@ from egmctl.model.gpu import Fabric, Gpu, GpuNvml
 from egmctl.model.host import INITIAL_NAMESPACES, Confinement, Driver, Host, System
 from egmctl.model.machine import Machine
 from egmctl.topology.access import Block, classify, obstacle, without_nvml
+from egmctl.topology.egm_mode import in_guest
 from egmctl.topology.platform import C2c, c2c, multi_node
 from egmctl.topology.routes import owners
 from egmctl.units import grouped
@@ -136,8 +137,7 @@ def peer_memory_registered(machine: Machine) -> bool | None:
 
 def virtual(machine: Machine) -> bool:
     """Return whether a GPU is passed through to a virtual machine or is a vGPU."""
-    modes = {gpu.nvml.virtualization for gpu in machine.gpus or () if gpu.nvml}
-    return bool(modes & {"passthrough", "vgpu"})
+    return in_guest(machine) is True
 
 
 def group_by(items: Iterable[T], value: Callable[[T], K]) -> Iterator[tuple[K, tuple[T, ...]]]:

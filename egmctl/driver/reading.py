@@ -77,6 +77,22 @@ def read_or(default: D, function: Callable[[], T]) -> T | D:
         return default
 
 
+def if_present(default: D, function: Callable[[], T]) -> T | D:
+    """Return ``function()``, or ``default`` if what it reads does not exist.
+
+    Raises
+    ------
+    Unreadable
+        It exists and cannot be read.
+    """
+    try:
+        return function()
+    except Unreadable as error:
+        if error.unread.reason is not Reason.NOT_PRESENT:
+            raise
+        return default
+
+
 class Reasons:
     """A collector of the reasons why fields of one record are null.
 
@@ -123,7 +139,7 @@ class Reasons:
         return kind(**values, unread=self.unread)
 
 
-_BUS_ID = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])", re.IGNORECASE)
+BUS_ID = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])", re.IGNORECASE)
 
 
 def normal_bus_id(text: str) -> str:
@@ -137,7 +153,7 @@ def normal_bus_id(text: str) -> str:
     ValueError
         ``text`` is not a bus id.
     """
-    match = _BUS_ID.fullmatch(text.strip())
+    match = BUS_ID.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a PCI bus id; valid is 0000:1b:00.0")
     domain, bus, device, function = (int(part or "0", 16) for part in match.groups())

@@ -180,7 +180,7 @@ def _machine(node: _Node, asked: Collection[str]) -> Machine:
 
 
 def _with_cuda_processes(root: Root, own: Process, gpus: Iterable[Gpu]) -> Process:
-    """Return the process with the libraries of the processes that NVML lists, and of itself if it is another one."""
+    """Return the process with the libraries of the processes that NVML lists, and of the process of ``--pid``."""
     reasons = Reasons()
     pids = [user.pid for gpu in gpus for user in (gpu.nvml.processes if gpu.nvml else None) or ()]
     names = "cuda_processes cuda_processes_unread"

@@ -8,14 +8,17 @@ HOST_NUMA is charged is not documented.
 from __future__ import annotations
 
 import re
+from functools import partial
 
-from egmctl.driver.reading import Reasons, Unreadable, normal_bus_id, read_or
+from egmctl.driver.reading import BUS_ID, Reasons, Unreadable, if_present, normal_bus_id
 from egmctl.facts.inside import device_cgroup
 from egmctl.facts.root import Root
 from egmctl.model.host import DeviceMemoryLimit
 from egmctl.model.record import Reason
 
-_REGION = re.compile(r"^nvidia/([0-9a-fA-F:.]{7,16})/vidmem ([0-9]{1,20}|max)$", re.ASCII | re.MULTILINE)
+_REGION = re.compile(
+    rf"nvidia/(?P<bus_id>{BUS_ID.pattern})/vidmem (?P<limit>[0-9]{{1,20}}|max)", re.ASCII | re.IGNORECASE
+)
 
 
 def directory(root: Root, pid: int) -> str:
@@ -40,7 +43,8 @@ def limits(root: Root, folder: str) -> tuple[DeviceMemoryLimit, ...]:
     Raises
     ------
     Unreadable
-        The process is in no cgroup of version 2, or the hierarchy is not mounted here.
+        The process is in no cgroup of version 2, or the hierarchy is not mounted here, or a file that is there cannot
+        be read or says something else of an NVIDIA GPU.
     """
     places = device_cgroup(root, folder, 2)
     return tuple(limit for place in places for limit in _limits_in(root, place, place.removeprefix(places[0]) or "/"))
@@ -60,7 +64,9 @@ def capacity(root: Root, folder: str) -> dict[str, int]:
 def _limits_in(root: Root, place: str, cgroup: str) -> tuple[DeviceMemoryLimit, ...]:
     names = ("max", "min", "low", "current")
     # The root cgroup has none of the first three, and a cgroup whose parent did not turn the controller on has no file.
-    files = {f"{name}_bytes": read_or({}, lambda name=name: _regions(root, f"{place}/dmem.{name}")) for name in names}  # type: ignore[misc]
+    files: dict[str, dict[str, int]] = {
+        f"{name}_bytes": if_present({}, partial(_regions, root, f"{place}/dmem.{name}")) for name in names
+    }
     bus_ids = dict.fromkeys(bus_id for regions in files.values() for bus_id in regions)
     absent = Unreadable(Reason.NOT_PRESENT, f"{place}: no dmem file names it")
     return tuple(
@@ -75,5 +81,12 @@ def _limits_in(root: Root, place: str, cgroup: str) -> tuple[DeviceMemoryLimit, 
 
 
 def _regions(root: Root, path: str) -> dict[str, int]:
-    found = _REGION.findall(root.read(path))
-    return {normal_bus_id(bus_id): -1 if value == "max" else int(value) for bus_id, value in found}
+    regions = {}
+    for line in root.lines(path):
+        if not line.startswith("nvidia/"):
+            continue
+        if (match := _REGION.fullmatch(line)) is None:
+            raise Unreadable(Reason.FAILED, f"{path}: an unknown line of a region of nvidia")
+        limit = match["limit"]
+        regions[normal_bus_id(match["bus_id"])] = -1 if limit == "max" else int(limit)
+    return regions

@@ -8,12 +8,11 @@ import os
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from egmctl import launch
-from egmctl.driver.reading import Unreadable
+from egmctl.driver.reading import Unreadable, if_present, read_or
 from egmctl.errors import ChildFailed, EgmctlError
 from egmctl.facts import system
 from egmctl.facts.root import OtherRoot, Overrides, Root
@@ -78,8 +77,7 @@ def memory_left(root: Root) -> int | None:
 
     Reclaimable page cache counts as used, so the result is a lower bound.
     """
-    files = {2: ("memory.max", "memory.current"), 1: ("memory.limit_in_bytes", "memory.usage_in_bytes")}
-    return _left(root, "/proc/self", "memory", files)
+    return read_or(None, lambda: _left(root, "/proc/self", "memory", _MEMORY_FILES))
 
 
 def pids_left(root: Root, folder: str) -> int:
@@ -93,7 +91,7 @@ def pids_left(root: Root, folder: str) -> int:
     Raises
     ------
     Unreadable
-        None of the process' cgroups is mounted here.
+        None of the process' cgroups is mounted here, or a file of a limit is there and cannot be read.
     """
     try:
         device_cgroup(root, folder, 1, "pids")
@@ -103,6 +101,8 @@ def pids_left(root: Root, folder: str) -> int:
     return -1 if left is None else left
 
 
+_MEMORY_FILES = {2: ("memory.max", "memory.current"), 1: ("memory.limit_in_bytes", "memory.usage_in_bytes")}
+"""By the version of the cgroup, the files of the limit and of what is in use."""
 _UNLIMITED = 1 << 60
 """A limit of version 1 cgroups that is larger is none: the kernel prints the largest number of whole pages."""
 
@@ -118,18 +118,16 @@ def memory_limit(root: Root, folder: str) -> int:
     Raises
     ------
     Unreadable
-        None of the process' cgroups is mounted here.
+        None of the process' cgroups is mounted here, or a file of a limit is there and cannot be read.
     """
-    limits: list[int] = []
-    mounted = False
-    for version, name in ((2, "memory.max"), (1, "memory.limit_in_bytes")):
-        with suppress(Unreadable):
-            for place in device_cgroup(root, folder, version, "memory"):
-                mounted = True
-                with suppress(Unreadable):
-                    limits.append(root.number(f"{place}/{name}"))
-    if not mounted:
+    files = [
+        f"{place}/{name}"
+        for version, (name, _) in _MEMORY_FILES.items()
+        for place in _cgroups_if_mounted(root, folder, version, "memory")
+    ]
+    if not files:
         raise Unreadable(Reason.NOT_PRESENT, f"{folder}/cgroup: no memory cgroup is mounted here")
+    limits = (limit for path in files if (limit := _limit(root, path)) is not None)
     least = min(limits, default=_UNLIMITED)
     return -1 if least >= _UNLIMITED else least
 
@@ -137,12 +135,20 @@ def memory_limit(root: Root, folder: str) -> int:
 def _left(root: Root, folder: str, controller: str, files: Mapping[int, tuple[str, str]]) -> int | None:
     left: list[int] = []
     for version, (limit, taken) in files.items():
-        with suppress(Unreadable):
-            for place in device_cgroup(root, folder, version, controller):
-                # "max" (no limit) is not a number, and the root cgroup of v2 has no such file.
-                with suppress(Unreadable):
-                    left.append(max(0, root.number(f"{place}/{limit}") - root.number(f"{place}/{taken}")))
+        for place in _cgroups_if_mounted(root, folder, version, controller):
+            if (most := _limit(root, f"{place}/{limit}")) is not None:
+                left.append(max(0, most - root.number(f"{place}/{taken}")))
     return min(left, default=None)
+
+
+def _cgroups_if_mounted(root: Root, folder: str, version: int, controller: str) -> tuple[str, ...]:
+    return if_present((), lambda: device_cgroup(root, folder, version, controller))
+
+
+def _limit(root: Root, path: str) -> int | None:
+    """Return the limit in a file; ``None`` if it is ``max`` or there is none, as in the root cgroup of version 2."""
+    text = if_present("max", lambda: root.read(path))
+    return None if text == "max" else root.number(path)
 
 
 def device_cgroup(root: Root, folder: str, version: int, controller: str = "devices") -> tuple[str, ...]:

@@ -196,10 +196,13 @@ def nvml_failure(machine: Machine) -> LibraryFailure | None:
 
 
 def not_loaded(machine: Machine) -> bool:
-    """Return whether the NVIDIA kernel module is not loaded: ``/proc/driver/nvidia`` and ``/sys/module`` lack it."""
+    """Return whether the NVIDIA kernel module is not loaded: ``/proc/driver/nvidia`` and the list of modules lack it.
+
+    Where the list was not read, a part of the node's files may be hidden.
+    """
     driver = machine.driver or Driver()
     has_no_version = driver.module_version is None and driver.reason_of("module_version") is Reason.NOT_PRESENT
-    return has_no_version and "nvidia" not in (driver.modules or ())
+    return has_no_version and driver.modules is not None and "nvidia" not in driver.modules
 
 
 def without_nvml(machine: Machine, names: str) -> str:

@@ -1,8 +1,8 @@
-"""The three modes of EGM: off, for this system, and carved out for virtual machines.
+"""The modes of EGM: off, for this system, or carved out for virtual machines.
 
-NVIDIA's firmware has them (edk2-nvidia, TH500ResourceConfig.c, ``TH500GetMemoryMode``), and declares EGM memory in the
-ACPI tables in both of the latter. Carved out, the system has the rest of its memory, of which nothing is EGM. None of
-this was seen on hardware.
+NVIDIA's firmware has these three (edk2-nvidia, TH500ResourceConfig.c, ``TH500GetMemoryMode``). It declares EGM memory
+in the ACPI tables if EGM is for this system or carved out. If it is carved out, this system has only the rest of the
+memory, and none of that is EGM. None of this was seen on hardware.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from egmctl.compat import StrEnum
 from egmctl.facts.egm import EGM_CLASS, GUEST_DRIVER, HYPERVISOR_DOMAIN
+from egmctl.model.finding import on_gpus
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Host, System
 from egmctl.model.machine import Machine
@@ -53,8 +54,9 @@ _NOT_ALL_READ = "the firmware declares EGM memory, and for whom was not read (nv
 def egm_mode(machine: Machine) -> EgmModeVerdict:
     """Return the mode of EGM, from the proximity domains and sizes that firmware and drivers state.
 
-    A domain from ``HYPERVISOR_DOMAIN`` on is carved out. A virtual machine has its own numbers of domains, so there
-    the sizes alone decide.
+    A domain from ``HYPERVISOR_DOMAIN`` on is carved out, unless the driver says that a GPU can use EGM or this system
+    has enough memory for the area to be its own: that number was only read in the firmware's source. A virtual machine
+    has its own numbers of domains, so there the sizes alone decide.
     """
     system = machine.system or System()
     domains, egm_bytes, host_bytes = _domains(system), _egm_bytes(system), _host_bytes(machine)
@@ -62,7 +64,7 @@ def egm_mode(machine: Machine) -> EgmModeVerdict:
         reason = _why_unknown(system)
         return EgmModeVerdict(EgmMode.OFF if reason is None else None, reason or "", egm_bytes, host_bytes)
     reason = _contradiction(machine, domains, egm_bytes, host_bytes)
-    mode = EgmMode.SYSTEM if _is_guest(machine) or min(domains) < HYPERVISOR_DOMAIN else EgmMode.CARVED_OUT
+    mode = EgmMode.SYSTEM if in_guest(machine) or min(domains) < HYPERVISOR_DOMAIN else EgmMode.CARVED_OUT
     return EgmModeVerdict(None if reason else mode, reason, egm_bytes, host_bytes)
 
 
@@ -70,9 +72,11 @@ def _contradiction(machine: Machine, domains: set[int], egm_bytes: int | None, h
     """Return why the mode that the domains state is not to be believed; empty if it is."""
     if any(area.proximity_domain is None for area in (machine.system or System()).firmware_egm or ()):
         return _NOT_ALL_READ
-    is_guest, carved_out = _is_guest(machine), {domain >= HYPERVISOR_DOMAIN for domain in domains}
+    is_guest, carved_out = in_guest(machine), {domain >= HYPERVISOR_DOMAIN for domain in domains}
+    if is_guest is None:
+        return "NVML does not report whether this is a virtual machine, whose domains have other numbers"
     if carved_out == {True} and not is_guest:
-        return ""
+        return _against_carve_out(machine, egm_bytes, host_bytes)
     if len(carved_out) > 1 and not is_guest:
         return "the firmware carves out the EGM of some CPUs only"
     if (machine.system or System()).egm_regions:
@@ -83,6 +87,28 @@ def _contradiction(machine: Machine, domains: set[int], egm_bytes: int | None, h
         sizes = f"{format_size(egm_bytes)} of EGM as this system's, which has {format_size(host_bytes)}"
         return f"the firmware declares {sizes}"
     return ""
+
+
+def _against_carve_out(machine: Machine, egm_bytes: int | None, host_bytes: int | None) -> str:
+    """Return what contradicts the numbers of a carve-out; empty if nothing does."""
+    declared = "the firmware's domains are those of a carve-out"
+    if able := [gpu for gpu in machine.gpus or () if gpu.nvml is not None and gpu.nvml.egm_capable]:
+        return f"{declared}, but the driver says that {on_gpus(able).label} can use EGM"
+    offered = bool((machine.system or System()).egm_regions)
+    if offered or egm_bytes is None or host_bytes is None or host_bytes < _LEAST_OF_AREA * egm_bytes:
+        return ""
+    return f"{declared}, but the {format_size(host_bytes)} of this system may be its {format_size(egm_bytes)} of EGM"
+
+
+def in_guest(machine: Machine) -> bool | None:
+    """Return whether this is a virtual machine, to which GPUs are passed or which has vGPUs; ``None`` if unknown.
+
+    NVML says so. A system that gives a GPU to a virtual machine is a host.
+    """
+    modes = {gpu.nvml.virtualization for gpu in machine.gpus or () if gpu.nvml is not None}
+    if modes & {"passthrough", "vgpu"}:
+        return True
+    return False if modes or any(handed_over(gpu) for gpu in machine.gpus or ()) else None
 
 
 def handed_over(gpu: Gpu) -> bool:
@@ -126,7 +152,3 @@ def _why_unknown(system: System) -> str | None:
     if system.reason_of("acpi_egm") is Reason.NO_PERMISSION:
         return "only root may read the firmware's tables"
     return "the firmware's tables were not read"
-
-
-def _is_guest(machine: Machine) -> bool:
-    return any(gpu.nvml is not None and gpu.nvml.virtualization == "passthrough" for gpu in machine.gpus or ())

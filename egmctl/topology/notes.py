@@ -11,7 +11,7 @@ from egmctl.model.host import Driver
 from egmctl.model.machine import Machine
 from egmctl.model.route import LinkClass, LinkKind
 from egmctl.topology import links as rates
-from egmctl.topology.access import DENIED, Block, cuda_failure, nvml_failure, obstacle
+from egmctl.topology.access import DENIED, Block, cuda_failure, not_loaded, nvml_failure, obstacle
 from egmctl.topology.egm_mode import all_handed_over
 from egmctl.topology.links import Link, active_nvlinks, nvlink_joins, nvlinks_of
 from egmctl.topology.platform import PlatformKind, PlatformVerdict
@@ -56,7 +56,7 @@ def _what_stops(machine: Machine) -> tuple[str, str]:
             f"{on_bus}, and this node gives them to virtual machines.",
             "Run egmctl inside a virtual machine that has them.",
         )
-    if not _loaded(driver):
+    if not_loaded(machine):
         load = "Load the driver with 'modprobe nvidia', or install it."
         block = "The nouveau driver is loaded: block it and load NVIDIA's."
         nouveau = "nouveau" in (driver.modules or ())
@@ -87,13 +87,13 @@ def _what_stops(machine: Machine) -> tuple[str, str]:
 def _parts(machine: Machine) -> Iterator[str]:
     """Yield each missing part of the driver, and each unusable GPU, with its reason."""
     driver = machine.driver or Driver()
-    if not _loaded(driver):
+    if not_loaded(machine):
         unread = driver.unread.get("module_version")
         yield f"kernel driver: not loaded ({unread.detail if unread and unread.detail else 'no version to read'})"
     for library, failure in (("NVML", nvml_failure(machine)), ("CUDA", cuda_failure(machine))):
         if failure is not None:
             yield f"{library} {failure.words}"
-    if not _loaded(driver):
+    if not_loaded(machine):
         return
     for node in driver.nodes or ():
         if node.access not in (None, "ok") and node.path.endswith(("nvidiactl", "nvidia-uvm")):
@@ -102,10 +102,6 @@ def _parts(machine: Machine) -> Iterator[str]:
     # A failure of NVML as a whole is already listed.
     indices = grouped((stopped.cause, index) for index, stopped in stops if stopped.block is not Block.NVML_FAILED)
     yield from (f"GPU{format_kernel_list(set(gpus))}: {cause}" for cause, gpus in indices.items())
-
-
-def _loaded(driver: Driver) -> bool:
-    return driver.module_version is not None or "nvidia" in (driver.modules or ())
 
 
 class NoteKind(StrEnum):

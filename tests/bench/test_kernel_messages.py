@@ -158,7 +158,7 @@ def test_a_fault_stands_below_the_verdict_with_whose_it_is_and_what_to_do() -> N
     assert lines[place].endswith(
         "logged by the kernel meanwhile: GPU2: Xid 79, GPU fell off the bus, 2 times (hardware)"
     )
-    assert "Drain and power-cycle the node" in lines[place + 1]
+    assert "Power-cycle the drained node" in lines[place + 1]
     for format in (Format.TEXT, Format.HTML, Format.MARKDOWN):
         assert "GPU2: Xid 79, GPU fell off the bus, 2 times (hardware)" in words(report, format, verbose=1)
 

@@ -192,6 +192,13 @@ def test_the_limits_of_a_cgroup_are_asked_by_its_directory(answer: Answer) -> No
         nvml._memory_limits(None, None)
 
 
+def test_limits_without_the_structure_of_the_bindings_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("pynvml.c_nvmlGetMemoryLimits_v1_t")
+    with pytest.raises(Unreadable) as error:
+        nvml._memory_limits("/sys/fs/cgroup/pod", None)
+    assert error.value.unread.reason is Reason.DRIVER_TOO_OLD
+
+
 @pytest.mark.parametrize("garbage", ["", "\x00\xff", "1b:00", "0000:1b:00.0.0"])
 def test_a_gpu_whose_bus_id_is_none_costs_itself_alone(answer: Answer, garbage: str) -> None:
     answer("nvmlDeviceGetHandleByIndex", lambda index: index)

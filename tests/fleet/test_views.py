@@ -11,6 +11,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from egmctl.doctor.checks.egm import FIRMWARE
+from egmctl.doctor.findings import as_root
 from egmctl.fleet import session
 from egmctl.fleet.folder import new_folder
 from egmctl.model.answer import State
@@ -135,6 +137,22 @@ def test_commands_that_name_devices_of_one_node_are_not_for_the_others() -> None
         assert (text.count("--gpu-reset"), text.count("fix  ")) == (commands, fixes)
         assert text.count("GPU2 of a,b: down") == 1
     assert answered(replace(REPORT, groups=(same, other))).answer.next_step == Remedy(text="drain a,b, reset GPU2")
+
+
+@pytest.mark.parametrize(
+    ("remedy", "step"),
+    [
+        (FIRMWARE, "drain a, turn EGM on in the system firmware setup ("),
+        (as_root("Power-cycle the drained node.", Need.REBOOT), "drain a, power-cycle the drained node"),
+        (as_root("Reboot the drained node.", Need.REBOOT), "drain a, reboot the drained node"),
+    ],
+)
+def test_a_step_says_what_to_do_and_a_reboot_only_where_it_is_all(remedy: Remedy, step: str) -> None:
+    line = GroupLine(key="k", value="off", check="c", place="GPU2", status="fail", remedy=remedy)
+    report = answered(replace(REPORT, groups=(NodeGroup(nodes=("a",), folded="a", lines=(line,)),)))
+    assert report.answer.next_step is not None
+    assert report.answer.next_step.text.startswith(step)
+    assert "Mind what it takes" not in report.answer.next_step.text
 
 
 def test_a_page_shows_the_share_of_each_node_that_differs_by_class_of_paths_first() -> None:

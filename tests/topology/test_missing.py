@@ -40,7 +40,8 @@ def test_nothing_is_missing_where_nvml_lists_a_gpu() -> None:
 
 
 def test_no_gpu_at_all() -> None:
-    driver = Driver(nvml_failure=NO_LIBRARY, cuda_failure=NO_CUDA, unread={"module_version": NOT_LOADED})
+    unread = {"module_version": NOT_LOADED}
+    driver = Driver(modules=(), nvml_failure=NO_LIBRARY, cuda_failure=NO_CUDA, unread=unread)
     text = text_of(builders.machine([], driver=driver))
     assert text.startswith("there is no NVIDIA GPU on this machine Next: If it should have one: 'lspci -d 10de:'")
     assert "kernel driver: not loaded (/proc/driver/nvidia/version: ENOENT)" in text

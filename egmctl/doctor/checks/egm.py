@@ -40,6 +40,10 @@ FIRMWARE = as_root(
     look="nvidia-smi -q | grep -A1 Capabilities",
 )
 _KERNEL_LOG = as_root("Look for driver messages about EGM in the kernel log.", look="dmesg | grep -iE 'EGM|HSHUB'")
+_READ_TABLES = as_root(
+    "Run egmctl as root on the host first: the firmware's tables say whether EGM is off in the firmware setup, on, or "
+    "carved out for virtual machines."
+)
 _SEE_MODE = todo("See egm.mode: the firmware has EGM on, but not for this system.")
 
 
@@ -103,6 +107,8 @@ def _turn_on(machine: Machine) -> tuple[Remedy, str]:
         return _SEE_MODE, "the firmware carves out EGM memory for virtual machines"
     if (machine.system or System()).acpi_egm:
         return _KERNEL_LOG, "the firmware has EGM on, so the driver could not set it up: see egm.preconditions"
+    if (machine.system or System()).acpi_egm is None:
+        return _READ_TABLES, "whether the firmware has EGM on was not read"
     return FIRMWARE, "firmware reserved no memory, NVLink-C2C is down or routes are missing: see egm.preconditions"
 
 

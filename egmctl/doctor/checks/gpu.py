@@ -21,7 +21,7 @@ _RESET_COMMAND = f"nvidia-smi --gpu-reset -i {GPUS}"
 RESET = as_root(
     "End what uses the GPU and reset it; if the errors return, replace it.", Need.GPU_RESET, run=_RESET_COMMAND
 )
-_REBOOT = as_root("Drain the node and reboot it.", Need.REBOOT)
+_REBOOT = as_root("Reboot the drained node.", Need.REBOOT)
 RECOVERY = {
     "gpu-reset": (
         "reset of the GPU",
@@ -39,7 +39,7 @@ RECOVERY = {
     ),
     "bus-reset": (
         "reset of the bus",
-        as_root("Drain the node and reset the GPU's bus, or reboot.", Need.GPU_RESET, Need.REBOOT),
+        as_root("Reset the GPU's bus on the drained node, or reboot it.", Need.GPU_RESET, Need.REBOOT),
     ),
     "system-reboot": ("reboot of the system", _REBOOT),
 }

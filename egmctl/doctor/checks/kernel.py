@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
 from egmctl.doctor.checks.numa import idle_pools
 from egmctl.doctor.findings import as_root, fact, failed, noted, passed, unknown, warned
@@ -116,22 +118,36 @@ def _huge_pages(machine: Machine, _scope: Scope) -> Verdicts:
     host = machine.host or Host()
     if not machine.gpus:
         skip(NO_NVIDIA_GPU)
-    unread = host.unread.get("transparent_huge_pages")
-    mode = known(host.transparent_huge_pages, "the mode of transparent huge pages was not read", unread)
+    mode = host.transparent_huge_pages
     yield fact("/sys/kernel/mm/transparent_hugepage/enabled", mode)
-    # numa.memory has the pools of NUMA nodes.
-    by_node = any(node.huge_pages is not None for node in host.numa_nodes or ())
-    pools = () if by_node else host.huge_pages or ()
-    faults = list(idle_pools(pools, host.memory_total_bytes, NODE)) if host.memory_total_bytes else []
+    findings = list(_pools_of_host(host))
     if mode == "never":
         text = "transparent huge pages are off (never): no program gets them, even by request"
         cause = "host buffers then have small pages only, which cost lookups in the CPU, IOMMU and SMMU"
-        faults.append(noted(text, remedy=_MADVISE, cause=cause))
-    yield from faults or [passed(f"transparent huge pages: {mode}")]
+        findings.append(noted(text, remedy=_MADVISE, cause=cause))
+    elif mode is None and host.reason_of("transparent_huge_pages") is not Reason.NOT_PRESENT:
+        findings.append(unknown("the mode of transparent huge pages was not read"))
+    yield from findings or [passed(f"transparent huge pages: {mode or 'none, the kernel is built without them'}")]
+
+
+def _pools_of_host(host: Host) -> Iterator[Finding]:
+    """Yield what is to be said of the pools of huge pages, unless those of NUMA nodes were read: numa.memory has them.
+
+    A kernel without huge pages, or an older recording, has no pools.
+    """
+    if any(node.huge_pages is not None for node in host.numa_nodes or ()):
+        return
+    if host.huge_pages is None and host.reason_of("huge_pages") not in (Reason.NOT_PRESENT, Reason.NOT_STATED):
+        yield unknown("the pools of huge pages were not read")
+    elif host.huge_pages and host.memory_total_bytes is None:
+        yield unknown("how much of the memory pools of huge pages hold was not read")
+    elif host.memory_total_bytes:
+        yield from idle_pools(host.huge_pages or (), host.memory_total_bytes, NODE)
 
 
 _MADVISE = as_root(
-    "Where programs have large host buffers, let them ask for huge pages.",
+    "Where programs have large host buffers, let them ask for huge pages. The command is for now; for every boot, boot "
+    "with transparent_hugepage=madvise.",
     run="printf madvise > /sys/kernel/mm/transparent_hugepage/enabled",
 )
 

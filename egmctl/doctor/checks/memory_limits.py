@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from egmctl.doctor.check import Scope, Verdicts, skip
 from egmctl.doctor.findings import fact, noted, passed, todo, unknown
-from egmctl.doctor.situation import check_gpus
+from egmctl.doctor.situation import check_gpus, in_container
 from egmctl.model.finding import Guard
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Process
@@ -48,6 +48,11 @@ def _memory_limit(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
         skip("the limits of this process' cgroups are not stated")
     if process.device_memory is None or by_nvml in _FAILED:
         yield unknown("whether a cgroup limits the GPU's memory was not read")
+        return
+    if in_container(machine) and by_nvml is Reason.DRIVER_TOO_OLD:
+        skip("the driver, or nvidia-ml-py, cannot be asked for limits that are set above this container")
+    if in_container(machine) and (nvml is None or nvml.memory_limit_bytes is None):
+        yield unknown("the cgroups above this container are invisible, and NVML does not state their limits")
         return
     yield passed("no cgroup limits the memory of a GPU")
 

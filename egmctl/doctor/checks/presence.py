@@ -32,7 +32,7 @@ _RESET = as_root(
     Need.GPU_RESET,
     run=f"nvidia-smi --gpu-reset -i {GPUS}",
 )
-_POWER = as_root("Drain the node and power-cycle it; if the GPU stays away, replace it.", Need.REBOOT)
+_POWER = as_root("Power-cycle the drained node; if the GPU stays away, replace it.", Need.REBOOT)
 _KERNEL_LOG = as_root(
     "Look for Xid and RmInitAdapter in the kernel log: what they say decides.", look="dmesg | grep -iE 'NVRM|Xid'"
 )
@@ -263,6 +263,8 @@ def _not_bound(machine: Machine, scope: Scope, gpu: Gpu) -> Verdicts:
     else:
         remedy = as_root("Load the driver's kernel module, or install it.", run="modprobe nvidia")
         cause = "/proc/driver/nvidia is not there" if driver else "the NVIDIA kernel module is not loaded"
+        if (machine.driver or Driver()).modules is None:
+            cause = "whether the NVIDIA kernel module is loaded was not read"
     yield failed(text, remedy, cause=cause)
 
 

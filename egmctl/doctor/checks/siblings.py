@@ -89,6 +89,8 @@ def _uniform(machine: Machine, scope: Scope) -> Verdicts:
     for gpus in siblings:
         for compared_property in PROPERTIES:
             alike = comparable(machine, gpus, compared_property)
+            if len(alike) < 2:
+                continue
             values = _values(alike, compared_property)
             if len(values) == len(alike):
                 compared.append(compared_property.name)

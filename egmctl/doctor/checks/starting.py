@@ -30,7 +30,7 @@ _BY_NAME: Mapping[str, Remedy] = {
     "NVML_ERROR_DRIVER_NOT_LOADED": as_root("Load the driver's kernel module, or install it.", run="modprobe nvidia"),
     "NVML_ERROR_NO_PERMISSION": as_root("Run as root, or see dev.permissions and dev.control-nodes."),
     "NVML_ERROR_LIB_RM_VERSION_MISMATCH": RELOAD,
-    "NVML_ERROR_GPU_IS_LOST": as_root("Drain the node and power-cycle it.", Need.REBOOT, look=_LOG),
+    "NVML_ERROR_GPU_IS_LOST": as_root("Power-cycle the drained node.", Need.REBOOT, look=_LOG),
     "NVML_ERROR_MEMORY": _FREE,
     "NVML_ERROR_INSUFFICIENT_RESOURCES": _FREE,
 }

@@ -191,14 +191,12 @@ def _steps(report: FleetReport) -> Iterator[str]:
 
 
 def _step(line: GroupLine) -> str:
-    """Return the step of a finding, with ``{nodes}`` for the nodes."""
+    """Return the step of a finding, with ``{nodes}`` for the nodes: a reset, or the remedy's first sentence."""
     if (remedy := line.remedy) is None:
         return ""
-    text = remedy.text.removesuffix(".").replace("{", "{{").replace("}", "}}")
+    text = remedy.text.partition(". ")[0].removesuffix(".").replace("{", "{{").replace("}", "}}")
     if remedy.run and Need.GPU_RESET in remedy.needs:
         does = f"reset {remedy.idle or 'its GPUs'}"
-    elif Need.REBOOT in remedy.needs:
-        does = "reboot"
     else:
         does = f"{text[:1].lower()}{text[1:]}"
     drains = any(need in remedy.needs for need in _NOT_IN_USE)

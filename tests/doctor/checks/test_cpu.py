@@ -10,10 +10,10 @@ from egmctl.facts.root import Root
 from egmctl.model.finding import Status
 from egmctl.model.host import CpuFrequencies, HugePages
 from egmctl.model.machine import Machine
-from egmctl.model.record import Reason
+from egmctl.model.record import Reason, Unread
 from egmctl.units import GIB
 from tests.doctor.faults import Fault, changed, healthy
-from tests.doctor.machines import patched, run_one
+from tests.doctor.machines import patched, run, run_one
 
 FAST = CpuFrequencies(cpus="0-143", governor="performance", limit_khz=3_402_000, max_khz=3_402_000)
 FAULTS: dict[str, Fault] = {
@@ -92,8 +92,23 @@ def test_huge_pages_that_no_program_gets_are_noted() -> None:
     assert run_one("numa.huge-pages", unread).status is Status.UNKNOWN
 
 
+def test_a_kernel_without_huge_pages_passes_and_pools_that_were_not_read_do_not() -> None:
+    def lacking(name: str, reason: Reason) -> Machine:
+        machine = patched(healthy(), "host.numa_nodes[*]", huge_pages=None)
+        machine = patched(machine, "host", huge_pages=())
+        return patched(machine, "host", **{name: None}, unread={name: Unread(reason=reason)})
+
+    for name in ("transparent_huge_pages", "huge_pages"):
+        assert run_one("numa.huge-pages", lacking(name, Reason.NOT_PRESENT)).status is Status.PASS
+        assert run_one("numa.huge-pages", lacking(name, Reason.FAILED)).status is Status.UNKNOWN
+
+
 def test_an_idle_pool_of_the_host_is_noted_unless_its_nodes_have_it() -> None:
     finding = run_one("numa.huge-pages", with_pool())
     assert (finding.status, finding.summary) == (Status.NOTE, IDLE)
+    for why, statuses in ((Reason.NOT_PRESENT, {Status.NOTE}), (Reason.FAILED, {Status.NOTE, Status.UNKNOWN})):
+        unread = {"transparent_huge_pages": Unread(reason=why)}
+        machine = patched(with_pool(), "host", transparent_huge_pages=None, unread=unread)
+        assert {finding.status for finding in run("numa.huge-pages", machine)} == statuses
     for machine in (with_pool(of_nodes=()), with_pool(total=4000 * GIB)):
         assert run_one("numa.huge-pages", machine).status is Status.PASS

@@ -16,6 +16,7 @@ from egmctl.model.finding import TOLD, Guard, Status
 from egmctl.model.host import FirmwareEgm, LibraryFailure
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
+from egmctl.topology.egm_mode import EgmMode, egm_mode
 from egmctl.topology.platform import PlatformKind, platform
 from egmctl.topology.topology import topology
 from egmctl.units import GIB
@@ -35,7 +36,7 @@ def declaring(machine: Machine, *domains: int, size: int | None = CARVE_OUT) -> 
     return patched(machine, "system", acpi_egm=bool(areas), firmware_egm=areas)
 
 
-def with_carve_out(capabilities: int = 1) -> Machine:
+def with_carve_out(capabilities: int = 0) -> Machine:
     """A tray with the driver nvidia whose firmware keeps all but 64 GiB of each CPU's memory for virtual machines."""
     machine = declaring(healthy(), 4, 5)
     for node in (0, 1):
@@ -71,9 +72,8 @@ def virtualization_host() -> Machine:
 FAULTS: dict[str, Fault] = {"egm.mode": Fault(with_carve_out)}
 
 
-@pytest.mark.parametrize("capabilities", [0, 1])
-def test_a_carve_out_blocks_egm_whatever_the_capability_says(capabilities: int) -> None:
-    machine = with_carve_out(capabilities)
+def test_a_carve_out_blocks_egm() -> None:
+    machine = with_carve_out()
     answer = diagnose(machine, EGM, CHECKS).answer
     (cause,) = [cause for cause in answer.causes if cause.finding.status is Status.FAIL]
     assert (cause.finding.check, answer.word) == ("egm.mode", "BLOCKED for egm")
@@ -86,10 +86,19 @@ def test_a_carve_out_blocks_egm_whatever_the_capability_says(capabilities: int) 
 
 
 def test_nobody_is_told_to_turn_on_what_is_on() -> None:
-    for machine in (with_carve_out(0), patched(healthy(), "gpus[*].nvml", capabilities=0)):
+    for machine in (with_carve_out(), patched(healthy(), "gpus[*].nvml", capabilities=0)):
         for scope in (EVERYTHING, EGM, Scope(expectation=Expectation(egm=True))):
             remedies = [finding.remedy.text for finding in diagnose(machine, scope, CHECKS).findings if finding.remedy]
             assert not any("Turn EGM on" in text for text in remedies)
+
+
+def test_who_may_not_read_the_tables_is_told_to_read_them_before_the_firmware_is_changed() -> None:
+    unread = {"acpi_egm": Unread(reason=Reason.NO_PERMISSION, detail="DSDT: EACCES")}
+    machine = patched(healthy(), "system", acpi_egm=None, firmware_egm=None, unread=unread)
+    finding = run_one("egm.capability", patched(machine, "gpus[*].nvml", capabilities=0), EGM)
+    assert finding.remedy is not None
+    assert finding.remedy.text.startswith("Run egmctl as root on the host first")
+    assert finding.cause == "whether the firmware has EGM on was not read"
 
 
 def test_a_virtualization_host_is_told_to_test_inside_a_machine() -> None:
@@ -137,12 +146,25 @@ def guest(*domains: int, size: int | None, memory: int) -> Machine:
         (guest(4, size=400 * GIB, memory=396 * GIB), Status.PASS, "this virtual machine"),
         (guest(0, size=400 * GIB, memory=8 * GIB), Status.UNKNOWN, "as this system's, which has 8 GiB"),
         (guest(0, size=None, memory=8 * GIB), Status.UNKNOWN, "only the sizes"),
+        (
+            patched(guest(4, size=400 * GIB, memory=396 * GIB), "gpus[*].nvml", virtualization="vgpu"),
+            Status.PASS,
+            "given",
+        ),
+        (with_carve_out(capabilities=1), Status.UNKNOWN, "the driver says that GPU0-3 can use EGM"),
+        (patched(declaring(healthy(), 4, 5), "gpus[*].nvml", capabilities=0), Status.UNKNOWN, "may be its 828 GiB"),
     ],
 )
 def test_the_mode_is_known_by_domains_and_sizes(machine: Machine, status: Status, words: str) -> None:
     (finding,) = run("egm.mode", machine)
     assert finding.status is status
     assert words in finding.summary
+
+
+def test_without_nvml_nobody_knows_whether_the_domains_are_those_of_a_host() -> None:
+    why = {"nvml": Unread(reason=Reason.FAILED, detail="nvmlInit")}
+    assert egm_mode(patched(with_carve_out(), "gpus[*]", nvml=None, unread=why)).mode is None
+    assert egm_mode(virtualization_host()).mode is EgmMode.CARVED_OUT
 
 
 def test_areas_and_regions_are_read(tmp_path: Path) -> None:

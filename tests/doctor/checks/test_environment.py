@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import resource
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -273,3 +274,15 @@ def test_the_memory_limit_is_the_least_of_the_cgroups(tmp_path: Path, files: dic
     for name, text in files.items():
         tree.write(f"/sys/fs/cgroup/{name}", text)
     assert memory_limit(Root(str(tmp_path)), "/proc/self") == limit
+
+
+@pytest.mark.parametrize(("name", "read"), [("memory.max", memory_limit), ("pids.max", pids_left)])
+def test_a_limit_that_cannot_be_read_is_not_unlimited(
+    tmp_path: Path, name: str, read: Callable[[Root, str], int]
+) -> None:
+    tree = Tree(tmp_path)
+    tree.write("/proc/self/cgroup", "0::/job")
+    tree.write("/proc/self/mountinfo", "30 1 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw")
+    tree.write(f"/sys/fs/cgroup/job/{name}", "garbage")
+    with pytest.raises(Unreadable, match=f"{name}: not a number"):
+        read(Root(str(tmp_path)), "/proc/self")

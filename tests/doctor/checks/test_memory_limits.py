@@ -35,6 +35,10 @@ def well(machine: Machine) -> Machine:
     return patched(machine, "process", device_memory=(), device_memory_capacity=None)
 
 
+def on_host(machine: Machine) -> Machine:
+    return patched(machine, "process", container_signs=())
+
+
 def limited(*limits: tuple[str, int, int], capacity: int | None = None, total: int = 8 * GIB) -> Machine:
     """HGX H200 on which cgroups limit GPU1, each with a path, ``dmem.max`` and ``dmem.current``."""
     machine = well(shipped("hgx-h200x4"))
@@ -84,6 +88,13 @@ def test_limits_that_were_not_read_do_not_pass(reason: Reason, status: str) -> N
     assert {finding.status.value for finding in run("gpu.memory-limit", machine)} == {status}
 
 
+@pytest.mark.parametrize(("reason", "status"), [(Reason.FAILED, "unknown"), (Reason.DRIVER_TOO_OLD, "pass")])
+def test_a_limit_that_the_bindings_cannot_ask_for_is_not_excluded(reason: Reason, status: str) -> None:
+    why = {"memory_limit_bytes": Unread(reason=reason)}
+    machine = patched(on_host(well(shipped("hgx-h200x4"))), "gpus[*].nvml", memory_limit_bytes=None, unread=why)
+    assert {finding.status.value for finding in run("gpu.memory-limit", machine)} == {status}
+
+
 def test_a_reported_total_under_a_limit_is_not_the_gpus() -> None:
     machine = limited((POD, 8 * GIB, 0))
     gpu = (machine.gpus or ())[1]
@@ -108,7 +119,9 @@ def test_buffers_are_planned_within_the_limit() -> None:
     ("machine", "state"),
     [
         (limited((POD, 8 * GIB, 0)), CauseState.HOLDS),
-        (well(shipped("hgx-h200x4")), CauseState.EXCLUDED),
+        (on_host(well(shipped("hgx-h200x4"))), CauseState.EXCLUDED),
+        (well(shipped("hgx-h200x4")), CauseState.UNKNOWN),
+        (patched(well(shipped("hgx-h200x4")), "gpus[*].nvml", memory_limit_bytes=-1), CauseState.EXCLUDED),
         (shipped("hgx-h200x4"), CauseState.UNKNOWN),
     ],
 )
@@ -136,3 +149,13 @@ def test_files_of_every_cgroup_are_read(tmp_path: Path) -> None:
     assert (job.cgroup, job.max_bytes, job.low_bytes) == ("/pod/job", -1, 65536)
     assert job.unread["min_bytes"].reason is Reason.NOT_PRESENT
     assert device_memory.directory(Root(str(tmp_path)), 0).endswith("/sys/fs/cgroup/pod/job")
+
+
+@pytest.mark.parametrize("line", ["nvidia/0000:1b:00/vidmem 1", "nvidia/0000:1b:00.0/vidmem 1 2", "nvidia/all max"])
+def test_a_file_of_limits_that_says_something_else_is_not_read_as_no_limit(tmp_path: Path, line: str) -> None:
+    tree = Tree(tmp_path)
+    tree.write("/proc/self/mountinfo", "30 20 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw")
+    tree.write("/proc/self/cgroup", "0::/pod\n")
+    tree.write("/sys/fs/cgroup/pod/dmem.max", f"drm/0000:03:00.0/vram0 1000\n{line}\n")
+    facts = process(Root(str(tmp_path)))
+    assert (facts.device_memory, facts.unread["device_memory"].reason) == (None, Reason.FAILED)

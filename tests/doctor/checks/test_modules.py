@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.runner import CHECKS
+from egmctl.facts.gpus import loaded
 from egmctl.facts.kernel_log import event
+from egmctl.facts.root import Root
 from egmctl.model.finding import TOLD, Status
 from egmctl.model.host import DeviceNode, LibraryFailure
 from egmctl.model.kernel_log import DriverMessage, KernelLog
@@ -17,6 +20,7 @@ from egmctl.model.record import Reason, Unread
 from tests.answers import diagnose
 from tests.doctor.faults import Fault, changed, healthy
 from tests.doctor.machines import patched, run_one, shipped
+from tests.fake.sysroot import Tree
 
 FAULTS: dict[str, Fault] = {"drv.flavour": changed("driver", module_flavour="proprietary")}
 
@@ -121,10 +125,29 @@ def test_a_driver_that_has_dropped_a_generation_is_the_cause(
     assert (finding.status, finding.cause) == (Status.FAIL, cause)
 
 
-@pytest.mark.parametrize("link", ["", "nvidia"])
-@pytest.mark.parametrize("modules", [(), None])
+@pytest.mark.parametrize(("link", "modules"), [("", ()), ("nvidia", ()), ("", None)])
 def test_a_module_that_is_not_loaded_is_the_one_cause(link: str, modules: tuple[str, ...] | None) -> None:
     """As in the copied files of a POWER9 node, where sysfs has the driver's link and nothing has the driver."""
+    findings = diagnose(without_the_driver(link, modules), EVERYTHING, CHECKS).findings
+    causes = [finding for finding in findings if finding.status in TOLD and not finding.explained_by]
+    assert [finding.check for finding in causes if finding.status is Status.FAIL] == ["dev.driver-binding"]
+    assert {"dev.control-nodes", "dev.count-consistency", "drv.libraries"} <= set(causes[0].explains)
+    assert causes[0].remedy is not None
+    assert "modprobe nvidia" in causes[0].remedy.text
+    not_read = causes[0].cause == "whether the NVIDIA kernel module is loaded was not read"
+    assert not_read is (modules is None)
+
+
+def test_a_gpu_bound_to_nvidia_has_its_module_where_the_list_of_modules_was_not_read() -> None:
+    assert run_one("dev.driver-binding", without_the_driver("nvidia", None)).status is not Status.FAIL
+
+
+def test_a_copy_without_sysfs_lists_its_modules_in_proc(tmp_path: Path) -> None:
+    Tree(tmp_path).write("/proc/modules", "nvidia_uvm 1 0 - Live 0x0\nxfs 1 0 - Live 0x0\n")
+    assert loaded(Root(str(tmp_path)), ("nvidia", "nvidia_uvm")) == ("nvidia_uvm",)
+
+
+def without_the_driver(link: str, modules: tuple[str, ...] | None) -> Machine:
     absent = Unread(reason=Reason.NOT_PRESENT, detail="/proc/driver/nvidia/version: ENOENT")
     library = LibraryFailure(how="missing", detail="libnvidia-ml.so.1: cannot open shared object file")
     machine = patched(one_generation("proprietary", device_id=0x1DB5), "gpus[*]", node=None, proc=None)
@@ -134,10 +157,4 @@ def test_a_module_that_is_not_loaded_is_the_one_cause(link: str, modules: tuple[
     )
     gone = dict.fromkeys(("module_version", "module_flavour", "driver_version", "nvml_version", "libcuda_version"))
     machine = patched(machine, "driver", **gone, modules=modules, nodes=nodes, nvml_failure=library)
-    machine = patched(machine, "driver", unread={"module_version": absent})
-    findings = diagnose(machine, EVERYTHING, CHECKS).findings
-    causes = [finding for finding in findings if finding.status in TOLD and not finding.explained_by]
-    assert [finding.check for finding in causes if finding.status is Status.FAIL] == ["dev.driver-binding"]
-    assert {"dev.control-nodes", "dev.count-consistency", "drv.libraries"} <= set(causes[0].explains)
-    assert causes[0].remedy is not None
-    assert "modprobe nvidia" in causes[0].remedy.text
+    return patched(machine, "driver", unread={"module_version": absent})

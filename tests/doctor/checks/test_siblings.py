@@ -75,6 +75,12 @@ def test_the_difference_is_the_only_fault() -> None:
     assert [finding.check for finding in found.findings if finding.status is Status.WARN] == ["gpu.uniform"]
 
 
+def test_memory_under_limits_is_not_called_alike() -> None:
+    finding = run_one("gpu.uniform", patched(healthy(), "gpus[*].nvml", memory_limit_bytes=8 << 30))
+    assert finding.status is Status.PASS
+    assert "ECC, maximum SM clock" in finding.summary
+
+
 def at_work(clock_mhz: int, **changes: Any) -> Machine:
     """GPUs that all work, of which GPU1 has this SM clock."""
     busy = {"processes": (GpuProcess(pid=1, name="x"),), "throttle_reasons": (), "performance_state": 0}
