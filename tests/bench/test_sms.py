@@ -145,9 +145,10 @@ class TestView:
             for block in shown(bench_document(report).body, Level.NORMAL)
             if isinstance(block, Section) and block.title == "Bandwidth by number of SMs"
         ]
-        said, numbers = body_of(section)
+        said, shares, numbers = body_of(section)
         assert isinstance(said, Matrix)
         assert [plain(column.cells[0].text) for column in columns(said)] == ["369.50", "82 %", "16 SMs", "16 SMs"]
+        assert isinstance(shares, Section)
         assert isinstance(numbers, Section)
         (table,) = body_of(numbers)
         (chart,) = overlay(report, Axis.SMS)

@@ -76,5 +76,6 @@ def test_a_rack_names_the_tray_among_its_causes(rack: Ask, changes: dict[str, An
     assert report.answer.state is state
     (item,) = report.unlike
     text = text_of(report)
-    assert f"{item.status.value.upper()}  gpu.uniform: {item.words}\n      on  tray07" in text
+    words = " ".join(text.split())
+    assert f"{item.status.value.upper()} tray07: {item.words} [gpu.uniform]" in words
     assert ("tray07  \N{BLACK UP-POINTING TRIANGLE}" in text) is item.slows
