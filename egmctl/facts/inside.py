@@ -9,6 +9,7 @@ import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from egmctl import launch
@@ -77,7 +78,14 @@ def memory_left(root: Root) -> int | None:
 
     Reclaimable page cache counts as used, so the result is a lower bound.
     """
-    return read_or(None, lambda: _left(root, "/proc/self", "memory", _MEMORY_FILES))
+    left = []
+    for version, (limit, taken) in _MEMORY_FILES.items():
+        for place in read_or((), partial(device_cgroup, root, "/proc/self", version, "memory")):
+            # A limit that can be read counts, whatever those of other cgroups hide: beyond it the kernel kills.
+            room = read_or(None, partial(_room, root, f"{place}/{limit}", f"{place}/{taken}"))
+            if room is not None:
+                left.append(room)
+    return min(left, default=None)
 
 
 def pids_left(root: Root, folder: str) -> int:
@@ -136,9 +144,15 @@ def _left(root: Root, folder: str, controller: str, files: Mapping[int, tuple[st
     left: list[int] = []
     for version, (limit, taken) in files.items():
         for place in _cgroups_if_mounted(root, folder, version, controller):
-            if (most := _limit(root, f"{place}/{limit}")) is not None:
-                left.append(max(0, most - root.number(f"{place}/{taken}")))
+            if (room := _room(root, f"{place}/{limit}", f"{place}/{taken}")) is not None:
+                left.append(room)
     return min(left, default=None)
+
+
+def _room(root: Root, limit: str, taken: str) -> int | None:
+    """Return what the file of a limit leaves of it; ``None`` if there is no limit."""
+    most = _limit(root, limit)
+    return None if most is None else max(0, most - root.number(taken))
 
 
 def _cgroups_if_mounted(root: Root, folder: str, version: int, controller: str) -> tuple[str, ...]:

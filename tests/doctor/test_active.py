@@ -80,7 +80,8 @@ class TestOnFakeNodes:
         set_for_node = [call.arguments["pool"] for call in node.calls("cuMemSetMemPool")]
         for changes in (pools, set_for_node):
             assert len(changes) % 2 == 0, "each is followed by the one that brings back the pool from before"
-            assert set(changes[1::2]).isdisjoint(changes[::2])
+            # Two processes may have a pool each at one address.
+            assert all(own != before for own, before in zip(changes[::2], changes[1::2], strict=True))
         assert [leak for leak in node.leaks() if "primary context" not in leak] == []
 
     @pytest.mark.long
