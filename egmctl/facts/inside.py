@@ -160,9 +160,12 @@ def _cgroups_if_mounted(root: Root, folder: str, version: int, controller: str) 
 
 
 def _limit(root: Root, path: str) -> int | None:
-    """Return the limit in a file; ``None`` if it is ``max`` or there is none, as in the root cgroup of version 2."""
+    """Return the limit in a file; ``None`` if it is ``max`` or there is none, as in the root cgroup of version 2.
+
+    Without a limit a cgroup of version 1 has 9223372036854771712, the largest number of whole pages of 4 KiB.
+    """
     text = if_present("max", lambda: root.read(path))
-    return None if text == "max" else root.number(path)
+    return None if text == "max" or re.fullmatch("9[0-9]{18}", text, re.ASCII) else root.number(path)
 
 
 def device_cgroup(root: Root, folder: str, version: int, controller: str = "devices") -> tuple[str, ...]:

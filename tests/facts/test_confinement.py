@@ -13,7 +13,7 @@ import pytest
 
 from egmctl.driver.reading import Unreadable
 from egmctl.facts import confinement, system_calls
-from egmctl.facts.inside import device_cgroup, memory_left
+from egmctl.facts.inside import device_cgroup, memory_left, memory_limit
 from egmctl.facts.root import Root
 from egmctl.model.codec import from_json
 from egmctl.model.host import INITIAL_NAMESPACES, Confinement
@@ -218,6 +218,16 @@ MEMORY: dict[str, tuple[dict[str, str], int | None]] = {
         },
         0,
     ),
+    "a limit that can be read counts beside one that cannot, and beside none": (
+        {
+            "/proc/self/cgroup": "9:memory:/job\n",
+            "/proc/self/mountinfo": MOUNTED_V1,
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes": "garbage\n",
+            "/sys/fs/cgroup/memory/job/memory.limit_in_bytes": "4096\n",
+            "/sys/fs/cgroup/memory/job/memory.usage_in_bytes": "96\n",
+        },
+        4000,
+    ),
     **{
         f"no limit: {limit}": (
             {
@@ -240,3 +250,11 @@ def test_what_is_left_of_memory(tmp_path: Path, files: dict[str, str], left: int
     for path, content in files.items():
         tree.write(path, content)
     assert memory_left(tree.root) == left
+
+
+def test_the_largest_number_of_version_1_is_no_limit(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    tree.write("/proc/self/cgroup", "9:memory:/job\n")
+    tree.write("/proc/self/mountinfo", MOUNTED_V1)
+    tree.write("/sys/fs/cgroup/memory/job/memory.limit_in_bytes", "9223372036854771712\n")
+    assert memory_limit(tree.root, "/proc/self") == -1
