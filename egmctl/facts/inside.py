@@ -78,14 +78,10 @@ def memory_left(root: Root) -> int | None:
 
     Reclaimable page cache counts as used, so the result is a lower bound.
     """
-    left = []
-    for version, (limit, taken) in _MEMORY_FILES.items():
-        for place in read_or((), partial(device_cgroup, root, "/proc/self", version, "memory")):
-            # A limit that can be read counts, whatever those of other cgroups hide: beyond it the kernel kills.
-            room = read_or(None, partial(_room, root, f"{place}/{limit}", f"{place}/{taken}"))
-            if room is not None:
-                left.append(room)
-    return min(left, default=None)
+    # A limit that can be read counts, whatever those of other cgroups hide: beyond it the kernel kills.
+    cgroups = read_or((), lambda: tuple(_remainders(root, "/proc/self", "memory", _MEMORY_FILES)))
+    remainders = (read_or(None, remainder) for remainder in cgroups)
+    return min((bytes_left for bytes_left in remainders if bytes_left is not None), default=None)
 
 
 def pids_left(root: Root, folder: str) -> int:
@@ -141,15 +137,20 @@ def memory_limit(root: Root, folder: str) -> int:
 
 
 def _left(root: Root, folder: str, controller: str, files: Mapping[int, tuple[str, str]]) -> int | None:
-    left: list[int] = []
+    remainders = [remainder() for remainder in _remainders(root, folder, controller, files)]
+    return min((bytes_left for bytes_left in remainders if bytes_left is not None), default=None)
+
+
+def _remainders(
+    root: Root, folder: str, controller: str, files: Mapping[int, tuple[str, str]]
+) -> Iterator[Callable[[], int | None]]:
+    """Yield a function for each cgroup of a process that reads what its limit leaves."""
     for version, (limit, taken) in files.items():
         for place in _cgroups_if_mounted(root, folder, version, controller):
-            if (room := _room(root, f"{place}/{limit}", f"{place}/{taken}")) is not None:
-                left.append(room)
-    return min(left, default=None)
+            yield partial(_remainder, root, f"{place}/{limit}", f"{place}/{taken}")
 
 
-def _room(root: Root, limit: str, taken: str) -> int | None:
+def _remainder(root: Root, limit: str, taken: str) -> int | None:
     """Return what the file of a limit leaves of it; ``None`` if there is no limit."""
     most = _limit(root, limit)
     return None if most is None else max(0, most - root.number(taken))
