@@ -399,7 +399,7 @@ def _unmistakable() -> re.Pattern[str]:
 
 
 def _by_free_memory(message: Message, text: str) -> Message:
-    """Return what PyTorch's "out of memory" means: it is not that if twice as much is free as was asked for."""
+    """Return what PyTorch's "out of memory" means: it is not that if twice as much is free as was requested."""
     if not message.id.startswith("torch-oom"):
         return message
     asked, free = _ASKED.search(text), _FREE.search(text)

@@ -51,7 +51,7 @@ class Bringup(AboutDiagnosed):
     """The reason why the fabric to the other nodes of the job was not measured; empty if only this node is asked
     about."""
     identity: Identity | None = None
-    """Whose the results are; only with ``--serials``."""
+    """The node and the boards that the results are of; only with ``--serials``."""
     answer: Answer = UNANSWERED
     """Whether the node can be handed over (:mod:`egmctl.verdict.answers`)."""
 

@@ -144,7 +144,7 @@ def _of_gpus(number: int, measurement: Measurement) -> Iterator[Doubt]:
         yield Doubt(reason=DoubtReason.ERRORS_ROSE, effect=Effect.WARN, measurement=number, detail=", ".join(rises))
 
 
-# --- whether it is the path that was asked for -----------------------------------------------------------------------
+# --- whether it is the path that was requested -----------------------------------------------------------------------
 
 
 def _is_promised(measurement: Measurement) -> bool:
@@ -155,7 +155,7 @@ def _is_promised(measurement: Measurement) -> bool:
 
 
 def _of_place(number: int, measurement: Measurement) -> Iterator[Doubt]:
-    """Yield the doubt that a buffer is on another NUMA node than the one that was asked for."""
+    """Yield the doubt that a buffer is on another NUMA node than the one that was requested."""
     wrong = [placement for placement in measurement.placements if placement.right is False]
     if wrong:
         effect = Effect.FAIL if _is_promised(measurement) else Effect.VOID

@@ -197,7 +197,7 @@ def speed_by_node(comparison: Comparison) -> Iterator[doc.Matrix]:
             shares.setdefault(path.node, {}).setdefault(_class_name(path), []).append(path)
     classes = sorted({name for of_node in shares.values() for name in of_node})
     nodes = sorted(shares, key=lambda node: (-len(shares[node]), natural(node)))
-    # Of a path without a number nothing is known, not even that it is within the bound.
+    # A path without a number is not known to be within the bound.
     unknown = {(path.node, _class_name(path)) for path in comparison.paths if path.slower is None}
     incomplete = {node for node, _ in unknown}
     more = nodes[_NODES_SHOWN:]
@@ -372,7 +372,9 @@ def _one_sided(comparison: Comparison) -> Iterator[str]:
         which = paths[0].path if len(paths) == 1 else f"{len(paths)} paths"
         # Their names have commas.
         more = len(cases) - _CASES_SHOWN
-        names = [*cases[:_CASES_SHOWN], *[f"{several(more, 'more case')}"] * (more > 0)]
+        names = cases[:_CASES_SHOWN]
+        if more > 0:
+            names = [*names, several(more, "more case")]
         yield f"{reason}: {which}: {'; '.join(names)}"
 
 

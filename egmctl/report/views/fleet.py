@@ -54,7 +54,7 @@ def _body(report: FleetReport) -> Iterator[doc.Block]:
         large = len(answers) > NODES_WITH_GPUS
         title = "Rack, front view" if is_rack(answers) else "Nodes" if large else "GPUs by node"
         picture = doc.Section(title, (drawing,), level=Level.PAGE)
-        # Of many nodes, the few that need something come first.
+        # A page of many nodes begins with the few that need something.
         yield from (on_page, picture) if large else (picture, replace(on_page, beside=True))
     else:
         yield on_page

@@ -111,8 +111,9 @@ def _sentence(report: FleetReport, states: Counter[State]) -> str:
 def _counted(ready: int, whole: str, bad: int, unknown: int) -> str:
     """Return how many of all are ready, how many are not, and of how many that is not known."""
     parts = [f"{ready} of {whole} are ready"]
-    parts += [f"{bad} {'is' if bad == 1 else 'are'} not"] * bool(bad)
-    parts += [f"{unknown} {'is' if unknown == 1 else 'are'} unknown"] * bool(unknown)
+    for number, what in ((bad, "not"), (unknown, "unknown")):
+        if number:
+            parts.append(f"{number} {'is' if number == 1 else 'are'} {what}")
     return ", ".join(parts)
 
 
