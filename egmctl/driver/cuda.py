@@ -10,9 +10,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import itertools
 import re
 import threading
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from egmctl.driver import breadcrumb
 from egmctl.errors import DriverCallError, DriverLibraryMissing, DriverTooOld
@@ -54,9 +56,9 @@ def call(name: str, *arguments: Any) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
-LOG_LINE = re.compile(r"\[[0-9:.]+\]\[([0-9]+)\]\[CUDA\]\[[EW]\](?:\[(\w+)\])? ?(.*)", re.ASCII)
-"""A line of CUDA's error log: [time][thread][CUDA][E] message; until CUDA 13.3 the guide also has the function
-(https://docs.nvidia.com/cuda/cuda-programming-guide/04-special-topics/error-log-management.html)."""
+_LOG_HEAD = re.compile(r"\[[0-9:.]+\]\[([0-9]+)\]\[CUDA\]\[[EW]\](?:\[(\w+)\])? ?", re.ASCII)
+"""The beginning of an entry of CUDA's error log: [time][thread][CUDA][E] message; until CUDA 13.3 the guide also has
+the function (https://docs.nvidia.com/cuda/cuda-programming-guide/04-special-topics/error-log-management.html)."""
 RETURNING = re.compile(r"Returning ([0-9]+) \(\w+\) from (\w+)", re.ASCII)
 """The message of a failed call; the driver's own reason is the message before it, if it gives one."""
 LOG_BYTES = 25_600
@@ -116,6 +118,28 @@ def bindings_version() -> str:
     return version
 
 
+class LogEntry(NamedTuple):
+    """An entry of CUDA's error log."""
+
+    thread: str
+    call: str | None
+    """The function, where the driver names it before the message."""
+    message: str
+
+
+def log_entries(text: str) -> Iterator[LogEntry]:
+    """Yield the entries of CUDA's error log in a text.
+
+    An entry ends with its line, or where the next begins: a message that the driver has cut has no end of line (seen
+    with driver 580, of a kernel that could not be loaded).
+    """
+    for line in text.splitlines():
+        heads = list(_LOG_HEAD.finditer(line))
+        for head, following in itertools.zip_longest(heads, heads[1:]):
+            end = len(line) if following is None else following.start()
+            yield LogEntry(head[1], head[2], line[head.end() : end])
+
+
 def _words(name: str) -> str:
     """Return the driver's own reason for the last failure of this thread, a call of ``name``, from its error log.
 
@@ -127,8 +151,8 @@ def _words(name: str) -> str:
         failed = ctypes.CDLL("libcuda.so.1").cuLogsDumpToMemory(None, buffer, ctypes.byref(size), 0)
     except (OSError, AttributeError):
         return ""
-    lines = LOG_LINE.findall("" if failed else buffer.raw[: size.value].decode("utf-8", "replace"))
-    messages = [message for thread, _, message in lines if thread == str(threading.get_ident())]
+    entries = log_entries("" if failed else buffer.raw[: size.value].decode("utf-8", "replace"))
+    messages = [entry.message for entry in entries if entry.thread == str(threading.get_ident())]
     reason, last = ["", "", *messages][-2:]
     returning = RETURNING.match(last)
     is_own = returning is not None and returning[2].startswith(name) and not RETURNING.match(reason)

@@ -82,6 +82,8 @@ class Signatures:
     """The driver's function that fails in place of one of the runtime."""
     noise: frozenset[str]
     """The calls whose failure is no fault."""
+    noise_log: tuple[str, ...]
+    """Words of CUDA's error log with which a failure is no fault."""
 
     def driver_call(self, call: str) -> str:
         """Return the driver's function for a function as it was written: ``cudaMalloc`` is ``cuMemAlloc``."""
@@ -142,4 +144,5 @@ def signatures() -> Signatures:
         older_words=tables["older-words"],
         runtime=tables["runtime"],
         noise=frozenset(tables["noise"]["calls"]),
+        noise_log=tuple(tables["noise"]["log"]),
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import BinaryIO
 
-from egmctl.driver.cuda import LOG_LINE, LOG_SHOWN, RETURNING
+from egmctl.driver.cuda import LOG_SHOWN, RETURNING, log_entries
 from egmctl.driver.messages import Message, messages
 from egmctl.driver.signatures import signatures
 from egmctl.facts.kernel_log import event
@@ -187,9 +187,8 @@ class _Reader:
 
     def _failures(self, text: str, anchors: Iterable[str], is_candidate: bool) -> Iterator[Failure]:
         """Yield the failures that a line states."""
-        if (log := LOG_LINE.search(text)) is not None:
-            if (logged := self._logged(*log.groups())) is not None:
-                yield logged
+        if logged := list(log_entries(text)):
+            yield from filter(None, (self._logged(*entry) for entry in logged))
             return
         if (numbered := _numbered(text)) is not None:
             self._driver_lines.clear()
@@ -215,7 +214,7 @@ class _Reader:
             return None
         reason = self._threads.pop(thread, "") if returning else message[:LOG_SHOWN]
         name = returning[2] if returning else call
-        if name is None or known.driver_call(name) in known.noise:
+        if name is None or known.driver_call(name) in known.noise or any(words in reason for words in known.noise_log):
             return None
         return Failure(library=Library.CUDA, number=int(returning[1]) if returning else None, call=name, log=reason)
 

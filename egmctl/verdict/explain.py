@@ -42,7 +42,7 @@ from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import BROKEN, GpuEvidence, HostLoad, Measurement, RunReport
 from egmctl.model.measurement import Status as MeasurementStatus
-from egmctl.model.route import Carrier, LinkKind, MemoryKind, Route, UcxRoute, node_names
+from egmctl.model.route import HOST_MEMORY, Carrier, LinkKind, MemoryKind, Route, UcxRoute, node_names
 from egmctl.model.task import UCX_ENGINES, Engine, Quantity
 from egmctl.model.verdict import BAD_GRADES, Grade, Judgement
 from egmctl.topology.access import nvml_failure
@@ -393,11 +393,25 @@ def during(report: RunReport) -> Iterator[tuple[Finding, set[int]]]:
         finding = warned("memory is not on the NUMA node that was asked for", remedy, check=OTHER_NODE)
         yield replace(finding, evidence=(fact("placement", detail),)), set(numbers)
     rerouted = by_reason.get(DoubtReason.ROUTE, [])
-    for link, numbers in grouped((doubt.detail, doubt.measurement) for doubt in rerouted).items():
+    by_cpu = [doubt for doubt in rerouted if _is_left_to_the_cpu(report.measurements[doubt.measurement])]
+    if by_cpu:
+        text = (
+            "Measure a GPU's path between host memory with kernels: egmctl bench --case 'host_numa_to_host_numa_*_sm'."
+        )
+        finding = noted("the driver let the CPU copy between host memory", check=OTHER_LINK, remedy=todo(text))
+        yield finding, {doubt.measurement for doubt in by_cpu}
+    others = [doubt for doubt in rerouted if doubt not in by_cpu]
+    for link, numbers in grouped((doubt.detail, doubt.measurement) for doubt in others).items():
         remedy = todo("See which links are up, and what keeps peers apart, with 'egmctl doctor'.")
         summary = f"the bytes did not go over {link}, by the counters of the links"
         finding = warned(summary, remedy, check=OTHER_LINK)
         yield finding, set(numbers)
+
+
+def _is_left_to_the_cpu(measurement: Measurement) -> bool:
+    """Return whether the driver's own copy between host memory may be made by the CPU: seen on two H200 with PCIe."""
+    ends = [end for flow in measurement.flows for end in (flow.source, flow.destination)]
+    return measurement.engine is Engine.COPY_ENGINE and all(end.memory in HOST_MEMORY for end in ends)
 
 
 def _weak_memory(report: RunReport) -> Iterator[tuple[Finding, set[int]]]:

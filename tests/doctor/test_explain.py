@@ -118,6 +118,24 @@ def test_a_gpu_that_an_ordinary_allocation_lacks_is_the_cause_where_memory_of_it
     assert (first.state, first.findings[0].check) == (CauseState.HOLDS, "dev.cgroup-restricted")
 
 
+@pytest.mark.parametrize(
+    ("access", "environment", "check"),
+    [
+        ("EPERM", {"SLURM_JOB_ID": "7", "SLURM_JOB_GPUS": "0", "SLURM_GPUS_ON_NODE": "1"}, "dev.cgroup-restricted"),
+        ("ENOENT", {"NVIDIA_VISIBLE_DEVICES": "void"}, "dev.nodes-missing"),
+    ],
+)
+def test_a_gpu_that_a_job_or_container_did_not_ask_for_is_still_what_an_import_of_its_memory_lacks(
+    access: str, environment: dict[str, str], check: str
+) -> None:
+    """Two jobs, or two containers, of one GPU each that run ranks of one program: seen on two H200."""
+    machine = with_gpu_denied(shipped("hgx-h200x4"), 3, access=access)
+    machine = patched(machine, "process", environment=environment, container_signs=("/run/.containerenv",))
+    first, *_ = explained(machine, "cuMemImportFromShareableHandle", 101).causes
+    found = {finding.check: finding.status for finding in first.findings}
+    assert (first.state, found[check]) == (CauseState.HOLDS, Status.NOTE)
+
+
 def test_without_a_machine_every_cause_is_possible() -> None:
     assert set(states(explained(None, "cuMemCreate", 800)).values()) == {CauseState.UNKNOWN}
     assert explain("cuMemCreate", 800).checked is None

@@ -116,6 +116,26 @@ def test_the_drivers_reason_is_that_of_the_same_thread() -> None:
     assert failure.log == "Requested size not aligned"
 
 
+def test_a_message_that_the_driver_cut_has_no_end_of_line_and_is_no_reason_of_the_next_call() -> None:
+    cut = "[1:2][7][CUDA][E] Kernel (_Z9another) cannot be found in library, use the CU_JIT_ERROR_LOG_"
+    failures = read(
+        f"{cut}[1:2][7][CUDA][E] Returning 209 (CUDA_ERROR_NO_BINARY_FOR_GPU) from cuLibraryGetKernel",
+        "[1:2][7][CUDA][E] Returning 101 (CUDA_ERROR_INVALID_DEVICE) from cuMemImportFromShareableHandle",
+    ).failures
+    assert [(failure.number, failure.log) for failure in failures] == [(209, cut.partition("[E] ")[2]), (101, "")]
+
+
+def test_kernels_that_nccl_can_do_without_are_no_failure() -> None:
+    """Copied from the log of NCCL 2.28.9 on an H200, driver 580.159.04."""
+    (failure,) = read(
+        "[16:45:42.803][7][CUDA][E] Kernel (_Z47ncclSymkDevKernel_ReduceScatter_LDMC_sum_f8e5m221ncclSymkDevWorkArgs4K)"
+        " cannot be found in library due to compilation error, to get more information when using CUDA Driver APIs use"
+        " the CU_JIT_ERROR_LOG_[16:45:42.803][7][CUDA][E] Returning 209 (CUDA_ERROR_NO_BINARY_FOR_GPU) from cuLibrary",
+        "[16:45:42.952][7][CUDA][E] Returning 101 (CUDA_ERROR_INVALID_DEVICE) from cuMemImportFromShareableHandle",
+    ).failures
+    assert (failure.call, failure.number, failure.log) == ("cuMemImportFromShareableHandle", 101, "")
+
+
 def test_many_kinds_are_counted_not_kept() -> None:
     log = read(*(f"cuFunction{number}A failed: 1" for number in range(60)))
     assert (len(log.failures), log.left_out, log.lines) == (50, 10, 60)

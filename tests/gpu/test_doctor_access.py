@@ -54,9 +54,15 @@ def told(*arguments: str) -> str:
     return started("doctor", *arguments).out
 
 
+def is_left_by_other_tests(finding: dict[str, Any]) -> bool:
+    """Return whether a finding notes the Xids 31 that tests of the kernel log and of isolation have made on purpose."""
+    return (finding["check"], finding["status"]) == ("kernel.xid", "note") and finding["summary"].startswith("Xid 31,")
+
+
 def test_a_healthy_node(gpus: tuple[Gpu, ...]) -> None:
     run = doctor()
     wrong = [finding for finding in run.findings if finding["status"] in ("fail", "warn", "note")]
+    wrong = [finding for finding in wrong if not is_left_by_other_tests(finding)]
     assert [(finding["check"], finding["summary"]) for finding in wrong] == []
     assert run.code == 0
     line = run.of(COUNT)["evidence"][0]["value"]
@@ -76,6 +82,7 @@ def test_a_healthy_node_is_healthy_each_time(options: tuple[str, ...], times: in
     for number in range(times):
         run = doctor(*options)
         wrong = [finding for finding in run.findings if finding["status"] in ("fail", "warn", "note", "unknown")]
+        wrong = [finding for finding in wrong if not is_left_by_other_tests(finding)]
         assert (run.code, [finding["check"] for finding in wrong]) == (0, expected), f"run {number + 1}: {wrong}"
 
 

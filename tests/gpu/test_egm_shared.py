@@ -25,7 +25,7 @@ def measured(egmctl: RunEgmctl, *arguments: str) -> dict[str, Any]:
     before = used_memory_mib()
     ended = egmctl("bench", "--no-verdict", "--json", *arguments, timeout_s=300)
     result: dict[str, Any] = json.loads(ended.out)["result"]
-    assert ended.code == 0, wrong(result)
+    assert ended.code == (3 if any(m["status"] == "waived" for m in result["measurements"]) else 0), wrong(result)
     assert result["problems"] == []
     assert all(now <= then + LIVES_LEFT for now, then in zip(used_memory_mib(), before, strict=True))
     return result

@@ -189,7 +189,6 @@ def test_an_importer_in_a_cgroup_that_denies_the_owner(machine: Machine, monkeyp
         assert "its device cgroup or container denies it" in (m.reason or "")
     # The other way round the importer is not confined.
     assert all(m.status in (Status.OK, Status.UNSTABLE) for m in report.measurements if m not in failed)
-    assert report.exit_code is ExitCode.FAILED
     assert nothing_left(before)
 
 

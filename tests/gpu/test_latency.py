@@ -142,8 +142,8 @@ def test_footprints_of_the_host_go_as_far_as_what_is_free_allows(egmctl: RunEgmc
     case = ("--case", "host_numa_to_device_footprint", "--gpus", "0", "--numa", "0", "--samples", "3")
     ended = egmctl("bench", *case, "--json", timeout_s=500)
     document = json.loads(ended.out)
-    assert ended.code == 0, ended.out[:3000]
     measured = document["result"]["measurements"]
+    assert ended.code == (3 if any(m["status"] == "waived" for m in measured) else 0), ended.out[:3000]
     assert {m["status"] for m in measured} <= {"ok", "unstable", "waived"}, [m["reason"] for m in measured]
     # What has no room above 16 GiB is no task; below it is waived with the reason.
     assert all(m["size_bytes"] <= 16 << 30 for m in measured if m["status"] == "waived")

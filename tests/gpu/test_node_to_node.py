@@ -15,9 +15,12 @@ pytestmark = pytest.mark.gpu
 
 def test_each_gpu_copies_from_node_to_node_and_the_bytes_cross_its_link(egmctl: RunEgmctl) -> None:
     ended = egmctl("bench", "--case", "host_numa_to_host_numa_*", "--samples", "3", "--json", timeout_s=200)
-    document = json.loads(ended.out)
-    assert ended.code == 0, ended.out[:3000]
-    measured: list[dict[str, Any]] = document["result"]["measurements"]
+    result = json.loads(ended.out)["result"]
+    measured: list[dict[str, Any]] = result["measurements"]
+    # The driver may have the CPU copy between host memory: the counters refute the GPU's link then.
+    by_cpu = [number for number, m in enumerate(measured) if m["engine"] == "ce" and is_refuted(m)]
+    assert ended.code == (3 if by_cpu else 0), ended.out[:3000]
+    assert [cause["measurements"] for cause in result["causes"]] == ([by_cpu] if by_cpu else [])
     assert {m["engine"] for m in measured} == {"ce", "sm-copy"}
     assert len({m["flows"][0]["initiator_label"] for m in measured}) == len(collect(("gpus",)).gpus or ())
     for m in measured:
@@ -26,7 +29,10 @@ def test_each_gpu_copies_from_node_to_node_and_the_bytes_cross_its_link(egmctl: 
         limits = [hop["nominal_gb_s"] for hop in m["flows"][0]["route"]["hops"] if hop["nominal_gb_s"]]
         assert all(m["bandwidth_gb_s"]["median"] <= limit for limit in limits)
         assert m["gating"] == ("none" if m["engine"] == "ce" else "kernel")
-        # The driver may have the CPU copy between host memory: the counters refute the GPU's link then.
-        route = (m["evidence"] or {}).get("route")
-        if m["engine"] == "sm-copy" and route is not None:
-            assert route["verdict"] != "refuted", route
+        assert m["engine"] == "ce" or not is_refuted(m), m["evidence"]
+
+
+def is_refuted(measurement: dict[str, Any]) -> bool:
+    """Return whether the counters of the GPU's link did not rise by the bytes."""
+    route = (measurement["evidence"] or {}).get("route")
+    return route is not None and route["verdict"] == "refuted"

@@ -12,6 +12,7 @@ from egmctl.bench.path_class import ceiling
 from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.runner import CHECKS
 from egmctl.model.answer import State
+from egmctl.model.finding import Status as FindingStatus
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import (
     Evidence,
@@ -107,6 +108,22 @@ def strayed(report: RunReport) -> RunReport:
     evidence = Evidence(gpus=(), route=route)
     changed = (replace(m, evidence=evidence) if m.path == "GPU0 -> GPU2" else m for m in report.measurements)
     return replace(report, measurements=tuple(changed))
+
+
+def copied_by_the_cpu(report: RunReport) -> RunReport:
+    """Let the driver have the CPU copy, as it did between host memory of two H200 with PCIe."""
+    route = LinkEvidence(link=LinkKind.PCIE, expected_bytes=9, carried_bytes=0, verdict=LinkProof.REFUTED)
+    evidence = Evidence(gpus=(), route=route)
+    return replace(report, measurements=tuple(replace(m, evidence=evidence) for m in report.measurements))
+
+
+def test_a_copy_between_host_memory_that_the_cpu_made_blames_no_link() -> None:
+    made = copied_by_the_cpu(run("host_numa_to_host_numa_memcpy_ce", value=lambda _task, _flow: 20.0, machine=H200))
+    report = with_causes(with_verdict(replace(made, machines=(H200,)), PROFILE))
+    ((finding, numbers),) = [(cause.finding, cause.measurements) for cause in report.causes]
+    assert (finding.check, finding.status) == ("bench.other-link", FindingStatus.NOTE)
+    assert finding.summary == "the driver let the CPU copy between host memory"
+    assert set(numbers) == set(range(len(report.measurements)))
 
 
 NOT_BUSY = {
