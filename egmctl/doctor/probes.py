@@ -10,7 +10,7 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -62,7 +62,9 @@ def probed(machine: Machine, scope: Scope, kinds: Iterable[ProbeKind], on_probe:
     def planned(chosen: Sequence[str]) -> list[Probe]:
         return [replace(each, detail=NO_VERBS * (each.nic in closed)) for each in plan(chosen, nodes, wanted, nics)]
 
-    results = tuple(_results(gpus, planned, on_probe or (lambda _part, _probe: None)))
+    modes = {gpu.nvml.compute_mode if gpu.nvml else None for gpu in usable(machine, scope.gpus_of(machine))}
+    at_once = modes == {"default"}
+    results = tuple(_results(gpus, planned, on_probe or (lambda _part, _probe: None), at_once=at_once))
     status = SectionStatus(version=SECTION_VERSIONS["probes"], duration_ms=round(1e3 * (time.monotonic() - started), 3))
     return replace(machine, probes=results, sections={**machine.sections, "probes": status})
 
@@ -104,7 +106,14 @@ def _blank(kind: ProbeKind, gpus: tuple[str, ...], node: int | None = None, nic:
     return Probe(kind=kind, gpus=gpus, numa_node=node, nic=nic, outcome=Outcome.NOT_RUN)
 
 
-def _results(gpus: Sequence[str], planned: _Plan, on_probe: OnProbe) -> Iterator[Probe]:
+def _results(gpus: Sequence[str], planned: _Plan, on_probe: OnProbe, *, at_once: bool) -> Iterator[Probe]:
+    """Yield the probes with their outcomes.
+
+    Parameters
+    ----------
+    at_once
+        Whether a GPU may have contexts of several processes, so that they are opened and ended at the same time.
+    """
     deadline = time.monotonic() + DEADLINE_S
     probes = planned(gpus)
     if not probes:
@@ -129,12 +138,10 @@ def _results(gpus: Sequence[str], planned: _Plan, on_probe: OnProbe) -> Iterator
         last = [probe for probe in probes if probe.kind is ProbeKind.DMA_BUF]
         apart = (*_ALONE, ProbeKind.DMA_BUF)
         probes = alone + [probe for probe in planned(visible) if probe.kind not in apart] + last
+        if at_once:
+            _open_contexts(probes, processes, visible)
         for number, probe in enumerate(probes):
             on_probe(number / len(probes), probe)
-            if number == len(alone):
-                for gpu in visible:
-                    if gpu in processes:
-                        processes[gpu].open_context(gpu)
             if probe.detail:
                 yield probe
             elif hidden := [gpu for gpu in probe.gpus if gpu not in visible]:
@@ -143,10 +150,14 @@ def _results(gpus: Sequence[str], planned: _Plan, on_probe: OnProbe) -> Iterator
                 yield replace(probe, detail=f"the probes before took all of {DEADLINE_S:g} s")
             else:
                 yield attempt(probe, [processes[name] for name in _names(probe)], visible)
-            # Free the contexts of processes that no later probe needs.
+            # Free the contexts of processes that no later probe needs. A process with contexts takes tenths of a
+            # second to end: all are waited for together, at the end.
             needed = {name for later in probes[number + 1 :] for name in _names(later)}
             for name in processes.keys() - needed:
-                processes.pop(name).close()
+                process = processes.pop(name)
+                process.kill_soon()
+                if not at_once:
+                    process.close()
 
 
 _OF_NODES = (ProbeKind.HOST_NUMA,)
@@ -251,6 +262,10 @@ class Prober:
         self.is_lost = True
         self.close()
 
+    def kill_soon(self) -> None:
+        """Kill the process without waiting for its end: :meth:`close` waits."""
+        self._child.kill_soon()
+
     def close(self) -> None:
         """End the process."""
         self._child.close()
@@ -277,6 +292,26 @@ def _names(probe: Probe) -> list[str]:
         return ["peers"]
     owner, importer = probe.gpus
     return [owner, importer if importer != owner else "the other process on the GPU"]
+
+
+def _open_contexts(probes: Iterable[Probe], processes: Mapping[str, Prober], visible: Sequence[str]) -> None:
+    """Have each process open the contexts of its first probe, all at the same time."""
+    begun: set[str] = set()
+    for probe in probes:
+        for place, name in enumerate(_names(probe)):
+            if name in begun:
+                continue
+            begun.add(name)
+            for gpu in _contexts_of(probe, place, visible):
+                processes[name].open_context(gpu)
+
+
+def _contexts_of(probe: Probe, place: int, visible: Sequence[str]) -> list[str]:
+    """Return the GPUs, of the visible ones, whose contexts a probe needs in its first process, or its second."""
+    if probe.kind is ProbeKind.HOST_NUMA:
+        return list(visible)
+    gpus = probe.gpus if probe.kind is ProbeKind.P2P else probe.gpus[place : place + 1]
+    return [gpu for gpu in gpus if gpu in visible]
 
 
 # --- the process -----------------------------------------------------------------------------------------------------

@@ -226,14 +226,19 @@ class Child:
         """Return the child's current driver calls, one per thread, or ``None``. This works even if the child hangs."""
         return ", ".join(self._trail.calls()) or None
 
+    def kill_soon(self) -> None:
+        """Kill the child's process group without waiting for its end; `close` waits, and reaps it."""
+        if self._process.returncode is None and not self._stuck:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
     def kill(self) -> bool:
         """Kill the child's process group and return whether the child has ended.
 
         A process in an uninterruptible driver call does not end and is abandoned after `KILL_WAIT_S`.
         """
         if self._process.returncode is None and not self._stuck:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+            self.kill_soon()
             try:
                 self._process.wait(KILL_WAIT_S)
             except subprocess.TimeoutExpired:

@@ -56,14 +56,22 @@ class TestOnFakeNodes:
         assert len(node.calls("cuIpcOpenEventHandle")) == len(GPUS)
         sizes = {int(call.arguments["size"]) for name in ("cuMemCreate", "cuMemAlloc") for call in node.calls(name)}
         assert sizes == {2 << 20}
-        # In exclusive mode a GPU has one context: those who share open theirs when the others have ended.
+
+    @pytest.mark.long
+    @pytest.mark.parametrize(("mode", "is_at_once"), [("default", True), ("exclusive-process", False)])
+    def test_contexts_are_opened_at_once_unless_a_gpu_may_have_one(
+        self, egmctl: RunEgmctl, fake_node: MakeFakeNode, mode: str, is_at_once: bool
+    ) -> None:
+        """In exclusive mode those who share open theirs when the others have ended."""
+        node = fake_node(patched(with_imex_channel(nvl4()), "gpus[*].nvml", compute_mode=mode))
+        active(egmctl, node, *ONLY_ACTIVE)
         calls = node.calls()
         sharing = {call.pid for call in calls if call.name.startswith("cuIpc")}
         alone = {call.pid for call in calls if call.name == "cuCtxEnablePeerAccess"} - sharing
         opened = min(
             n for n, call in enumerate(calls) if call.pid in sharing and call.name == "cuDevicePrimaryCtxRetain"
         )
-        assert max(n for n, call in enumerate(calls) if call.pid in alone) < opened
+        assert (max(n for n, call in enumerate(calls) if call.pid in alone) > opened) is is_at_once
 
     @pytest.mark.long
     @pytest.mark.parametrize(("name", "status"), [("hgx-h200x4", "skip"), ("gb200-tray", "pass")])
