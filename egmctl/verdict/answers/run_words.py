@@ -11,6 +11,7 @@ from egmctl.model.answer import WORDS, Asked, Cause, Gap, GapKind, State
 from egmctl.model.finding import UNEXPLAINED, Finding, Status, WaiverKind
 from egmctl.model.measurement import BROKEN, Measurement, RunReport
 from egmctl.model.measurement import Status as Ended
+from egmctl.model.nccl import NcclRun
 from egmctl.model.remedy import Remedy
 from egmctl.model.verdict import BAD_GRADES, Culprit, Grade, RunVerdict
 from egmctl.units import listed, several
@@ -110,6 +111,19 @@ def left_out(run: Decided) -> Iterator[str]:
         known = (cause_words(run.report, cause) for cause in run.causes if numbers[0] in cause.measurements)
         what = f"{several(len(numbers), 'measurement')} not made: {run.report.measurements[numbers[0]].reason}"
         yield next(known, what)
+
+
+def nccl_notes(nccl: NcclRun | None) -> Iterator[str]:
+    """Yield NCCL's bus bandwidth beside the links: a note, because nobody has published what share is healthy."""
+    if nccl is None or not nccl.results:
+        return
+    shares = [f"{each.name} {each.bus_gb_s:.1f} GB/s{_share(each.share)}" for each in nccl.results]
+    beside = " of the slowest link direction measured in this run" if nccl.slowest is not None else ""
+    yield f"NCCL's bus bandwidth: {', '.join(shares)}{beside}"
+
+
+def _share(share: float | None) -> str:
+    return "" if share is None else f" ({100 * share:.0f} %)"
 
 
 def _judges(verdict: RunVerdict | None) -> bool:
