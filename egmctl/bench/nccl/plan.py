@@ -115,10 +115,9 @@ def _waivers(
         reason = f"neither PyTorch nor nccl-tests ({', '.join(BINARIES.values())} in PATH) is installed"
         yield Waiver(kind=WaiverKind.UNSUPPORTED_ENGINE, reason=reason)
     if room is not None and _BUFFERS * plan.size_bytes > room:
-        reason = (
-            f"NCCL's buffers of {format_size(plan.size_bytes)} are more than {settings.memory_percent} % of a GPU's"
-        )
-        yield Waiver(kind=WaiverKind.NO_ROOM, reason=f"{reason} free memory")
+        share = f"{settings.memory_percent} % of a GPU's free memory"
+        reason = f"NCCL's buffers of {format_size(plan.size_bytes)} are more than {share}"
+        yield Waiver(kind=WaiverKind.NO_ROOM, reason=reason)
 
 
 def _against(machine: Machine, gpu: Gpu, settings: Settings) -> Iterator[Waiver]:

@@ -64,10 +64,9 @@ def _lines(report: RunReport, nccl: NcclRun) -> Iterator[str]:
     plan, versions = nccl.plan, nccl.versions
     by = _PROGRAMS.get(plan.program, "") if plan.program is not None else ""
     by += f" {versions['torch']}" if "torch" in versions else ""
-    yield (
-        f"NCCL {printable(versions.get('nccl', 'of unknown version'))} by {printable(by)} on {shortened(plan.labels, 8)}: "
-        f"{_how(plan)}; NVLS {'allowed' if plan.nvls else 'off'}"
-    )
+    library = printable(f"NCCL {versions.get('nccl', 'of unknown version')} by {by}")
+    nvls = "allowed" if plan.nvls else "off"
+    yield f"{library} on {shortened(plan.labels, 8)}: {_how(plan)}; NVLS {nvls}"
     if nccl.transports:
         names = [f"{printable(name)} ({count})" for name, count in nccl.transports.items()]
         channels = "" if nccl.channels is None else f"; {several(nccl.channels, 'channel')}"
