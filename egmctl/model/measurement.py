@@ -81,8 +81,8 @@ class RunSeconds(PhaseSeconds):
     """The time from the start of the run, or of new processes after a failure, until CUDA, contexts and kernels are
     ready. It excludes what the first process did while the facts were read."""
     waiting_s: float
-    """The remaining time: messages between processes, the journal, the kernel log, and steps of processes that
-    crashed."""
+    """The remaining time: messages between processes, the journal, the kernel log, steps of processes that crashed,
+    and NCCL's measurement."""
     cases: tuple[CaseSeconds, ...]
     """The cases in the order of execution."""
 

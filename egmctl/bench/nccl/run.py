@@ -203,8 +203,10 @@ class _Gathering:
         deadline = time.monotonic() + timeout_s
         while waiting:
             ready = wait_for_any([*waiting.values()], deadline - time.monotonic())
-            if not ready and self.failures:
-                # They wait for the rank that failed.
+            if not ready and (self.failures or len(waiting) == len(children) > 1):
+                # They wait for the rank that failed, or for one that hangs: each is silent in the same collective.
+                if not self.failures:
+                    self._fail(None, "timed-out", f"no rank has responded for {timeout_s:g} s")
                 break
             for rank in [rank for rank, child in waiting.items() if not ready or child in ready]:
                 child = waiting.pop(rank)
@@ -213,8 +215,7 @@ class _Gathering:
                     close_all(descriptors)
                 except ChildFailed as error:
                     self.outputs.append(error.output)
-                    hung = f"no response for {timeout_s:g} s"
-                    self._fail(rank, error.how, hung if error.how == "timed-out" else str(error))
+                    self._fail(rank, error.how, _ending(error, timeout_s))
                     deadline = min(deadline, time.monotonic() + RELEASE_S)
         return [messages[rank] for rank in sorted(messages)]
 
@@ -285,6 +286,16 @@ def _put_together(
         failures=failures,
         known_errors=_known(log, gathering.outputs) if failures else (),
     )
+
+
+def _ending(error: ChildFailed, timeout_s: float) -> str:
+    """Return how a process failed, without the name of its target."""
+    if error.how == "timed-out":
+        return f"no response for {timeout_s:g} s"
+    words = str(error)
+    for target in (TORCH, TESTS):
+        words = words.replace(f"{target} ", "its process ")
+    return words
 
 
 def _step(plan: NcclPlan, gathering: _Gathering) -> str:

@@ -31,7 +31,7 @@ def nccl_section(report: RunReport) -> Iterator[doc.Section]:
 
 
 def _table(nccl: NcclRun) -> doc.Matrix:
-    heads = ("bus GB/s", "of the link", "ms", "data")
+    heads = ("bus GB/s", "of slowest link", "ms", "data")
     rows = tuple(
         (
             result.name,
