@@ -143,6 +143,7 @@ def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             continue
 
 
+@pytest.mark.processes
 def test_a_sample_is_as_long_as_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     nccl = ran(monkeypatch, gpus=3, FAKE_TORCH_MS="3.0,3.4,3.2", NCCL_P2P_LEVEL="NVL", NCCL_DEBUG="WARN")
     assert (nccl.status, nccl.reason, nccl.failures) == (NcclStatus.OK, None, ())
@@ -156,6 +157,7 @@ def test_a_sample_is_as_long_as_the_slowest_rank(monkeypatch: pytest.MonkeyPatch
     assert nccl.environment == {"NCCL_NVLS_ENABLE": "0", "NCCL_P2P_LEVEL": "NVL"}, "multicast is off unless asked for"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("fault", "how", "reason"),
     [
@@ -177,6 +179,7 @@ def test_a_rank_that_fails_ends_the_others(
     assert nccl.known_errors == ()
 
 
+@pytest.mark.processes
 def test_wrong_values_are_no_bandwidth_that_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     nccl = ran(monkeypatch, FAKE_TORCH="wrong:1")
     assert (nccl.status, [each.verified for each in nccl.results]) == (NcclStatus.CORRUPT, [False, True, True])
@@ -192,6 +195,7 @@ def binary(folder: Path, name: str, printed: str, code: int = 0) -> None:
     (folder / name).chmod(0o755)
 
 
+@pytest.mark.processes
 def test_nccl_tests_is_used_where_pytorch_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in BINARIES.values():
         binary(tmp_path, name, TABLE)
@@ -219,6 +223,7 @@ def whole(nccl: NcclRun, node: Machine | None = None, **links: Any) -> RunReport
     return Bench(suites=("nccl",)).explain(judge_run(beside_links(report), machine), machine)
 
 
+@pytest.mark.processes
 def test_the_bus_bandwidth_is_set_beside_the_slowest_direction_of_a_link(monkeypatch: pytest.MonkeyPatch) -> None:
     nccl = ran(monkeypatch)
     nccl = replace(nccl, results=tuple(replace(each, bus_gb_s=90.0) for each in nccl.results))
@@ -237,6 +242,7 @@ def test_the_bus_bandwidth_is_set_beside_the_slowest_direction_of_a_link(monkeyp
     assert (beside.slowest, beside.not_comparable[:26]) == (None, "the switches add and copy ")
 
 
+@pytest.mark.processes
 def test_a_gpu_a_task_is_the_cause_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """As NCCL 2.28 died on two H200: each process may use one GPU alone, by the device cgroup."""
     nccl = ran(monkeypatch, FAKE_TORCH="cuda101:01")
@@ -264,7 +270,7 @@ def test_what_was_not_run_does_not_pass(egmctl: RunEgmctl, fake_node: MakeFakeNo
     done = egmctl(*options, "--json", env=node.environment())
     document = json.loads(done.out)
     jsonschema.validate(document, SCHEMA)
-    nccl, answer = document["result"]["nccl"], document["result"]["answer"]
+    nccl, answer = document["result"]["nccl"], document["answer"]
     assert (done.code, answer["state"], nccl["status"]) == (3, "incomplete", "waived")
     assert answer["sentence"].startswith("NCCL was not run: neither PyTorch nor nccl-tests (all_reduce_perf")
     assert answer["next_step"]["text"].startswith("Install PyTorch for this Python")
@@ -303,7 +309,7 @@ def test_the_plan_takes_what_fits_and_leaves_out_what_cannot_be_used() -> None:
 
 def with_free(gpu: Any, free_bytes: int) -> Any:
     """Return a GPU with this much free memory."""
-    return replace(gpu, nvml=replace(gpu.nvml, memory_used_bytes=gpu.nvml.memory_total_bytes - free_bytes))
+    return replace(gpu, nvml=replace(gpu.nvml, memory_total_bytes=gpu.nvml.memory_used_bytes + free_bytes))
 
 
 def test_it_is_asked_for_by_name_and_runs_once() -> None:

@@ -233,6 +233,8 @@ class _Gathering:
         """Take one collective of the ranks. Each sample is as long as the slowest rank's."""
         if any((each.collective, len(each.elapsed_ms)) != (name, self.plan.samples) for each in measured):
             raise ValueError(f"not {self.plan.samples} samples of {name} from every rank")
+        if any(elapsed_ms <= 0 for each in measured for elapsed_ms in each.elapsed_ms):
+            raise ValueError(f"{name} took no time in a rank")
         slowest = [max(times) for times in zip(*(each.elapsed_ms for each in measured), strict=True)]
         right = all(each.right for each in measured)
         self.results.append(result_of(name, len(measured), self.plan.size_bytes, slowest, right))
