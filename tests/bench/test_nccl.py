@@ -43,7 +43,7 @@ TORCH = str(ROOT / "tests/fake/pytorch")
 LOG = """\
 node-1:2119:2119 [0] NCCL INFO NCCL_NVLS_ENABLE set by environment to 0.
 NCCL version 2.28.9+cuda13.0
-node-1:2119:2141 [0] NCCL INFO 24 coll channels, 24 collnet channels, 0 nvls channels, 32 p2p channels, 32 p2p channels per peer
+node-1:2119:2141 [0] NCCL INFO 24 coll channels, 24 collnet channels, 0 nvls channels, 32 p2p channels
 node-1:2119:2145 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM
 node-1:2119:2145 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[1] via P2P/CUMEM/read
 node-1:2119:2145 [0] NCCL INFO Channel 02/0 : 0[0] -> 1[1] via P2P/CUMEM

@@ -42,7 +42,8 @@ def rank(number: int, ranks: int, size_bytes: int, folder: Path) -> None:
     dist_any.all_reduce(slowest, op=dist_any.ReduceOp.MAX)
     if number == 0:
         seconds = statistics.median(slowest.tolist()) / 1e3
-        print(2 * (ranks - 1) / ranks * size_bytes / seconds / 1e9, flush=True)
+        sys.stdout.write(f"{2 * (ranks - 1) / ranks * size_bytes / seconds / 1e9}\n")
+        sys.stdout.flush()
     dist_any.destroy_process_group()
 
 

@@ -1,14 +1,15 @@
-"""On real hardware: NCCL's own bandwidth by egmctl and by the same program alone, and how it fails with a GPU a task."""
+"""On real hardware: NCCL's bandwidth by egmctl and by the same program alone, and how it fails with a GPU a task."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ pytestmark = [
 ALONE = Path(__file__).with_name("nccl_alone.py")
 SIZE = 1 << 30
 ROUNDS = 3
+Recorded = Callable[[str, object], None]
+"""What keeps a figure in the XML of the run."""
 WITHIN = 0.01
 """The largest difference between egmctl and the same program alone."""
 
@@ -61,8 +64,8 @@ def alone() -> float:
     return float(done.stdout.split()[-1])
 
 
-def test_it_is_the_number_of_the_same_program_alone(gpus: tuple[Gpu, ...], tmp_path: Path) -> None:
-    assert len(gpus) >= 2
+@pytest.mark.usefixtures("gpus")
+def test_it_is_the_number_of_the_same_program_alone(tmp_path: Path, record_property: Recorded) -> None:
     egmctl, itself = [], []
     for _ in range(ROUNDS):
         nccl = by_egmctl(tmp_path, "--case", "nccl_all_reduce", "--samples", "7")["nccl"]
@@ -70,16 +73,17 @@ def test_it_is_the_number_of_the_same_program_alone(gpus: tuple[Gpu, ...], tmp_p
         egmctl.append(nccl["results"][0]["bus_gb_s"])
         itself.append(alone())
     ratio = statistics.median(egmctl) / statistics.median(itself)
-    print(f"all_reduce: egmctl {egmctl}, alone {itself} GB/s, ratio {ratio:.4f}")
+    record_property("all_reduce GB/s", f"egmctl {egmctl}, alone {itself}, ratio {ratio:.4f}")
     assert abs(ratio - 1) < WITHIN, (egmctl, itself)
 
 
-def test_all_collectives_are_right_and_beside_the_links(gpus: tuple[Gpu, ...], tmp_path: Path) -> None:
+@pytest.mark.usefixtures("gpus")
+def test_all_collectives_are_right_and_beside_the_links(tmp_path: Path, record_property: Recorded) -> None:
     result = by_egmctl(tmp_path)
     nccl = result["nccl"]
     assert (nccl["status"], [each["name"] for each in nccl["results"]]) == ("ok", [*COLLECTIVES]), nccl["reason"]
     assert all(each["verified"] for each in nccl["results"])
-    print({each["name"]: (each["bus_gb_s"], each["share"]) for each in nccl["results"]}, nccl["transports"], nccl)
+    record_property("collectives", json.dumps(nccl))
     assert nccl["environment"]["NCCL_NVLS_ENABLE"] == "0"
     assert nccl["transports"], "its log names them"
     assert "NVLS" not in nccl["transports"]
@@ -88,13 +92,15 @@ def test_all_collectives_are_right_and_beside_the_links(gpus: tuple[Gpu, ...], t
         assert all(0.5 < each["share"] < 1.05 for each in nccl["results"])
 
 
-def test_without_p2p_it_says_so(gpus: tuple[Gpu, ...], tmp_path: Path) -> None:
+@pytest.mark.usefixtures("gpus")
+def test_without_p2p_it_says_so(tmp_path: Path) -> None:
     nccl = by_egmctl(tmp_path, "--case", "nccl_all_reduce", "--size", "64M", NCCL_P2P_DISABLE="1")["nccl"]
     assert nccl["environment"]["NCCL_P2P_DISABLE"] == "1"
     assert all(name.startswith("SHM/") for name in nccl["transports"])
 
 
-def test_nothing_is_left_of_a_run_that_is_interrupted(gpus: tuple[Gpu, ...], tmp_path: Path) -> None:
+@pytest.mark.usefixtures("gpus")
+def test_nothing_is_left_of_a_run_that_is_interrupted(tmp_path: Path) -> None:
     words = ["bench", "--suite", "nccl", "--gpus", "0-1", "--case", "nccl_*", "--samples", "1000", "--json"]
     command = subprocess.Popen(
         [sys.executable, "-m", "egmctl", *words],
@@ -104,9 +110,9 @@ def test_nothing_is_left_of_a_run_that_is_interrupted(gpus: tuple[Gpu, ...], tmp
         stderr=subprocess.PIPE,
         text=True,
     )
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        command.wait(25)
-    command.send_signal(2)
+    while command.poll() is None and not [*tmp_path.glob("egmctl-nccl-*/nccl.1.log")]:
+        time.sleep(0.1)
+    command.send_signal(signal.SIGINT)
     out, _ = command.communicate(timeout=60)
     assert command.returncode == 130
     assert json.loads(out)["result"]["nccl"]["status"] == "waived"
@@ -116,7 +122,9 @@ def test_nothing_is_left_of_a_run_that_is_interrupted(gpus: tuple[Gpu, ...], tmp
 
 
 @pytest.mark.needs_root
-def test_with_a_gpu_a_task_nccl_dies_and_the_cgroup_is_the_cause(gpus: tuple[Gpu, ...], tmp_path: Path) -> None:
+def test_with_a_gpu_a_task_nccl_dies_and_the_cgroup_is_the_cause(
+    gpus: tuple[Gpu, ...], tmp_path: Path, record_property: Recorded
+) -> None:
     """Two ranks with one GPU each by device cgroups of version 2, as Slurm's ConstrainDevices confines tasks."""
     machine = collect(("host", "gpus", "pairs", "driver", "process", "confinement"))
     settings = Settings(size_bytes=SIZE, copies=None, samples=3, timeout_s=90)
@@ -140,7 +148,7 @@ def test_with_a_gpu_a_task_nccl_dies_and_the_cgroup_is_the_cause(gpus: tuple[Gpu
         snapshot = tmp_path / "machine.json"
         done = started("snapshot", "-o", snapshot, before=first.join)
         assert done.code == 0, done.err
-    print(nccl)
+    record_property("a GPU a task", repr(nccl.failures))
     assert nccl.status is NcclStatus.FAILED
     assert any("invalid device ordinal" in failure.reason for failure in nccl.failures), nccl.failures
     denied = replay.load(str(snapshot))

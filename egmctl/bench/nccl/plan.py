@@ -23,7 +23,7 @@ from egmctl.model.task import Endpoint
 from egmctl.units import GIB, format_size, listed
 
 USUAL_BYTES = GIB
-"""The size without ``--size``. NCCL reaches its full bandwidth between H200s with it (docs/nccl.md)."""
+"""The size without ``--size``. NCCL reaches its full bandwidth between H200s with it (docs/bench.md)."""
 ITERATIONS = 20
 """The number of collectives in one sample without ``--copies``: as nccl-tests, 66 ms between two H200."""
 _BUFFERS = 2

@@ -95,7 +95,7 @@ def _environment(plan: NcclPlan, devices: str) -> dict[str, str | None]:
     """Return the changes to the environment of NCCL's processes.
 
     All of them see the same GPUs and choose their own by its number, because NCCL connects ranks that see each other's
-    GPUs in the fastest way (325.7 against 322.2 GB/s between two H200, docs/nccl.md).
+    GPUs in the fastest way (325.7 against 322.2 GB/s between two H200, docs/bench.md).
     """
     multicast = {} if plan.nvls else {"NCCL_NVLS_ENABLE": "0"}
     # With blocking launches no collective would be queued behind another.
