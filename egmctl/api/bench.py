@@ -9,6 +9,7 @@ from importlib.util import find_spec
 
 from egmctl.api.options import BenchOptions, documented
 from egmctl.bench.case import Case
+from egmctl.bench.nccl.job import Asked
 from egmctl.bench.nccl.plan import installed, nccl_plan
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.budget import fitted, memory_of, most_bytes
@@ -169,18 +170,28 @@ class Bench(BenchOptions):
         """
         return select_gpus("all" if self.gpus is None else self.gpus, machine.gpus or ())
 
+    @property
+    def asked_of_nccl(self) -> Asked:
+        """What the tasks of a job are to measure by NCCL (:func:`egmctl.bench.nccl.job.measure_job`)."""
+        return Asked(
+            collectives=select_collectives(self.cases, self.suite_names),
+            settings=self.settings,
+            size_bytes=None if self.size is None else self.settings.size_bytes,
+            nvls=self.nvls,
+        )
+
     def _nccl(self, machine: Machine, *, live: bool) -> NcclPlan | None:
         """Return the plan of NCCL's measurement; ``None`` if no collective is chosen."""
-        collectives = select_collectives(self.cases, self.suite_names)
-        if not collectives:
+        asked = self.asked_of_nccl
+        if not asked.collectives:
             return None
         return nccl_plan(
             machine,
             self.chosen(machine),
             self.settings,
-            collectives=collectives,
-            size_bytes=None if self.size is None else self.settings.size_bytes,
-            nvls=self.nvls,
+            collectives=asked.collectives,
+            size_bytes=asked.size_bytes,
+            nvls=asked.nvls,
             program=installed() if live else None,
             assumed=not live,
         )

@@ -126,7 +126,7 @@ SUITES: Mapping[str, Suite] = {
     "rdma": Suite("UCX messages between processes, and their transport", family="rdma", samples=3),
     "fabric": Suite("fabric handles between all GPUs of the node; under MPI of all nodes", family="fabric", samples=3),
     "nccl": Suite(
-        "NCCL's own bus bandwidth (PyTorch or nccl-tests), beside that of the links",
+        "three collectives of NCCL, by PyTorch or nccl-tests: their bus bandwidth beside the links'",
         ("device_to_device_memcpy_write_ce", "device_to_device_bidirectional_memcpy_write_sm"),
         samples=3,
     ),

@@ -11,40 +11,37 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 WARM_UP, ITERATIONS, SAMPLES = 5, 20, 7
 
 
 def rank(number: int, ranks: int, size_bytes: int, folder: Path) -> None:
     """Measure as one rank; rank 0 prints the result."""
-    import torch  # type: ignore[import-not-found, unused-ignore]
-    import torch.distributed as dist  # type: ignore[import-not-found, unused-ignore]
+    import torch
+    import torch.distributed as dist
 
-    torch_any: Any = torch
-    torch_any.cuda.set_device(number)
-    dist_any: Any = dist
-    dist_any.init_process_group("nccl", init_method=f"file://{folder}/store", rank=number, world_size=ranks)
-    buffer = torch_any.zeros(size_bytes // 4, dtype=torch_any.float32, device="cuda")
+    torch.cuda.set_device(number)
+    dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=number, world_size=ranks)
+    buffer = torch.zeros(size_bytes // 4, dtype=torch.float32, device="cuda")
     for _ in range(WARM_UP):
-        dist_any.all_reduce(buffer)
+        dist.all_reduce(buffer)
     times = []
     for _ in range(SAMPLES):
-        dist_any.all_reduce(buffer)
-        begin, end = (torch_any.cuda.Event(enable_timing=True) for _ in range(2))
+        dist.all_reduce(buffer)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         for _ in range(ITERATIONS):
-            dist_any.all_reduce(buffer)
+            dist.all_reduce(buffer)
         end.record()
-        torch_any.cuda.synchronize()
+        torch.cuda.synchronize()
         times.append(begin.elapsed_time(end) / ITERATIONS)
-    slowest = torch_any.tensor(times, device="cuda")
-    dist_any.all_reduce(slowest, op=dist_any.ReduceOp.MAX)
+    slowest = torch.tensor(times, device="cuda")
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     if number == 0:
         seconds = statistics.median(slowest.tolist()) / 1e3
         sys.stdout.write(f"{2 * (ranks - 1) / ranks * size_bytes / seconds / 1e9}\n")
         sys.stdout.flush()
-    dist_any.destroy_process_group()
+    dist.destroy_process_group()
 
 
 def main() -> None:

@@ -48,11 +48,8 @@ WITHIN = 0.01
 def by_egmctl(folder: Path, *arguments: str, **variables: str) -> dict[str, Any]:
     """Run the suite on two GPUs; return the result."""
     file = folder / "run.json"
-    done = started(
-        *("bench", "--suite", "nccl", "--gpus", "0-1", *arguments, "-o", file, "--force"),
-        variables=variables,
-        timeout_s=180,
-    )
+    words = ("bench", "--suite", "nccl", "--gpus", "0-1", *arguments, "--force")
+    done = started(*words, "-o", file, variables=variables, timeout_s=180)
     assert file.exists(), done.err
     result: dict[str, Any] = json.loads(file.read_text())["result"]
     return result

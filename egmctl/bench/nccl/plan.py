@@ -74,17 +74,13 @@ def nccl_plan(
         Whether a program is assumed to be there, as for a model of a machine.
     """
     able = [gpu for gpu in gpus if not any(_against(machine, gpu, settings))]
-    share = min((most for gpu in able if (most := _free(machine, gpu)) is not None), default=None)
-    room = None if share is None else share * settings.memory_percent // 100
-    size = size_bytes or USUAL_BYTES
-    while size_bytes is None and room is not None and _BUFFERS * size > room and size > _unit(len(able)):
-        size //= 2
-    size = max(size // _unit(len(able)), 1) * _unit(len(able))
+    least = min((free for gpu in able if (free := free_bytes(machine, gpu)) is not None), default=None)
+    room = None if least is None else least * settings.memory_percent // 100
     plan = NcclPlan(
         collectives=tuple(collectives),
         gpus=tuple(gpu.bus_id for gpu in able),
         labels=tuple(f"GPU{gpu.index}" for gpu in able),
-        size_bytes=size,
+        size_bytes=fitting_bytes(size_bytes, len(able), room),
         iterations=settings.copies or ITERATIONS,
         samples=1 if program is NcclProgram.NCCL_TESTS else settings.samples,
         nvls=nvls,
@@ -128,12 +124,26 @@ def _against(machine: Machine, gpu: Gpu, settings: Settings) -> Iterator[Waiver]
         yield busy
 
 
+def fitting_bytes(size_bytes: int | None, ranks: int, room: int | None) -> int:
+    """Return a size of whole blocks: the one that the user chose, else the usual one, halved until it fits.
+
+    Parameters
+    ----------
+    room
+        The bytes that buffers may take on each GPU; ``None`` if unknown.
+    """
+    unit, size = _unit(ranks), size_bytes or USUAL_BYTES
+    while size_bytes is None and room is not None and _BUFFERS * size > room and size > unit:
+        size //= 2
+    return max(size // unit, 1) * unit
+
+
 def _unit(ranks: int) -> int:
     """Return what a size is a multiple of: each rank's part of a gathered buffer has whole blocks."""
     return BLOCK * VALUE_BYTES * max(ranks, 1)
 
 
-def _free(machine: Machine, gpu: Gpu) -> int | None:
+def free_bytes(machine: Machine, gpu: Gpu) -> int | None:
     """Return the free bytes of a GPU, or all of them for a model; ``None`` if unknown."""
     return most_bytes(machine, Peak(Endpoint(memory=MemoryKind.DEVICE, label=f"GPU{gpu.index}", bus_id=gpu.bus_id), 0))
 

@@ -70,13 +70,15 @@ def measure(plan: NcclPlan, machine: Machine, timeout_s: float, start: Start = s
     devices = ",".join(machine.gpu(bus_id).uuid or "" for bus_id in plan.gpus)
     with tempfile.TemporaryDirectory(prefix="egmctl-nccl-") as name:
         folder = Path(name)
-        environment = _environment(plan, devices)
-        gathering = _Gathering(plan)
+        environment = environment_of(plan, devices)
+        gathering = Gathering(plan)
         with _processes(plan, folder, environment, timeout_s, start) as children:
-            gathering.gather(children, timeout_s)
-        logs = {rank: _read(_log_of(folder, rank)) for rank in range(len(children))}
-    recorded = {**os.environ, **environment}
-    return _put_together(plan, gathering, logs, {key: text for key, text in recorded.items() if text is not None})
+            members = dict(enumerate(children))
+            gathering.gather(lambda: next_round(plan, members, timeout_s))
+            if not gathering.failures:
+                end(members)
+        logs = {rank: read_text(log_file(folder, rank)) for rank in range(len(children))}
+    return put_together(plan, gathering, logs, environment)
 
 
 def not_measured(plan: NcclPlan, reason: str) -> NcclRun:
@@ -91,7 +93,7 @@ def interrupted(plan: NcclPlan) -> NcclRun:
     return not_measured(replace(plan, waivers=(*plan.waivers, waiver)), reason)
 
 
-def _environment(plan: NcclPlan, devices: str) -> dict[str, str | None]:
+def environment_of(plan: NcclPlan, devices: str) -> dict[str, str | None]:
     """Return the changes to the environment of NCCL's processes.
 
     All of them see the same GPUs and choose their own by its number, because NCCL connects ranks that see each other's
@@ -102,7 +104,8 @@ def _environment(plan: NcclPlan, devices: str) -> dict[str, str | None]:
     return {**_DEBUG, **multicast, "CUDA_VISIBLE_DEVICES": devices, "CUDA_LAUNCH_BLOCKING": None}
 
 
-def _log_of(folder: Path, rank: int) -> Path:
+def log_file(folder: Path, rank: int) -> Path:
+    """Return the file of a rank's log."""
     return folder / f"nccl.{rank}.log"
 
 
@@ -111,8 +114,6 @@ def _processes(
     plan: NcclPlan, folder: Path, environment: Mapping[str, str | None], timeout_s: float, start: Start
 ) -> Iterator[list[Child]]:
     """Start the processes of a plan, and end them all at the end of the block."""
-    common = {"collectives": list(plan.collectives), "size_bytes": plan.size_bytes, "timeout_s": timeout_s}
-    counts = {"iterations": plan.iterations, "samples": plan.samples}
     ranks = len(plan.gpus)
     arguments: list[dict[str, Any]]
     if plan.program is NcclProgram.NCCL_TESTS:
@@ -121,15 +122,12 @@ def _processes(
         programs = binaries()
         arguments = [{"programs": {name: programs[name] for name in plan.collectives}, "options": options}]
     else:
-        store = str(folder / "store")
-        arguments = [
-            {**common, **counts, "rank": rank, "ranks": ranks, "device": rank, "store": store} for rank in range(ranks)
-        ]
+        arguments = [rank_arguments(plan, rank, rank, folder, timeout_s) for rank in range(ranks)]
     target = TESTS if plan.program is NcclProgram.NCCL_TESTS else TORCH
     with contextlib.ExitStack() as ended:
         children = []
         for rank, own in enumerate(arguments):
-            variables = {**environment, "NCCL_DEBUG_FILE": str(_log_of(folder, rank))}
+            variables = {**environment, "NCCL_DEBUG_FILE": str(log_file(folder, rank))}
             child = start(rank, target, own, variables)
             ended.callback(child.close)
             children.append(child)
@@ -137,6 +135,21 @@ def _processes(
         for child in children:
             # Close all channels, so that all processes begin to end, before the wait for the first one.
             child.channel.close()
+
+
+def rank_arguments(plan: NcclPlan, rank: int, device: int, folder: Path, timeout_s: float) -> dict[str, Any]:
+    """Return the arguments of a rank of PyTorch that uses a CUDA device; all ranks name the same folder."""
+    return {
+        "rank": rank,
+        "ranks": len(plan.gpus),
+        "device": device,
+        "store": str(folder / "store"),
+        "collectives": list(plan.collectives),
+        "size_bytes": plan.size_bytes,
+        "iterations": plan.iterations,
+        "samples": plan.samples,
+        "timeout_s": timeout_s,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,8 +181,67 @@ class _Ran:
 
 
 @dataclass
-class _Gathering:
-    """What the processes have reported so far."""
+class Round:
+    """What the processes have said in one round: that they have started, or one collective."""
+
+    messages: dict[int, Message] = field(default_factory=dict)
+    """The message of each rank."""
+    failures: list[RankFailure] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    """The end of the output of each process that failed."""
+
+
+def next_round(plan: NcclPlan, members: Mapping[int, Child], timeout_s: float) -> Round:
+    """Return the next message of each process; after a failure, those that have come.
+
+    Parameters
+    ----------
+    members
+        The processes by rank: all ranks, or those of this command.
+    """
+    said = Round()
+    waiting = dict(members)
+    deadline = time.monotonic() + timeout_s
+    while waiting:
+        ready = wait_for_any([*waiting.values()], deadline - time.monotonic())
+        if not ready and said.failures:
+            # They wait for the rank that failed.
+            break
+        if not ready and len(waiting) == len(members) > 1:
+            # Each is silent in the same collective, as one of them hangs: which one is not known.
+            said.failures.append(failure_of(plan, None, "timed-out", f"no rank has responded for {timeout_s:g} s"))
+            break
+        for rank in [rank for rank, child in waiting.items() if not ready or child in ready]:
+            child = waiting.pop(rank)
+            try:
+                said.messages[rank], descriptors = child.receive(timeout_s if ready else 0)
+                close_all(descriptors)
+            except ChildFailed as error:
+                said.outputs.append(error.output)
+                said.failures.append(failure_of(plan, rank, error.how, _ending(error, timeout_s)))
+                deadline = min(deadline, time.monotonic() + RELEASE_S)
+    return said
+
+
+def failure_of(plan: NcclPlan, rank: int | None, how: str, reason: str) -> RankFailure:
+    """Return the failure of a rank, or of a process of all ranks."""
+    if plan.program is NcclProgram.NCCL_TESTS:
+        rank = None
+    label = ", ".join(plan.labels) if rank is None else plan.labels[rank]
+    return RankFailure(rank=rank, label=label, how=how, reason=reason)
+
+
+def end(members: Mapping[int, Child]) -> None:
+    """Wait for processes that have measured everything; how they end does not change it."""
+    deadline = time.monotonic() + END_S
+    for child in members.values():
+        with contextlib.suppress(ChildFailed):
+            child.result(max(0.0, deadline - time.monotonic()))
+
+
+@dataclass
+class Gathering:
+    """What all processes have reported so far."""
 
     plan: NcclPlan
     results: list[CollectiveResult] = field(default_factory=list)
@@ -178,46 +250,27 @@ class _Gathering:
     outputs: list[str] = field(default_factory=list)
     """The end of the output of each process that failed."""
 
-    def gather(self, children: Sequence[Child], timeout_s: float) -> None:
-        """Take the messages of all processes until the last collective, or until one has failed."""
+    def gather(self, next_of_all: Callable[[], Round]) -> None:
+        """Take round after round until the last collective, or until a process has failed.
+
+        Parameters
+        ----------
+        next_of_all
+            A function that returns the next round of all ranks.
+        """
         for name in (None, *self.plan.collectives):
-            messages = self._next(children, timeout_s)
+            said = next_of_all()
+            self.failures += said.failures
+            self.outputs += said.outputs
             if self.failures:
                 return
             try:
-                self._take(name, messages)
+                self._take(name, [said.messages[rank] for rank in sorted(said.messages)])
             except (DecodeError, ValueError) as error:
-                self._fail(None, "garbled", f"NCCL's processes reported nonsense: {printable(str(error)[:200])}")
+                reason = f"NCCL's processes reported nonsense: {printable(str(error)[:200])}"
+                self.failures.append(failure_of(self.plan, None, "garbled", reason))
             if self.failures:
                 return
-        deadline = time.monotonic() + END_S
-        for child in children:
-            # The measurement is complete: how its processes end does not change it.
-            with contextlib.suppress(ChildFailed):
-                child.result(max(0.0, deadline - time.monotonic()))
-
-    def _next(self, children: Sequence[Child], timeout_s: float) -> list[Message]:
-        """Return the next message of each process; after a failure, those that have come."""
-        messages: dict[int, Message] = {}
-        waiting = dict(enumerate(children))
-        deadline = time.monotonic() + timeout_s
-        while waiting:
-            ready = wait_for_any([*waiting.values()], deadline - time.monotonic())
-            if not ready and (self.failures or len(waiting) == len(children) > 1):
-                # They wait for the rank that failed, or for one that hangs: each is silent in the same collective.
-                if not self.failures:
-                    self._fail(None, "timed-out", f"no rank has responded for {timeout_s:g} s")
-                break
-            for rank in [rank for rank, child in waiting.items() if not ready or child in ready]:
-                child = waiting.pop(rank)
-                try:
-                    messages[rank], descriptors = child.receive(timeout_s if ready else 0)
-                    close_all(descriptors)
-                except ChildFailed as error:
-                    self.outputs.append(error.output)
-                    self._fail(rank, error.how, _ending(error, timeout_s))
-                    deadline = min(deadline, time.monotonic() + RELEASE_S)
-        return [messages[rank] for rank in sorted(messages)]
 
     def _take(self, name: str | None, messages: Sequence[Message]) -> None:
         """Take one message of each process: that it has started, or its part of one collective."""
@@ -246,25 +299,29 @@ class _Gathering:
         rows = () if ran.exit_code and "# Out of bounds" not in ran.output else read_table(ran.output)
         if not rows:
             self.outputs.append(ran.output)
-            self._fail(None, "crashed", f"{name}_perf ended with exit code {ran.exit_code}")
+            reason = f"{name}_perf ended with exit code {ran.exit_code}"
+            self.failures.append(failure_of(self.plan, None, "crashed", reason))
             return
         row = rows[-1]
         # The binary rounds the size to a whole number of values for each rank.
         self.results.append(result_of(name, len(self.plan.gpus), row.size_bytes, [row.time_us / 1e3], row.verified))
 
-    def _fail(self, rank: int | None, how: str, reason: str) -> None:
-        if self.plan.program is NcclProgram.NCCL_TESTS:
-            rank = None
-        label = ", ".join(self.plan.labels) if rank is None else self.plan.labels[rank]
-        self.failures.append(RankFailure(rank=rank, label=label, how=how, reason=reason))
 
-
-def _put_together(
-    plan: NcclPlan, gathering: _Gathering, logs: Mapping[int, str], environment: Mapping[str, str]
+def put_together(
+    plan: NcclPlan, gathering: Gathering, logs: Mapping[int, str], changes: Mapping[str, str | None]
 ) -> NcclRun:
-    """Return the outcome from what the processes reported and what NCCL logged."""
+    """Return the outcome from what the processes reported and what NCCL logged.
+
+    Parameters
+    ----------
+    logs
+        The text of each rank's log.
+    changes
+        The changes to this process's environment that NCCL's processes had.
+    """
     log = read_log([*logs.values(), *gathering.outputs])
-    own = {key: text for key, text in environment.items() if key.startswith(_RECORDED)}
+    environment = {**os.environ, **changes}
+    own = {key: text for key, text in environment.items() if key.startswith(_RECORDED) and text is not None}
     variables = {key: text for key, text in sorted({**log.variables, **own}.items()) if key not in _HIDDEN}
     versions = {**gathering.versions, **({} if log.version is None else {"nccl": log.version})}
     failures = tuple(_with_warning(failure, logs) for failure in gathering.failures)
@@ -300,7 +357,7 @@ def _ending(error: ChildFailed, timeout_s: float) -> str:
     return words
 
 
-def _step(plan: NcclPlan, gathering: _Gathering) -> str:
+def _step(plan: NcclPlan, gathering: Gathering) -> str:
     """Return the collective that was under way."""
     place = min(len(gathering.results), len(plan.collectives) - 1)
     return plan.collectives[place]
@@ -323,7 +380,7 @@ def _known(log: NcclLog, outputs: Sequence[str]) -> tuple[Any, ...]:
     return tuple(replace(failure, line="", line_number=None) for failure in failures)
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
     """Return a log, up to :data:`LOG_LIMIT`; empty if there is none."""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         data = file.read(LOG_LIMIT)

@@ -61,7 +61,7 @@ class Decided:
 def word(run: Decided) -> str:
     """Return the word for it: usually that of the state, but what nothing judged does not pass."""
     verdict = run.report.verdict
-    if run.state is State.GOOD and verdict is None:
+    if run.state is State.GOOD and (verdict is None or not run.report.measurements):
         return "MEASURED"
     if run.state is State.INCOMPLETE and {gap.kind for gap in run.gaps} == {GapKind.NO_REFERENCE}:
         return "NO REFERENCE"
@@ -76,6 +76,8 @@ def sentence(run: Decided) -> str:
         return _what_is_bad(run)
     if gap := run.gap:
         return gap.reason if gap.kind is GapKind.NOT_MEASURED else f"{gap.reason}; {_rest(run)}"
+    if not run.report.measurements and (notes := [*nccl_notes(run.report.nccl)]):
+        return notes[0]
     verdict, measured = run.report.verdict, several(run.measured, "measurement")
     not_made = "".join(f"; {words}" for words in left_out(run))
     if verdict is None:
@@ -225,7 +227,8 @@ def next_step(run: Decided) -> Remedy | None:
     """Return what to do next; ``None`` if there is nothing to do."""
     report, gap = run.report, run.gap
     if run.state is State.GOOD:
-        return None if report.verdict is None or _judges(report.verdict) else Remedy(text=_TO_JUDGE)
+        judged = report.verdict is None or not report.measurements or _judges(report.verdict)
+        return None if judged else Remedy(text=_TO_JUDGE)
     if run.state is State.BAD or gap is None:
         return _to_repair(run)
     if gap.kind is GapKind.INTERRUPTED:

@@ -33,7 +33,7 @@ class Tensor(np.ndarray):  # type: ignore[type-arg]
     def expand_as(self, other: Any) -> Any:
         return np.broadcast_to(self, other.shape)
 
-    def chunk(self, parts: int) -> Any:  # type: ignore[explicit-override, unused-ignore]
+    def chunk(self, parts: int) -> Any:
         return [part.view(Tensor) for part in np.split(self, parts)]
 
 
