@@ -98,9 +98,12 @@ def measure_job(
     """
     started_at = datetime.datetime.now(datetime.timezone.utc)
     started = time.perf_counter()
-    (machine, _), infos = world.share(
-        RankInfo, facts, lambda read: rank_info(read[0], world.host, __version__, read[1]), GATHER_S
-    )
+
+    def described(facts: tuple[Machine, Sequence[Gpu]]) -> RankInfo:
+        machine, chosen = facts
+        return rank_info(machine, (machine.host.hostname if machine.host else None) or world.host, __version__, chosen)
+
+    (machine, _), infos = world.share(RankInfo, facts, described, GATHER_S)
     bus_ids = assign(infos)
     check_agreement(infos, bus_ids, one_domain=False)
     if len(hosts(infos)) > 1:
