@@ -29,6 +29,7 @@ from egmctl.verdict.nccl import with_nccl_cause
 from tests.conftest import ROOT
 from tests.doctor.cgroups import Cgroup, denying_v2
 from tests.gpu.node import minor, started
+from tests.gpu.test_mpi import egmctl_words, mpirun
 
 pytestmark = [
     pytest.mark.gpu,
@@ -165,6 +166,23 @@ def test_with_a_gpu_a_task_nccl_dies_and_the_cgroup_is_the_cause(
     (cause,) = with_nccl_cause(report, denied).causes
     assert "the other rank's GPU is denied to this process" in cause.finding.cause
     assert f"the device cgroup denies /dev/nvidia{minor(gpus[1])}" in cause.finding.cause
+
+
+@pytest.mark.needs_root
+@pytest.mark.needs("mpirun")
+def test_in_a_job_with_a_gpu_a_task_egmctl_names_the_cgroup(gpus: tuple[Gpu, ...]) -> None:
+    nccl = egmctl_words("bench", "--suite", "nccl", "--case", "nccl_all_reduce", "--json")
+    done = mpirun(nccl, nccl)
+    assert json.loads(done.out)["result"]["nccl"]["status"] == "ok", done.err
+    with denying_v2(*map(minor, gpus[1:])) as first, denying_v2(minor(gpus[0]), *map(minor, gpus[2:])) as second:
+        join = 'echo $$ > {}/cgroup.procs && exec "$@"'
+        done = mpirun(*(["sh", "-c", join.format(each.directory), "sh", *nccl] for each in (first, second)))
+    document = json.loads(done.out)
+    assert (done.code, document["result"]["nccl"]["status"]) == (1, "failed"), done.err
+    assert "invalid device ordinal" in document["answer"]["sentence"]
+    (cause,) = [each["finding"]["cause"] for each in document["answer"]["causes"]]
+    assert "the other rank's GPU is denied to this process" in cause
+    assert f"the device cgroup denies /dev/nvidia{minor(gpus[1])}" in cause
 
 
 @pytest.mark.needs_root

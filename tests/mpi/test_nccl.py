@@ -1,4 +1,4 @@
-"""``egmctl bench --suite nccl`` in two tasks of a job, each of which uses one GPU alone: as Slurm gives a GPU to a task.
+"""``egmctl bench --suite nccl`` in two tasks of a job, each with one GPU alone, as Slurm gives a GPU to a task.
 
 The device cgroup that makes NCCL fail there is real in ``tests/gpu/test_nccl.py``.
 """
