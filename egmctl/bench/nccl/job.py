@@ -174,7 +174,7 @@ def _measure(world: World, plan: NcclPlan, parts: Sequence[_Part], own: _Part, a
     child = start_process(world.rank, TORCH, arguments, {**changes, "NCCL_DEBUG_FILE": str(log)})
     try:
         members = {world.rank: child}
-        gathering.gather(lambda: _exchanged(world, next_round(plan, members, timeout_s), timeout_s))
+        gathering.gather(lambda limit_s: _exchanged(world, next_round(plan, members, limit_s), limit_s), timeout_s)
         if not gathering.failures:
             end(members)
     finally:

@@ -32,6 +32,8 @@ from egmctl.units import printable
 
 RELEASE_S = 10.0
 """The time in which the other ranks may fail of their own, after one has failed: each then has a reason of its own."""
+IMPORT_S = 180.0
+"""The least time that processes have to import PyTorch, which takes a minute from a slow disk that is read first."""
 END_S = 5.0
 """The time in which processes that have measured everything end by themselves."""
 LOG_LIMIT = 4 << 20
@@ -74,7 +76,7 @@ def measure(plan: NcclPlan, machine: Machine, timeout_s: float, start: Start = s
         gathering = Gathering(plan)
         with _processes(plan, folder, environment, timeout_s, start) as children:
             members = dict(enumerate(children))
-            gathering.gather(lambda: next_round(plan, members, timeout_s))
+            gathering.gather(lambda limit_s: next_round(plan, members, limit_s), timeout_s)
             if not gathering.failures:
                 end(members)
         logs = {rank: read_text(log_file(folder, rank)) for rank in range(len(children))}
@@ -198,6 +200,8 @@ def next_round(plan: NcclPlan, members: Mapping[int, Child], timeout_s: float) -
     ----------
     members
         The processes by rank: all ranks, or those of this command.
+    timeout_s
+        The time without a word of any of them, also of a sample, after which they are given up.
     """
     said = Round()
     waiting = dict(members)
@@ -214,8 +218,13 @@ def next_round(plan: NcclPlan, members: Mapping[int, Child], timeout_s: float) -
         for rank in [rank for rank, child in waiting.items() if not ready or child in ready]:
             child = waiting.pop(rank)
             try:
-                said.messages[rank], descriptors = child.receive(timeout_s if ready else 0)
+                message, descriptors = child.receive(timeout_s if ready else 0)
                 close_all(descriptors)
+                if message.get("event") != "sampled":
+                    said.messages[rank] = message
+                    continue
+                waiting[rank] = child
+                deadline = deadline if said.failures else time.monotonic() + timeout_s
             except ChildFailed as error:
                 said.outputs.append(error.output)
                 said.failures.append(failure_of(plan, rank, error.how, _ending(error, timeout_s)))
@@ -250,16 +259,16 @@ class Gathering:
     outputs: list[str] = field(default_factory=list)
     """The end of the output of each process that failed."""
 
-    def gather(self, next_of_all: Callable[[], Round]) -> None:
+    def gather(self, next_of_all: Callable[[float], Round], timeout_s: float) -> None:
         """Take round after round until the last collective, or until a process has failed.
 
         Parameters
         ----------
         next_of_all
-            A function that returns the next round of all ranks.
+            A function of a timeout in seconds that returns the next round of all ranks.
         """
         for name in (None, *self.plan.collectives):
-            said = next_of_all()
+            said = next_of_all(max(timeout_s, IMPORT_S) if name is None else timeout_s)
             self.failures += said.failures
             self.outputs += said.outputs
             if self.failures:

@@ -47,7 +47,11 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
         buffers = _MAKE[name](torch, dist, rank, ranks, arguments["size_bytes"] // VALUE_BYTES)
         for _ in range(WARM_UP):
             buffers.call()
-        measured = [_sample(torch, buffers, arguments["iterations"]) for _ in range(arguments["samples"])]
+        measured = []
+        for _ in range(arguments["samples"]):
+            measured.append(_sample(torch, buffers, arguments["iterations"]))
+            # Many samples take longer than it takes to be sure that something hangs.
+            parent.send({"event": "sampled"})
         parent.send(
             {
                 "event": "measured",
