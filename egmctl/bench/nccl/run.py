@@ -63,7 +63,7 @@ def measure(plan: NcclPlan, machine: Machine, timeout_s: float, start: Start = s
     machine
         The live node that the plan was made for.
     timeout_s
-        The time without a word of any process after which it is given up.
+        The time without a message after which a process is given up.
     start
         The function that starts the processes; only tests change it.
     """
@@ -201,7 +201,7 @@ def next_round(plan: NcclPlan, members: Mapping[int, Child], timeout_s: float) -
     members
         The processes by rank: all ranks, or those of this command.
     timeout_s
-        The time without a word of any of them, also of a sample, after which they are given up.
+        The time without a message of any of them, also on a sample, after which they are given up.
     """
     said = Round()
     waiting = dict(members)
