@@ -9,13 +9,15 @@ from importlib.util import find_spec
 
 from egmctl.api.options import BenchOptions, documented
 from egmctl.bench.case import Case
+from egmctl.bench.nccl.job import Asked
+from egmctl.bench.nccl.plan import installed, nccl_plan
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.budget import fitted, memory_of, most_bytes
 from egmctl.bench.plan.cost import plan_seconds
 from egmctl.bench.plan.flows import parse_pairs
 from egmctl.bench.plan.make import LAST_BYTES, make_plan, sized, sweep_sizes
 from egmctl.bench.plan.task import COPIES_LIMIT
-from egmctl.bench.suites import FABRIC, STANDARD, SUITES, select_cases
+from egmctl.bench.suites import FABRIC, NCCL, STANDARD, SUITES, select_cases, select_collectives
 from egmctl.bench.supervisor import Progress, supervise
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.facts.inside import memory_left
@@ -25,6 +27,7 @@ from egmctl.launch import Child
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.model.measurement import RunReport, Settings
+from egmctl.model.nccl import NcclPlan
 from egmctl.model.profile import Profile
 from egmctl.model.route import unusable
 from egmctl.model.task import Axis
@@ -34,6 +37,7 @@ from egmctl.verdict.answers import answered
 from egmctl.verdict.changes import changes
 from egmctl.verdict.explain import CAUSE_SECTIONS, sections, with_causes, with_ucx_notes
 from egmctl.verdict.judge import with_verdict
+from egmctl.verdict.nccl import beside_links, with_nccl_cause
 from egmctl.verdict.profiles import choose, load, load_all, match_profile
 from egmctl.verdict.trust import with_doubts
 
@@ -58,6 +62,11 @@ class Bench(BenchOptions):
 
     def __post_init__(self) -> None:
         _ = self.selected_cases, self.settings
+        once = {"--duration": self.duration is not None, "--sweep": self.sweep is not None, "--pair": bool(self.pair)}
+        if NCCL in self.suite_names and (wrong := next((name for name, value in once.items() if value), None)):
+            raise UsageError(f"{wrong} cannot be combined with --suite {NCCL}: NCCL runs once, on all chosen GPUs")
+        if self.nvls and NCCL not in self.suite_names:
+            raise UsageError(f"--nvls works with --suite {NCCL} only")
 
     @cached_property
     def selected_cases(self) -> tuple[Case, ...]:
@@ -149,7 +158,7 @@ class Bench(BenchOptions):
                 f"this takes about {days:.0f} days, more than {LONGEST_DAYS}; give a smaller --size or --samples, "
                 "or fewer cases"
             )
-        return made
+        return replace(made, nccl=self._nccl(machine, live=live))
 
     def chosen(self, machine: Machine) -> tuple[Gpu, ...]:
         """Return the GPUs of a machine to measure.
@@ -160,6 +169,32 @@ class Bench(BenchOptions):
             If the machine lacks a selected GPU.
         """
         return select_gpus("all" if self.gpus is None else self.gpus, machine.gpus or ())
+
+    @property
+    def asked_of_nccl(self) -> Asked:
+        """What the tasks of a job are to measure by NCCL (:func:`egmctl.bench.nccl.job.measure_job`)."""
+        return Asked(
+            collectives=select_collectives(self.cases, self.suite_names),
+            settings=self.settings,
+            size_bytes=None if self.size is None else self.settings.size_bytes,
+            nvls=self.nvls,
+        )
+
+    def _nccl(self, machine: Machine, *, live: bool) -> NcclPlan | None:
+        """Return the plan of NCCL's measurement; ``None`` if no collective is chosen."""
+        asked = self.asked_of_nccl
+        if not asked.collectives:
+            return None
+        return nccl_plan(
+            machine,
+            self.chosen(machine),
+            self.settings,
+            collectives=asked.collectives,
+            size_bytes=asked.size_bytes,
+            nvls=asked.nvls,
+            program=installed() if live else None,
+            assumed=not live,
+        )
 
     def _plan(self, machine: Machine, settings: Settings, no_ucx: str) -> Plan:
         chosen = self.chosen(machine)
@@ -204,7 +239,7 @@ class Bench(BenchOptions):
         if machine.origin.kind is not OriginKind.LIVE:
             raise UsageError(f"machine {machine.origin.name} is not this node: it can be planned for, not measured")
         run = supervise(plan, machine, on_progress=on_progress, worker=worker, recorder=recorder)
-        return answered(with_doubts(with_ucx_notes(run)))
+        return answered(with_doubts(with_ucx_notes(beside_links(run))))
 
     def explain(self, report: RunReport, machine: Machine | None = None) -> RunReport:
         """Return a run with the causes of its slow, broken and skipped paths (``RunReport.causes``), and its answer.
@@ -222,7 +257,7 @@ class Bench(BenchOptions):
         if report.verdict is None:
             # Ranks on several nodes measure without a judge.
             report = with_doubts(report)
-        return answered(with_causes(report, machine, asked=named, numa=numa))
+        return answered(with_nccl_cause(with_causes(report, machine, asked=named, numa=numa), machine))
 
 
 @dataclass(frozen=True, slots=True)

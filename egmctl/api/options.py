@@ -59,7 +59,7 @@ class BenchOptions:
     """The measurements of a bench, and their settings."""
 
     HEADINGS: ClassVar[dict[str, str]] = {
-        "Measuring": "numa size samples copies duration serial no_gate allow_busy memory timeout"
+        "Measuring": "numa size samples copies duration serial no_gate allow_busy memory nvls timeout"
     }
     gpus: str | None = option(
         "GPUs: all (the default), 0-3,5, 0-7/2, a UUID (or its start), a PCI bus id. A named GPU that cannot be "
@@ -87,6 +87,7 @@ class BenchOptions:
     no_gate: bool = option("Do not queue work behind a gate kernel: for profilers.", default=False)
     allow_busy: bool = option("Measure GPUs that other processes use, and mark the results.", default=False)
     memory: int = option("Share of the free memory that buffers may take, 1 to 95.", "PERCENT", default=50)
+    nvls: bool = option("With --suite nccl: let NCCL use NVLink multicast (NVLS).", default=False)
     timeout: float = option("Give up a step after this long and continue.", "SECONDS", default=60.0)
 
     @property

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 
 from egmctl.bench.case import BY_SMS, Case
 from egmctl.bench.cases import bandwidth, ipc, latency, rdma
+from egmctl.bench.nccl.collectives import COLLECTIVES, PREFIX
 from egmctl.errors import UsageError
 from egmctl.model.task import Axis, Point
 from egmctl.units import did_you_mean, printable
@@ -124,6 +125,11 @@ SUITES: Mapping[str, Suite] = {
     ),
     "rdma": Suite("UCX messages between processes, and their transport", family="rdma", samples=3),
     "fabric": Suite("fabric handles between all GPUs of the node; under MPI of all nodes", family="fabric", samples=3),
+    "nccl": Suite(
+        "three collectives of NCCL, by PyTorch or nccl-tests: their bus bandwidth beside the links'",
+        ("device_to_device_memcpy_write_ce", "device_to_device_bidirectional_memcpy_write_sm"),
+        samples=3,
+    ),
     "sms": Suite(
         "bandwidth against the number of SMs, by SM copies and bulk copies (TMA)",
         SWEPT[Axis.SMS],
@@ -147,6 +153,9 @@ STANDARD = "standard"
 
 FABRIC = "fabric"
 """The suite over several nodes, which excludes other suites."""
+
+NCCL = "nccl"
+"""The suite that also runs NCCL, whose collectives are no cases: another program measures them."""
 
 
 def select_suites(text: str) -> tuple[str, ...]:
@@ -182,7 +191,7 @@ def select_cases(patterns: Sequence[str], suites: Sequence[str] = (), sweep: Axi
     Raises
     ------
     UsageError
-        A pattern matches no case, or no selected case has the axis.
+        A pattern matches neither a case nor, with the suite ``nccl``, a collective, or no selected case has the axis.
     """
     if not patterns and not suites:
         suites, patterns = ((), SWEPT[sweep]) if sweep else ((STANDARD,), ())
@@ -190,7 +199,7 @@ def select_cases(patterns: Sequence[str], suites: Sequence[str] = (), sweep: Axi
     every = FABRIC_CASES if tuple(suites) == (FABRIC,) else CASES
     cases = [case for case in every if not chosen or any(suite.has(case) for suite in chosen)]
     for pattern in patterns:
-        if not any(_fits(case, (pattern,)) for case in cases):
+        if not any(_fits(case, (pattern,)) for case in cases) and not select_collectives((pattern,), suites):
             whole = f"'egmctl bench --list --suite {','.join(suites) or 'full'}' shows all"
             hint = did_you_mean(pattern, (case.name for case in cases), whole)
             raise UsageError(f"--case {printable(pattern[:100])!r} matches no case; {hint}")
@@ -208,6 +217,21 @@ def select_cases(patterns: Sequence[str], suites: Sequence[str] = (), sweep: Axi
     if sweep is not None and not any(case.points for case in selected):
         raise UsageError(f"--sweep {sweep}: none of the chosen cases has that axis; '--list' says which have")
     return tuple(case for case in selected if case.points)
+
+
+def select_collectives(patterns: Sequence[str], suites: Sequence[str]) -> tuple[str, ...]:
+    """Return the collectives that NCCL measures; none without the suite ``nccl``.
+
+    Parameters
+    ----------
+    patterns
+        Shell patterns, one of which must match :data:`egmctl.bench.nccl.collectives.PREFIX` and a name; without
+        patterns, all match.
+    """
+    names = COLLECTIVES if NCCL in suites else ()
+    return tuple(
+        name for name in names if not patterns or any(fnmatchcase(f"{PREFIX}{name}", pattern) for pattern in patterns)
+    )
 
 
 def _points(case: Case, chosen: Sequence[Suite], sweep: Axis | None) -> tuple[Point, ...]:

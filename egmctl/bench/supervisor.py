@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from egmctl.bench.buffers import Buffer, Lifetimes, buffers_of
 from egmctl.bench.case import Case
+from egmctl.bench.nccl import run as nccl
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.cost import steps_seconds
 from egmctl.bench.plan.task import shortened
@@ -29,7 +30,7 @@ from egmctl.facts.host_load import HostLoadWatch
 from egmctl.facts.kernel_log import KernelLogWatch
 from egmctl.facts.redact import redact
 from egmctl.facts.root import Root
-from egmctl.journal.events import Begin, Logged, Note, Outcome, Problem, Recorder, StepBegun, forget
+from egmctl.journal.events import Begin, Logged, NcclOutcome, Note, Outcome, Problem, Recorder, StepBegun, forget
 from egmctl.launch import Child
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
@@ -119,6 +120,7 @@ def supervise(
     recorder(Begin(report=report, steps=len(plan.steps)))
     run = _Run(plan, machine, on_progress, recorder, watch)
     interrupted = False
+    measured_by_nccl = None if plan.nccl is None else nccl.interrupted(plan.nccl)
 
     def start(by_ranks: bool) -> Group:
         nonlocal worker
@@ -130,10 +132,15 @@ def supervise(
     try:
         while run.goes_on:
             run.work(start)
+        if plan.nccl is not None:
+            # The workers have ended: NCCL has the GPUs and their memory to itself.
+            measured_by_nccl = nccl.measure(plan.nccl, machine, plan.settings.timeout_s)
     except KeyboardInterrupt:
         interrupted = True
     run.waive_rest("interrupted before it was done" if interrupted else None)
     run.tell()
+    if measured_by_nccl is not None:
+        recorder(NcclOutcome(nccl=measured_by_nccl))
     watch.close()
     wall_s = time.perf_counter() - started
     return replace(
@@ -146,6 +153,7 @@ def supervise(
         problems=tuple(run.problems),
         kernel_messages=watch.messages,
         measurements=set_beside([run.found[number] for number in range(len(plan.tasks))], CASES),
+        nccl=measured_by_nccl,
     )
 
 

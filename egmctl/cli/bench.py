@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
 from egmctl.api.options import PREVIEW, BenchOptions, option
-from egmctl.cli.fabric import FABRIC, JobOptions, fabric_plan, is_fabric, measured_together
+from egmctl.cli.fabric import (
+    FABRIC,
+    NCCL,
+    JobOptions,
+    fabric_plan,
+    facts_of_rank,
+    is_fabric,
+    job,
+    measured_together,
+)
 from egmctl.cli.options import MachineOption, read_machine, refuse_together, takes_options
 from egmctl.cli.output import OutputOptions, Outputs, say
 from egmctl.cli.progress import show_progress
@@ -69,6 +79,8 @@ def bench(options: BenchOptions, run: RunOptions, output: OutputOptions, machine
         raise UsageError("--machine: a recorded machine cannot be measured; use it with --list or --dry-run")
     if launch is not None and not options.suite_names:
         options = replace(options, suites=(FABRIC,))
+    if measuring_with is not None and options.suite_names == (NCCL,):
+        return _measure_by_tasks(options, run, outputs, measuring_with)
     fabric = is_fabric(options, run, measuring_with, dry_run=run.dry_run)
     if preview:
         _show_plan(options, run, outputs, machine, fabric=fabric)
@@ -133,6 +145,24 @@ def _measure_fabric(options: BenchOptions, run: RunOptions, outputs: Outputs, la
         if profiles is not None and len(report.machines) == 1:
             report = judge_run(report, report.machines[0], profiles, strict=run.strict)
         raise typer.Exit(_finish(bench, with_ucx_notes(report), outputs, kept, None))
+
+
+def _measure_by_tasks(options: BenchOptions, run: RunOptions, outputs: Outputs, launch: Launched) -> int:
+    """Run NCCL between the tasks of a job, and exit the command by ``typer.Exit``."""
+    from egmctl.api.bench import Bench, judge_run
+    from egmctl.bench.nccl.job import measure_job
+
+    bench = Bench(**vars(options))
+    profiles = run.profiles()
+    kept = open_journal(replace(run, no_journal=True), outputs)
+    with job(launch) as world:
+        measured = measure_job(world, partial(facts_of_rank, bench, outputs), bench.asked_of_nccl)
+        if measured is None:
+            raise typer.Exit
+        report, machine = measured
+        if profiles is not None:
+            report = judge_run(report, machine, profiles, strict=run.strict)
+        raise typer.Exit(_finish(bench, report, outputs, kept, machine))
 
 
 def _finish(bench: Bench, report: RunReport, outputs: Outputs, kept: Journal, machine: Machine | None) -> int:

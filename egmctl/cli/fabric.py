@@ -128,7 +128,7 @@ def job(launch: Launched) -> Iterator[World]:
         world.finish()
 
 
-FABRIC, RDMA = "fabric", "rdma"
+FABRIC, RDMA, NCCL = "fabric", "rdma", "nccl"
 """The suites that the ranks of an MPI job measure together."""
 
 
@@ -157,8 +157,8 @@ def is_fabric(options: BenchOptions, job: JobOptions, launch: Launched | None, *
     if not fabric and not (suites == (RDMA,) and launch is not None and ranks is None):
         if launch is not None:
             raise UsageError(
-                f"{launch.by} started {launch.size} processes, which can only measure --suite {FABRIC} or {RDMA} "
-                "together; with --mpi off each measures by itself"
+                f"{launch.by} started {launch.size} processes, which can only measure --suite {FABRIC}, {RDMA} or "
+                f"{NCCL} together; with --mpi off each measures by itself"
             )
         if ranks is not None or sample is not None:
             raise UsageError(f"--{'ranks' if ranks is not None else 'sample'} works with --suite {FABRIC} only")

@@ -29,6 +29,7 @@ from egmctl.model.answer import State as AnswerState
 from egmctl.model.codec import DecodeError, from_json, to_json
 from egmctl.model.kernel_log import KernelEvent
 from egmctl.model.measurement import Measurement, RunReport
+from egmctl.model.nccl import NcclRun
 from egmctl.model.task import NumberedTask, Task
 
 JOURNAL_SCHEMA = "egmctl.journal/1"
@@ -147,16 +148,24 @@ class Problem:
     text: str
 
 
-Event = Begin | StepBegun | Outcome | Logged | Note | Problem
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NcclOutcome:
+    """What NCCL measured, after all tasks."""
+
+    nccl: NcclRun
+
+
+Event = Begin | StepBegun | Outcome | Logged | Note | Problem | NcclOutcome
 Recorder = Callable[[Event], None]
 """A function that is called with the events of a run in order, :class:`Begin` first."""
 
-RECORDS: Mapping[str, type[StepBegun | Outcome | Logged | Note | Problem]] = {
+RECORDS: Mapping[str, type[StepBegun | Outcome | Logged | Note | Problem | NcclOutcome]] = {
     "step": StepBegun,
     "measurement": Outcome,
     "kernel": Logged,
     "note": Note,
     "problem": Problem,
+    "nccl": NcclOutcome,
 }
 """The record that the other keys of a line form, by the line's ``event``."""
 

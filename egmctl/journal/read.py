@@ -16,6 +16,7 @@ from egmctl.model.answer import State, of_exit_code
 from egmctl.model.codec import ITEMS_LIMIT, DecodeError, from_json
 from egmctl.model.kernel_log import KernelEvent
 from egmctl.model.measurement import Measurement, RunReport, Status, finish, measurement_fault
+from egmctl.model.nccl import NcclRun
 from egmctl.model.task import Task
 from egmctl.units import printable, several, shortened
 
@@ -159,6 +160,7 @@ class _Run:
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     kernel: list[KernelEvent] = field(default_factory=list)
+    nccl: NcclRun | None = None
     taken: set[int] = field(default_factory=set)
     """The numbers of the lines that are intact and valid."""
     lines: int = 0
@@ -200,6 +202,8 @@ class _Run:
                 self.notes.append(text)
             case events.Problem(text=text):
                 self.problems.append(text)
+            case events.NcclOutcome(nccl=nccl):
+                self.nccl = nccl
 
     @property
     def damaged(self) -> int:
@@ -258,6 +262,7 @@ def _put_together(skeleton: RunReport, run: _Run) -> Kept:
         problems=tuple(problems),
         measurements=tuple(measurement for _, measurement in sorted((crashed | run.outcomes).items())),
         kernel_messages=messages,
+        nccl=run.nccl,
     )
     missing = "; ".join(filter(None, (cut, damage))) or None
     answered = of_exit_code(state.exit_code) if state.answer is None else state.answer

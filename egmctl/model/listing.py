@@ -10,6 +10,7 @@ from egmctl.model.answer import State
 from egmctl.model.finding import Guard, Waiver
 from egmctl.model.machine import Origin, OriginKind
 from egmctl.model.measurement import BenchGpu, Settings
+from egmctl.model.nccl import NcclPlan
 from egmctl.model.record import Plain
 from egmctl.model.route import Rank
 from egmctl.model.task import Axis, Pattern, Task
@@ -155,6 +156,8 @@ class PlanReport:
     """The bytes that the samples move."""
     seconds: float
     """The estimated duration of the run."""
+    nccl: NcclPlan | None = None
+    """What NCCL would measure; ``None`` without the suite ``nccl``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

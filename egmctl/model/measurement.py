@@ -14,6 +14,7 @@ from egmctl.model.doubt import Doubt
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.kernel_log import KernelMessages, LoggedFault
 from egmctl.model.machine import Machine
+from egmctl.model.nccl import NcclRun
 from egmctl.model.record import BusId, Plain, Shown, Uuid
 from egmctl.model.route import LinkKind, Rank, UcxPath
 from egmctl.model.task import Quantity, Task
@@ -80,8 +81,8 @@ class RunSeconds(PhaseSeconds):
     """The time from the start of the run, or of new processes after a failure, until CUDA, contexts and kernels are
     ready. It excludes what the first process did while the facts were read."""
     waiting_s: float
-    """The remaining time: messages between processes, the journal, the kernel log, and steps of processes that
-    crashed."""
+    """The remaining time: messages between processes, the journal, the kernel log, steps of processes that crashed,
+    and NCCL's measurement."""
     cases: tuple[CaseSeconds, ...]
     """The cases in the order of execution."""
 
@@ -479,6 +480,8 @@ class RunReport(Shown):
     ranks: tuple[Rank, ...] = ()
     """The processes of measurements between several ranks."""
     measurements: tuple[Measurement, ...]
+    nccl: NcclRun | None = None
+    """What NCCL measured between the GPUs; ``None`` without the suite ``nccl``."""
     verdict: RunVerdict | None = None
     """The verdict; ``None`` if the run was not judged."""
     doubts: tuple[Doubt, ...] = ()
@@ -529,6 +532,8 @@ class RunReport(Shown):
             numbers += [("verdict.owners", number) for owner in verdict.owners for number in owner.measurements]
         numbers += [(f"causes[{place}]", n) for place, cause in enumerate(self.causes) for n in cause.measurements]
         numbers += [(f"doubts[{place}]", doubt.measurement) for place, doubt in enumerate(self.doubts)]
+        if self.nccl is not None and self.nccl.slowest is not None:
+            numbers.append(("nccl.slowest", self.nccl.slowest.measurement))
         count = len(self.measurements)
         outside = ((where, number) for where, number in numbers if not 0 <= number < count)
         return next((f"result.{where}: there is no measurement {n} of {count}" for where, n in outside), None)

@@ -33,6 +33,11 @@ class Cgroup:
         (self.directory / "cgroup.procs").write_text(str(os.getpid()))
 
 
+def join_by_path(arguments: dict[str, str]) -> None:
+    """Move the calling process into the cgroup ``directory``; for ``before`` of :class:`egmctl.launch.Child`."""
+    (Path(arguments["directory"]) / "cgroup.procs").write_text(str(os.getpid()))
+
+
 @contextlib.contextmanager
 def denying_v1(*minors: int, major: int = GPU_MAJOR) -> Iterator[Cgroup]:
     """A cgroup of version 1 whose list of denials has these devices."""

@@ -14,6 +14,7 @@ from egmctl.bench.buffers import Peak, peaks
 from egmctl.model.gpu import Gpu
 from egmctl.model.listing import PlannedTask, Step
 from egmctl.model.measurement import BenchGpu, Settings
+from egmctl.model.nccl import NcclPlan
 from egmctl.model.route import Rank
 from egmctl.model.task import Task
 
@@ -34,6 +35,9 @@ class Plan:
     """The page size that huge-page memory is rounded up to, by NUMA node; without nodes whose page size is unknown."""
     notes: tuple[str, ...] = ()
     """Cases that have no task on these GPUs and nodes with the reasons, and other remarks."""
+
+    nccl: NcclPlan | None = None
+    """What NCCL measures after the steps; ``None`` without the suite ``nccl``."""
 
     @property
     def runnable(self) -> tuple[Task, ...]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from egmctl.bench.buffers import Buffer, buffers_of, peaks
 from egmctl.bench.case import Case
 from egmctl.bench.engine import moved_bytes
+from egmctl.bench.nccl import plan as nccl
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.budget import most_bytes
 from egmctl.bench.plan.placement import RankLayout
@@ -60,6 +61,7 @@ def plan_report(plan: Plan, origin: Origin) -> listing.PlanReport:
         notes=plan.notes,
         bytes_moved=plan_bytes(plan),
         seconds=plan_seconds(plan),
+        nccl=plan.nccl,
     )
 
 
@@ -67,7 +69,10 @@ def case_list(plan: Plan, cases: Sequence[Case], origin: Origin) -> listing.Case
     """Return all suites, and each case with the number of its measurements in a plan."""
     return listing.CaseList(
         origin=origin,
-        cases=tuple(_listed(case, [task for task in plan.tasks if task.case == case.name]) for case in cases),
+        cases=(
+            *(_listed(case, [task for task in plan.tasks if task.case == case.name]) for case in cases),
+            *nccl.listed_cases(plan.nccl),
+        ),
         suites={name: suite.description for name, suite in SUITES.items()},
     )
 
@@ -123,7 +128,8 @@ def job_cost(plan: Plan, layout: RankLayout) -> listing.JobCost:
 
 def plan_seconds(plan: Plan) -> float:
     """Return the estimated time of a run in seconds."""
-    return plan.settings.duration_s or START_S + RANKS_START_S * bool(plan.ranks) + sum(steps_seconds(plan))
+    steps_s = RANKS_START_S * bool(plan.ranks) + sum(steps_seconds(plan))
+    return plan.settings.duration_s or START_S + steps_s + nccl.plan_seconds(plan.nccl)
 
 
 def plan_bytes(plan: Plan) -> int:

@@ -24,6 +24,7 @@ from egmctl.report.views.bench_matrix import GRADE_TONES, STATUS_TONES, Frame, m
 from egmctl.report.views.causes import PATHS, TONES, cause_entries, commands_of, verdict
 from egmctl.report.views.doubts import doubts_section
 from egmctl.report.views.machine import banners, confidential_banner, machine_section, time_words
+from egmctl.report.views.nccl import nccl_section
 from egmctl.report.views.topo import node_diagram
 from egmctl.topology.topology import topology
 from egmctl.units import counted, gpu_name, grouped, listed, printable, several, shortened
@@ -168,6 +169,7 @@ def _body(report: RunReport) -> Iterator[doc.Block]:
     yield from cause_entries(report)
     yield from _kernel(report)
     if not any(bench_answer.was_run(m) for m in report.measurements):
+        yield from nccl_section(report)
         yield from _details(report)
         return
     axes, main = tuple(swept(report)), main_rates(report)
@@ -180,6 +182,7 @@ def _body(report: RunReport) -> Iterator[doc.Block]:
         drawn = overlay(report, axis) if main.bars else ()
         yield doc.Section(LOOKS[axis].title, partial(chain, drawn, all_series(report, axis)))
     yield from class_tables(report, axes)
+    yield from nccl_section(report)
     yield doc.Section("Soak", partial(soak, report))
     yield doc.Section("Warnings", partial(_warnings, report))
     yield from doubts_section(report)

@@ -17,6 +17,7 @@ from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone
 from egmctl.report.views.bench_answer import false_alarms
 from egmctl.report.views.machine import banners
+from egmctl.report.views.nccl import plan_section
 from egmctl.topology.platform import platform
 from egmctl.units import format_size, grouped, several, shortened
 
@@ -222,6 +223,7 @@ def _plan(plan: listing.PlanReport) -> Iterator[doc.Block]:
         by_case.setdefault(task.name, []).append((f"{number:>4}", f"{paths}{alone}", f"{much}, {step.seconds:.2f} s"))
     for case, rows in by_case.items():
         yield doc.Section(case, (doc.table(("", "", ""), rows, wrap=("",)),))
+    yield from plan_section(plan.nccl)
     waived = Counter(task.waiver for task in plan.tasks if task.waivers)
     reasons = (*(f"{count}: {reason}" for reason, count in waived.items()), *plan.notes)
     if reasons:

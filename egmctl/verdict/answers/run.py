@@ -14,14 +14,16 @@ from egmctl.model.finding import TOLD, UNEXPLAINED, Finding, Status, Waiver, Wai
 from egmctl.model.kernel_log import LoggedFault
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.measurement import Status as Ended
+from egmctl.model.nccl import NcclRun, NcclStatus
 from egmctl.model.remedy import Remedy
 from egmctl.model.route import Egm, LinkKind
 from egmctl.model.verdict import Grade, Yardstick
 from egmctl.topology.platform import in_rack
 from egmctl.units import several, shortened
-from egmctl.verdict.answers.run_words import Decided, left_out, next_step, sentence, word
+from egmctl.verdict.answers.run_words import Decided, left_out, nccl_notes, next_step, sentence, word
 from egmctl.verdict.answers.words import cause_words, crosses_unknown_links, doubt_words, first_causes
 from egmctl.verdict.explain import CHANGED, EXCUSES, IN_USE, Shortfalls, shortfalls
+from egmctl.verdict.nccl import CHECK as NCCL
 from egmctl.verdict.trust import with_effect
 
 
@@ -37,7 +39,8 @@ def of_run(report: RunReport, *, whole_node: bool = False) -> Answer:
     """
     short = shortfalls(report)
     causes = tuple(_causes(report, short))
-    gaps = tuple(_gaps(report, causes, short, whole_node=whole_node))
+    found = [*_gaps(report, causes, short, whole_node=whole_node), *_nccl_gaps(report.nccl, causes)]
+    gaps = tuple(sorted(found, key=lambda gap: list(GapKind).index(gap.kind)))
     verdict = report.verdict
     states = [cause.state for cause in causes] + [gap.kind.state for gap in gaps]
     doubted = any(doubt.effect is Effect.WARN for doubt in report.doubts)
@@ -51,7 +54,7 @@ def of_run(report: RunReport, *, whole_node: bool = False) -> Answer:
         sentence=sentence(decided),
         causes=causes,
         gaps=gaps,
-        notes=(*_doubted(report), *left_out(decided)),
+        notes=(*_doubted(report), *left_out(decided), *nccl_notes(report.nccl)),
         next_step=next_step(decided),
         counts=counts(report),
     )
@@ -167,7 +170,7 @@ def _gaps(report: RunReport, causes: Sequence[Cause], short: Shortfalls, *, whol
     if short.lost or report.problems:
         yield _broke(report, sorted(short.lost), causes)
     if not any(m.status is not Ended.WAIVED for m in measurements):
-        if not report.interrupted:
+        if not report.interrupted and not (report.nccl is not None and report.nccl.results and not measurements):
             yield _nothing(report, causes)
     elif not report.interrupted and (missed := _missed(report, causes, whole_node=whole_node)):
         yield _of(GapKind.WAIVED, report, missed, causes, f"{len(missed)} of {len(measurements)} measurements")
@@ -191,6 +194,17 @@ def _gaps(report: RunReport, causes: Sequence[Cause], short: Shortfalls, *, whol
         yield replace(gap, reason=f"{reason}: {gap.reason}")
     if (whole_node or (verdict is not None and verdict.strict)) and made:
         yield from _without_reference(report)
+
+
+def _nccl_gaps(nccl: NcclRun | None, causes: Sequence[Cause]) -> Iterator[Gap]:
+    """Yield the gap if NCCL was to be run and its number is not known. A known error is a failure, not a gap."""
+    own = [place for place, cause in enumerate(causes) if cause.finding.check == NCCL]
+    if nccl is None or any(causes[place].state is State.BAD for place in own):
+        return
+    if nccl.status is NcclStatus.FAILED:
+        yield Gap(kind=GapKind.BROKE, reason=nccl.reason or "", causes=tuple(own))
+    elif nccl.status is NcclStatus.WAIVED and not any(w.kind is WaiverKind.INTERRUPTED for w in nccl.plan.waivers):
+        yield Gap(kind=GapKind.WAIVED, reason=f"NCCL was not run: {nccl.reason}", causes=tuple(own))
 
 
 def _broke(report: RunReport, lost: Sequence[int], causes: Sequence[Cause]) -> Gap:

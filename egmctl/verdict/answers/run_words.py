@@ -11,6 +11,7 @@ from egmctl.model.answer import WORDS, Asked, Cause, Gap, GapKind, State
 from egmctl.model.finding import UNEXPLAINED, Finding, Status, WaiverKind
 from egmctl.model.measurement import BROKEN, Measurement, RunReport
 from egmctl.model.measurement import Status as Ended
+from egmctl.model.nccl import NcclRun
 from egmctl.model.remedy import Remedy
 from egmctl.model.verdict import BAD_GRADES, Culprit, Grade, RunVerdict
 from egmctl.units import listed, several
@@ -60,7 +61,7 @@ class Decided:
 def word(run: Decided) -> str:
     """Return the word for it: usually that of the state, but what nothing judged does not pass."""
     verdict = run.report.verdict
-    if run.state is State.GOOD and verdict is None:
+    if run.state is State.GOOD and (verdict is None or not run.report.measurements):
         return "MEASURED"
     if run.state is State.INCOMPLETE and {gap.kind for gap in run.gaps} == {GapKind.NO_REFERENCE}:
         return "NO REFERENCE"
@@ -75,6 +76,8 @@ def sentence(run: Decided) -> str:
         return _what_is_bad(run)
     if gap := run.gap:
         return gap.reason if gap.kind is GapKind.NOT_MEASURED else f"{gap.reason}; {_rest(run)}"
+    if not run.report.measurements and (notes := [*nccl_notes(run.report.nccl)]):
+        return notes[0]
     verdict, measured = run.report.verdict, several(run.measured, "measurement")
     not_made = "".join(f"; {words}" for words in left_out(run))
     if verdict is None:
@@ -110,6 +113,19 @@ def left_out(run: Decided) -> Iterator[str]:
         known = (cause_words(run.report, cause) for cause in run.causes if numbers[0] in cause.measurements)
         what = f"{several(len(numbers), 'measurement')} not made: {run.report.measurements[numbers[0]].reason}"
         yield next(known, what)
+
+
+def nccl_notes(nccl: NcclRun | None) -> Iterator[str]:
+    """Yield NCCL's bus bandwidth beside the links: a note, because nobody has published what share is healthy."""
+    if nccl is None or not nccl.results:
+        return
+    shares = [f"{each.name} {each.bus_gb_s:.1f} GB/s{_share(each.share)}" for each in nccl.results]
+    beside = " of the slowest link direction measured in this run" if nccl.slowest is not None else ""
+    yield f"NCCL's bus bandwidth: {', '.join(shares)}{beside}"
+
+
+def _share(share: float | None) -> str:
+    return "" if share is None else f" ({100 * share:.0f} %)"
 
 
 def _judges(verdict: RunVerdict | None) -> bool:
@@ -211,7 +227,8 @@ def next_step(run: Decided) -> Remedy | None:
     """Return what to do next; ``None`` if there is nothing to do."""
     report, gap = run.report, run.gap
     if run.state is State.GOOD:
-        return None if report.verdict is None or _judges(report.verdict) else Remedy(text=_TO_JUDGE)
+        judged = report.verdict is None or not report.measurements or _judges(report.verdict)
+        return None if judged else Remedy(text=_TO_JUDGE)
     if run.state is State.BAD or gap is None:
         return _to_repair(run)
     if gap.kind is GapKind.INTERRUPTED:

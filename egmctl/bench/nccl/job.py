@@ -1,0 +1,202 @@
+"""Run NCCL in the tasks of a job on one node: each command starts the process of its own rank and GPU.
+
+This is how programs run where a launcher gives each task one GPU. All commands go through the same rounds: each
+exchanges what its process has said, so that all see a failure and end together.
+"""
+
+from __future__ import annotations
+
+import datetime
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from egmctl import __version__
+from egmctl.bench.nccl.plan import ITERATIONS, fitting_bytes, free_bytes, installed
+from egmctl.bench.nccl.run import (
+    TORCH,
+    Gathering,
+    Round,
+    end,
+    environment_of,
+    log_file,
+    next_round,
+    not_measured,
+    put_together,
+    rank_arguments,
+    read_text,
+    start_process,
+)
+from egmctl.bench.plan import bench_gpu
+from egmctl.bench.plan.flows import busy_waiver
+from egmctl.bench.plan.placement import RankInfo, assign, check_agreement, hosts, merge_gpus, rank_info
+from egmctl.errors import UsageError
+from egmctl.facts.redact import redact
+from egmctl.model.codec import from_json, to_json
+from egmctl.model.finding import Waiver, WaiverKind
+from egmctl.model.gpu import Gpu
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import RunReport, Settings
+from egmctl.model.nccl import NcclPlan, NcclProgram, NcclRun, RankFailure
+from egmctl.mpi.world import World
+
+GATHER_S = 120.0
+"""The timeout for the slowest task to read its facts."""
+MARGIN_S = 30.0
+"""The time beyond a rank's own timeout in which its command reports that it has responded to nothing."""
+LOG_LIMIT = 256 << 10
+"""The number of characters of each rank's log that go to rank 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The measurement that the user requested, the same on all ranks."""
+
+    collectives: tuple[str, ...]
+    settings: Settings
+    size_bytes: int | None
+    """The size that the user chose; ``None``: the usual one, or what fits."""
+    nvls: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """What one rank tells all others before the plan."""
+
+    gpu: Gpu
+    folder: str
+    """The folder of rank 0, by which the ranks find each other."""
+    has_torch: bool
+    free_bytes: int | None
+    busy: Waiver | None
+
+
+def measure_job(
+    world: World, facts: Callable[[], tuple[Machine, Sequence[Gpu]]], asked: Asked
+) -> tuple[RunReport, Machine] | None:
+    """Measure between the tasks of a job, one GPU each.
+
+    Parameters
+    ----------
+    facts
+        A function that reads the node as this task sees it, and returns it with the GPUs that the user chose.
+
+    Returns
+    -------
+    tuple[RunReport, Machine] | None
+        On rank 0 the report, without verdict, and the node as rank 0 sees it; ``None`` on other ranks.
+
+    Raises
+    ------
+    NothingToDo, UsageError
+        A rank cannot take part, the ranks do not fit together, or they are on several nodes. Raised on every rank.
+    RanksMissing
+        Some commands of the job do not respond.
+    """
+    started_at = datetime.datetime.now(datetime.timezone.utc)
+    started = time.perf_counter()
+
+    def described(facts: tuple[Machine, Sequence[Gpu]]) -> RankInfo:
+        machine, chosen = facts
+        return rank_info(machine, (machine.host.hostname if machine.host else None) or world.host, __version__, chosen)
+
+    (machine, _), infos = world.share(RankInfo, facts, described, GATHER_S)
+    bus_ids = assign(infos)
+    check_agreement(infos, bus_ids, one_domain=False)
+    if len(hosts(infos)) > 1:
+        raise UsageError(f"--suite nccl is for the GPUs of one node, and this job has {len(hosts(infos))} nodes")
+    gpu = machine.gpu(bus_ids[world.rank])
+    with tempfile.TemporaryDirectory(prefix="egmctl-nccl-") as folder:
+        own = _Part(
+            gpu=gpu,
+            folder=folder,
+            has_torch=installed() is NcclProgram.TORCH,
+            free_bytes=free_bytes(machine, gpu),
+            busy=None if asked.settings.allow_busy else busy_waiver(gpu),
+        )
+        parts = [from_json(_Part, part) for part in world.all_gather(to_json(own), GATHER_S)]
+        node = merge_gpus(machine, [part.gpu for part in parts])
+        plan = _plan(node, bus_ids, parts, asked)
+        nccl = not_measured(plan, plan.waivers[0].reason) if plan.waivers else _measure(world, plan, parts, own, asked)
+        # Rank 0's folder is in use until the last rank is done.
+        world.all_gather(None, GATHER_S)
+    if world.rank:
+        return None
+    report = RunReport(
+        settings=asked.settings,
+        gpus=tuple(bench_gpu(node.gpu(bus_id), f"GPU{node.gpu(bus_id).index}") for bus_id in bus_ids),
+        numa_nodes=(),
+        driver_version=machine.driver.driver_version if machine.driver else None,
+        cuda_driver_version=machine.driver.cuda_driver_version if machine.driver else None,
+        started_at=started_at.isoformat(timespec="seconds"),
+        wall_s=time.perf_counter() - started,
+        interrupted=False,
+        measurements=(),
+        nccl=nccl,
+        machines=(redact(machine),),
+    )
+    return report, machine
+
+
+def _plan(node: Machine, bus_ids: Sequence[str], parts: Sequence[_Part], asked: Asked) -> NcclPlan:
+    """Return the plan, which all ranks make alike."""
+    frees = [part.free_bytes for part in parts if part.free_bytes is not None]
+    waivers = [part.busy for part in parts if part.busy is not None]
+    if not all(part.has_torch for part in parts):
+        waivers.append(Waiver(kind=WaiverKind.UNSUPPORTED_ENGINE, reason="PyTorch is not installed for every task"))
+    if len(parts) < 2:
+        waivers.append(Waiver(kind=WaiverKind.UNSUPPORTED_ENGINE, reason="NCCL needs two GPUs"))
+    share = asked.settings.memory_percent
+    return NcclPlan(
+        collectives=asked.collectives,
+        gpus=tuple(bus_ids),
+        labels=tuple(f"GPU{node.gpu(bus_id).index}" for bus_id in bus_ids),
+        size_bytes=fitting_bytes(asked.size_bytes, len(parts), min(frees) * share // 100 if frees else None),
+        iterations=asked.settings.copies or ITERATIONS,
+        samples=asked.settings.samples,
+        nvls=asked.nvls,
+        program=NcclProgram.TORCH,
+        waivers=tuple(waivers),
+    )
+
+
+def _measure(world: World, plan: NcclPlan, parts: Sequence[_Part], own: _Part, asked: Asked) -> NcclRun:
+    """Run this rank's process through all rounds; return the outcome, which is complete on rank 0."""
+    timeout_s = asked.settings.timeout_s
+    # Device 0 of a process that sees its own GPU alone, as under a launcher that binds.
+    changes = environment_of(plan, own.gpu.uuid or "")
+    log = log_file(Path(own.folder), world.rank)
+    arguments = rank_arguments(plan, world.rank, 0, Path(parts[0].folder), timeout_s)
+    gathering = Gathering(plan)
+    child = start_process(world.rank, TORCH, arguments, {**changes, "NCCL_DEBUG_FILE": str(log)})
+    try:
+        members = {world.rank: child}
+        gathering.gather(lambda limit_s: _exchanged(world, next_round(plan, members, limit_s), limit_s), timeout_s)
+        if not gathering.failures:
+            end(members)
+    finally:
+        child.close()
+    logs: list[str] = world.all_gather(read_text(log)[:LOG_LIMIT], GATHER_S)
+    return put_together(plan, gathering, dict(enumerate(logs)), changes)
+
+
+def _exchanged(world: World, own: Round, timeout_s: float) -> Round:
+    """Return the round of all ranks."""
+    part = {
+        "messages": [[rank, message] for rank, message in own.messages.items()],
+        "failures": [to_json(failure) for failure in own.failures],
+        "outputs": own.outputs,
+    }
+    parts: list[dict[str, Any]] = world.all_gather(part, timeout_s + MARGIN_S)
+    whole = Round()
+    for each in parts:
+        whole.messages.update({int(rank): message for rank, message in each["messages"]})
+        whole.failures += [from_json(RankFailure, failure) for failure in each["failures"]]
+        whole.outputs += each["outputs"]
+    if whole.failures and any(failure.how != "timed-out" for failure in whole.failures):
+        # The others wait in a collective for the rank that failed.
+        whole.failures = [failure for failure in whole.failures if failure.how != "timed-out"]
+    return whole

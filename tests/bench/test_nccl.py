@@ -1,0 +1,327 @@
+"""NCCL's own bandwidth: what its log and nccl-tests' table say, its processes, their failures, and the answer.
+
+The ranks are real processes with the fake PyTorch of ``tests/fake/pytorch``; nccl-tests is a script that prints what
+its binary printed. On GPUs: ``tests/gpu/test_nccl.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from egmctl.api.bench import Bench, judge_run
+from egmctl.bench.nccl.collectives import COLLECTIVES
+from egmctl.bench.nccl.log import read_log
+from egmctl.bench.nccl.plan import BINARIES, nccl_plan
+from egmctl.bench.nccl.run import measure
+from egmctl.bench.nccl.table import NoTable, read_table
+from egmctl.errors import UsageError
+from egmctl.model.answer import State
+from egmctl.model.codec import from_json, to_json
+from egmctl.model.finding import WaiverKind
+from egmctl.model.machine import Machine
+from egmctl.model.measurement import RunReport, Settings
+from egmctl.model.nccl import NcclProgram, NcclRun, NcclStatus
+from egmctl.verdict.answers import answered
+from egmctl.verdict.nccl import beside_links, with_nccl_cause
+from tests.bench.conftest import SCHEMA
+from tests.conftest import ROOT, RunEgmctl
+from tests.doctor.machines import shipped, with_gpu_denied
+from tests.fake.plugin import MakeFakeNode
+from tests.report.runs import run as run_of_links
+
+TORCH = str(ROOT / "tests/fake/pytorch")
+LOG = """\
+node-1:2119:2119 [0] NCCL INFO NCCL_NVLS_ENABLE set by environment to 0.
+NCCL version 2.28.9+cuda13.0
+node-1:2119:2141 [0] NCCL INFO 24 coll channels, 24 collnet channels, 0 nvls channels, 32 p2p channels
+node-1:2119:2145 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM
+node-1:2119:2145 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[1] via P2P/CUMEM/read
+node-1:2119:2145 [0] NCCL INFO Channel 02/0 : 0[0] -> 1[1] via P2P/CUMEM
+node-1:2119:2145 [0] NCCL INFO Channel 00 : 0[a1000] -> 1[b2000] via SHM/direct/direct
+node-1:2119:2145 [0] NCCL INFO Channel 00/0 : 3[1] -> 4[0] [send] via NET/IB/0(3)/GDRDMA comm 0x2083dd50 nRanks 02
+node-1:2119:2145 [0] NCCL INFO NVLS multicast support is available on dev 0 (NVLS_NCHANNELS 24)
+node-1:2119:2145 [0] transport/p2p.cc:275 NCCL WARN Cuda failure 101 'invalid device ordinal'
+node-1:2119:2145 [0] misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 10.0.0.4<43211> failed
+"""
+"""Lines of NCCL 2.18 to 2.28, from logs that their users published."""
+NVLS = "node-1:1:1 [0] NCCL INFO NVLS comm 0x55cdbfbb89a0 headRank 0 nHeads 8 nvlsRanks 8 buffSize 1048576\n"
+TABLE = """\
+# nThread 1 nGpus 2 minBytes 1073741824 maxBytes 1073741824 step: 1048576(bytes) warmup iters: 5 iters: 20
+#
+# Using devices
+#  Rank  0 Group  0 Pid 1623025 on     node-1 device  0 [0x19] NVIDIA H100 80GB HBM3
+#
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+  1073741824     268435456     float     sum      -1   3296.0  325.77  325.77      0   3301.1  325.27  325.27      0
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 325.52
+#
+"""
+
+
+def test_the_log_says_which_transport_nccl_chose() -> None:
+    log = read_log([LOG])
+    assert (log.version, log.channels) == ("2.28.9+cuda13.0", 24)
+    assert log.transports == {"P2P/CUMEM": 2, "P2P/CUMEM/read": 1, "SHM/direct/direct": 1, "NET/IB/GDRDMA": 1}
+    assert log.variables == {"NCCL_NVLS_ENABLE": "0"}
+    assert log.warnings == (
+        "transport/p2p.cc:275: Cuda failure 101 'invalid device ordinal'",
+        "misc/socket.cc:484: socketStartConnect: Connect to ... failed",
+    ), "without addresses, which a document must not carry away"
+    assert "NVLS" in read_log([LOG, NVLS]).transports, "a communicator has it, not only the GPU"
+    assert read_log(["", "no log\x00"]) == read_log([])
+
+
+def test_a_table_is_read_only_to_its_end() -> None:
+    (row,) = read_table(TABLE)
+    assert (row.size_bytes, row.time_us, row.bus_gb_s, row.verified) == (1 << 30, 3296.0, 325.77, True)
+    wrong = TABLE.replace("325.77      0", "325.77     12").replace(": 0 OK", ": 12 FAILED")
+    assert [row.verified for row in read_table(wrong)] == [False]
+    assert [row.verified for row in read_table(TABLE.replace("325.77      0", "325.77    N/A"))] == [None]
+    for cut in (TABLE.partition("# Out of bounds")[0], "", "all_reduce_perf: not found"):
+        with pytest.raises(NoTable):
+            read_table(cut)
+
+
+def test_bus_bandwidths_are_counted_as_nccl_tests_counts_them() -> None:
+    factors = {name: collective.bus_factor(8) for name, collective in COLLECTIVES.items()}
+    assert factors == {"all_reduce": 1.75, "all_gather": 0.875, "sendrecv": 1}
+
+
+# --- its processes ---------------------------------------------------------------------------------------------------
+
+
+def ran(
+    monkeypatch: pytest.MonkeyPatch,
+    machine: str | Machine = "hgx-h200x4",
+    *,
+    gpus: int = 2,
+    timeout_s: float = 60,
+    program: NcclProgram = NcclProgram.TORCH,
+    **variables: Any,
+) -> NcclRun:
+    """Run all collectives with little data."""
+    node = shipped(machine) if isinstance(machine, str) else machine
+    for name, value in {"PYTHONPATH": f"{TORCH}{os.pathsep}{ROOT}", **variables}.items():
+        monkeypatch.setenv(name, value)
+    settings = Settings(size_bytes=1 << 16, copies=2, samples=2, timeout_s=timeout_s)
+    plan = nccl_plan(
+        node,
+        (node.gpus or ())[:gpus],
+        settings,
+        collectives=tuple(COLLECTIVES),
+        size_bytes=1 << 16,
+        nvls=False,
+        program=program,
+    )
+    assert plan.waivers == ()
+    return measure(plan, node, timeout_s)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """After each test there is no folder of NCCL's processes, and none of them."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    yield
+    assert not [*tmp_path.glob("egmctl-nccl-*")]
+    for process in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            assert str(tmp_path) not in process.read_text(errors="replace"), process
+        except OSError:
+            continue
+
+
+@pytest.mark.processes
+def test_a_sample_is_as_long_as_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    nccl = ran(monkeypatch, gpus=3, FAKE_TORCH_MS="3.0,3.4,3.2", NCCL_P2P_LEVEL="NVL", NCCL_DEBUG="WARN")
+    assert (nccl.status, nccl.reason, nccl.failures) == (NcclStatus.OK, None, ())
+    size = nccl.plan.size_bytes
+    assert size == 61440, "a whole number of blocks for each of three ranks"
+    for result, factor in zip(nccl.results, (4 / 3, 2 / 3, 1), strict=True):
+        assert (result.elapsed_ms, result.verified) == ((1.7, 1.7), True), result
+        assert result.bus_gb_s == pytest.approx(factor * size / 1.7e-3 / 1e9)
+    assert nccl.versions == {"nccl": "2.28.9+cuda13.0", "torch": "2.11.0+fake"}
+    assert (nccl.transports, nccl.channels) == ({"P2P/CUMEM": 6}, 24)
+    assert nccl.environment == {"NCCL_NVLS_ENABLE": "0", "NCCL_P2P_LEVEL": "NVL"}, "multicast is off unless asked for"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("fault", "how", "reason"),
+    [
+        ("die:1", ["crashed"], "rank 1 (GPU1): its process died from SIGKILL"),
+        ("stop:1", ["crashed"], "rank 1 (GPU1): its process exited with code 0 without a result"),
+        ("raise:0", ["raised"], "rank 0 (GPU0): its process raised DistBackendError: no reason is known"),
+        ("talk:1", ["garbled"], "GPU0, GPU1: NCCL's processes reported nonsense"),
+        ("hang:1", ["timed-out"], "GPU0, GPU1: no rank has responded for 2 s"),
+    ],
+)
+def test_a_rank_that_fails_ends_the_others(
+    monkeypatch: pytest.MonkeyPatch, fault: str, how: list[str], reason: str
+) -> None:
+    monkeypatch.setattr("egmctl.bench.nccl.run.RELEASE_S", 0.0)
+    nccl = ran(monkeypatch, timeout_s=2 if fault.startswith("hang") else 60, FAKE_TORCH=fault)
+    assert (nccl.status, nccl.results) == (NcclStatus.FAILED, ())
+    assert [failure.how for failure in nccl.failures] == how
+    assert (nccl.reason or "").startswith(f"NCCL failed in all_reduce: {reason}")
+    assert nccl.known_errors == ()
+
+
+@pytest.mark.processes
+def test_wrong_values_are_no_bandwidth_that_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    nccl = ran(monkeypatch, FAKE_TORCH="wrong:1")
+    assert (nccl.status, [each.verified for each in nccl.results]) == (NcclStatus.CORRUPT, [False, True, True])
+    run = whole(nccl)
+    assert (run.answer.state, run.causes[-1].finding.check) == (State.BAD, "bench.nccl")
+
+
+def binary(folder: Path, name: str, printed: str, code: int = 0) -> None:
+    """Put a binary of nccl-tests into a folder: it prints its output, and how it was started to NCCL's log."""
+    started = "open(os.environ['NCCL_DEBUG_FILE'], 'a').write(' '.join(sys.argv[1:]) + '\\n' + log)"
+    script = f"#!{sys.executable}\nimport os, sys\nlog = {LOG!r}\n{started}\nprint({printed!r})\nsys.exit({code})\n"
+    (folder / name).write_text(script)
+    (folder / name).chmod(0o755)
+
+
+@pytest.mark.processes
+def test_nccl_tests_is_used_where_pytorch_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in BINARIES.values():
+        binary(tmp_path, name, TABLE)
+    path = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    nccl = ran(monkeypatch, program=NcclProgram.NCCL_TESTS, **path)
+    assert (nccl.status, nccl.plan.samples) == (NcclStatus.OK, 1)
+    assert {each.name: round(each.bus_gb_s, 1) for each in nccl.results}["all_reduce"] == 325.8
+    assert nccl.transports["P2P/CUMEM"] == 2 * 3
+    binary(tmp_path, "all_gather_perf", "Test NCCL failure common.cu:1005 'unhandled cuda error'", code=3)
+    nccl = ran(monkeypatch, program=NcclProgram.NCCL_TESTS, **path)
+    assert [each.name for each in nccl.results] == ["all_reduce"], "what was measured before stays"
+    assert nccl.reason == "NCCL failed in all_gather: GPU0, GPU1: transport/p2p.cc:275: Cuda failure 101 " + (
+        "'invalid device ordinal'"
+    )
+
+
+# --- its answer ------------------------------------------------------------------------------------------------------
+
+
+def whole(nccl: NcclRun, node: Machine | None = None, **links: Any) -> RunReport:
+    """Return a run of two links and NCCL, explained and answered."""
+    report = run_of_links(cases=("device_to_device_memcpy_write_ce",), gpus=2, node=node, **links)
+    report = replace(report, nccl=nccl)
+    machine = report.machines[0]
+    return Bench(suites=("nccl",)).explain(judge_run(beside_links(report), machine), machine)
+
+
+@pytest.mark.processes
+def test_the_bus_bandwidth_is_set_beside_the_slowest_direction_of_a_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    nccl = ran(monkeypatch)
+    nccl = replace(nccl, results=tuple(replace(each, bus_gb_s=90.0) for each in nccl.results))
+    run = whole(nccl)
+    assert run.nccl is not None
+    assert run.nccl.slowest is not None
+    assert (run.measurements[run.nccl.slowest.measurement].path, run.nccl.slowest.gb_s) == ("GPU0 -> GPU1", 100.0)
+    assert [each.share for each in run.nccl.results] == [0.9] * 3
+    assert "all_reduce 90.0 GB/s (90 %)" in run.answer.notes[-1]
+    assert not [cause for cause in run.causes if cause.finding.check == "bench.nccl"], "no source says what is too slow"
+    assert from_json(RunReport, json.loads(json.dumps(to_json(run)))) == run
+
+    multicast = replace(nccl, transports={"NVLS": 2})
+    beside = whole(multicast).nccl
+    assert beside is not None
+    assert (beside.slowest, beside.not_comparable[:26]) == (None, "the switches add and copy ")
+
+
+@pytest.mark.processes
+def test_a_gpu_a_task_is_the_cause_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NCCL 2.28 died on two H200: each process may use one GPU alone, by the device cgroup."""
+    nccl = ran(monkeypatch, FAKE_TORCH="cuda101:01")
+    assert [failure.reason for failure in nccl.failures] == [
+        "transport/p2p.cc:275: Cuda failure 101 'invalid device ordinal'"
+    ] * 2
+    assert "host" not in json.dumps(to_json(nccl)), "its lines name the host"
+    elsewhere = whole(nccl)
+    finding = elsewhere.causes[-1].finding
+    assert (elsewhere.answer.state, finding.cause[:35]) == (State.BAD, "possibly: the other rank's GPU is d")
+
+    denied = with_gpu_denied(shipped("hgx-h200x4"), 1)
+    run = answered(with_nccl_cause(replace(elsewhere, machines=(denied,)), denied))
+    (finding,) = [cause.finding for cause in run.causes if cause.finding.check == "bench.nccl"]
+    assert finding.cause.startswith("the other rank's GPU is denied to this process")
+    assert "the device cgroup denies /dev/nvidia" in finding.cause
+    assert finding.remedy is not None
+    assert "Give every process all GPUs of the job" in finding.remedy.text
+
+
+def test_what_was_not_run_does_not_pass(egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path) -> None:
+    """Neither PyTorch nor nccl-tests is there: the links are measured, and the answer says what is missing."""
+    node = fake_node("hgx-h200x4")
+    options = ("bench", "--suite", "nccl", "--gpus", "0-1", "--size", "1M", "--copies", "2", "--samples", "2")
+    done = egmctl(*options, "--json", env=node.environment())
+    document = json.loads(done.out)
+    jsonschema.validate(document, SCHEMA)
+    nccl, answer = document["result"]["nccl"], document["answer"]
+    assert (done.code, answer["state"], nccl["status"]) == (3, "incomplete", "waived")
+    assert answer["sentence"].startswith("NCCL was not run: neither PyTorch nor nccl-tests (all_reduce_perf")
+    assert answer["next_step"]["text"].startswith("Install PyTorch for this Python")
+    assert [each["status"] for each in document["result"]["measurements"]] == ["ok"] * 3
+
+    more = {"PYTHONPATH": f"{TORCH}{os.pathsep}{ROOT}", "EGMCTL_NO_JOURNAL": ""}
+    done = egmctl(*options, "--journal", tmp_path, env={**node.environment(), **more})
+    (journal,) = tmp_path.glob("*.journal")
+    assert "all_reduce" in done.out
+    assert "P2P/CUMEM (4); 24 channels" in " ".join(done.out.split())
+    assert "P2P/CUMEM (4); 24 channels" in " ".join(egmctl("show", journal).out.split())
+
+
+# --- its plan --------------------------------------------------------------------------------------------------------
+
+
+def planned(machine: Machine, **options: Any) -> Any:
+    """Return the plan of NCCL on a machine that is not this node."""
+    return Bench(suites=("nccl",), **options).plan(machine).nccl
+
+
+def test_the_plan_takes_what_fits_and_leaves_out_what_cannot_be_used() -> None:
+    node = shipped("hgx-h200x4")
+    assert (planned(node).size_bytes, planned(node).labels) == (1 << 30, ("GPU0", "GPU1", "GPU2", "GPU3"))
+    assert planned(node, size="64M", copies=7, samples=9).iterations == 7
+    gpus = node.gpus or ()
+    small = replace(node, gpus=tuple(with_free(gpu, 1 << 30) for gpu in gpus))
+    assert planned(small).size_bytes == 1 << 28
+    large = planned(small, size="400M", cases=("nccl_all_reduce",))
+    assert [waiver.kind for waiver in large.waivers] == [WaiverKind.NO_ROOM]
+    (alone,) = planned(node, gpus="0").waivers
+    assert alone.reason == "NCCL needs two GPUs"
+    denied = with_gpu_denied(shipped("hgx-h200x4"), 1)
+    assert len(planned(denied).gpus) == 3
+    assert [waiver.kind for waiver in planned(denied, gpus="0,3").waivers] == [WaiverKind.GPU_UNUSABLE]
+
+
+def with_free(gpu: Any, free_bytes: int) -> Any:
+    """Return a GPU with this much free memory."""
+    return replace(gpu, nvml=replace(gpu.nvml, memory_total_bytes=gpu.nvml.memory_used_bytes + free_bytes))
+
+
+def test_it_is_asked_for_by_name_and_runs_once() -> None:
+    node = shipped("hgx-h200x4")
+    assert Bench(full=True).plan(node).nccl is None
+    one = Bench(suites=("nccl",), cases=("nccl_all_reduce",)).plan(node)
+    assert one.nccl is not None
+    assert (one.nccl.collectives, one.tasks) == (("all_reduce",), ())
+    for options in ({"duration": 60.0}, {"sweep": "size"}, {"pair": "0:1"}):
+        with pytest.raises(UsageError, match="NCCL runs once"):
+            Bench(suites=("nccl",), **options)
+    with pytest.raises(UsageError, match="--nvls works with --suite nccl only"):
+        Bench(nvls=True)
+    with pytest.raises(UsageError, match="matches no case"):
+        Bench(cases=("nccl_all_reduce",))
