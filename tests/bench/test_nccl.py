@@ -23,6 +23,7 @@ from egmctl.bench.nccl.log import read_log
 from egmctl.bench.nccl.plan import BINARIES, nccl_plan
 from egmctl.bench.nccl.run import measure
 from egmctl.bench.nccl.table import NoTable, read_table
+from egmctl.bench.suites import select_collectives
 from egmctl.errors import UsageError
 from egmctl.model.answer import State
 from egmctl.model.codec import from_json, to_json
@@ -198,7 +199,7 @@ def binary(folder: Path, name: str, printed: str, code: int = 0) -> None:
 def test_nccl_tests_is_used_where_pytorch_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in BINARIES.values():
         binary(tmp_path, name, TABLE)
-    path = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    path: dict[str, Any] = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     nccl = ran(monkeypatch, program=NcclProgram.NCCL_TESTS, **path)
     assert (nccl.status, nccl.plan.samples) == (NcclStatus.OK, 1)
     assert {each.name: round(each.bus_gb_s, 1) for each in nccl.results}["all_reduce"] == 325.8
@@ -314,7 +315,7 @@ def with_free(gpu: Any, free_bytes: int) -> Any:
 
 def test_it_is_asked_for_by_name_and_runs_once() -> None:
     node = shipped("hgx-h200x4")
-    assert Bench(full=True).plan(node).nccl is None
+    assert select_collectives((), ("full",)) == select_collectives(("*",), ()) == ()
     one = Bench(suites=("nccl",), cases=("nccl_all_reduce",)).plan(node)
     assert one.nccl is not None
     assert (one.nccl.collectives, one.tasks) == (("all_reduce",), ())
