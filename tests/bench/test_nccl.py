@@ -21,10 +21,11 @@ from egmctl.api.bench import Bench, judge_run
 from egmctl.bench.nccl.collectives import COLLECTIVES
 from egmctl.bench.nccl.log import read_log
 from egmctl.bench.nccl.plan import BINARIES, nccl_plan
-from egmctl.bench.nccl.run import measure
+from egmctl.bench.nccl.run import Start, measure, start_process
 from egmctl.bench.nccl.table import NoTable, read_table
 from egmctl.bench.suites import select_collectives
-from egmctl.errors import UsageError
+from egmctl.errors import ChildNotStarted, UsageError
+from egmctl.launch import Child
 from egmctl.model.answer import State
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
@@ -110,6 +111,7 @@ def ran(
     gpus: int = 2,
     timeout_s: float = 60,
     program: NcclProgram = NcclProgram.TORCH,
+    start: Start = start_process,
     **variables: Any,
 ) -> NcclRun:
     """Run all collectives with little data."""
@@ -127,7 +129,7 @@ def ran(
         program=program,
     )
     assert plan.waivers == ()
-    return measure(plan, node, timeout_s)
+    return measure(plan, node, timeout_s, start)
 
 
 @pytest.fixture(autouse=True)
@@ -177,6 +179,17 @@ def test_a_rank_that_fails_ends_the_others(
     assert [failure.how for failure in nccl.failures] == how
     assert (nccl.reason or "").startswith(f"NCCL failed in all_reduce: {reason}")
     assert nccl.known_errors == ()
+
+
+def test_a_process_that_cannot_be_started_costs_only_this(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: Any) -> Child:
+        raise ChildNotStarted("a child process cannot be started: EAGAIN", how="crashed")
+
+    nccl = ran(monkeypatch, start=start)
+    assert (nccl.status, nccl.reason) == (
+        NcclStatus.FAILED,
+        "NCCL failed in all_reduce: GPU0, GPU1: a child process cannot be started: EAGAIN",
+    )
 
 
 @pytest.mark.processes
