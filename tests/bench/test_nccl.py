@@ -21,9 +21,11 @@ from egmctl.api.bench import Bench, judge_run
 from egmctl.bench.nccl.collectives import COLLECTIVES
 from egmctl.bench.nccl.log import read_log
 from egmctl.bench.nccl.plan import BINARIES, nccl_plan
-from egmctl.bench.nccl.run import measure
+from egmctl.bench.nccl.run import Start, measure, start_process
 from egmctl.bench.nccl.table import NoTable, read_table
-from egmctl.errors import UsageError
+from egmctl.bench.suites import select_collectives
+from egmctl.errors import ChildNotStarted, UsageError
+from egmctl.launch import Child
 from egmctl.model.answer import State
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
@@ -109,6 +111,7 @@ def ran(
     gpus: int = 2,
     timeout_s: float = 60,
     program: NcclProgram = NcclProgram.TORCH,
+    start: Start = start_process,
     **variables: Any,
 ) -> NcclRun:
     """Run all collectives with little data."""
@@ -126,7 +129,7 @@ def ran(
         program=program,
     )
     assert plan.waivers == ()
-    return measure(plan, node, timeout_s)
+    return measure(plan, node, timeout_s, start)
 
 
 @pytest.fixture(autouse=True)
@@ -178,6 +181,17 @@ def test_a_rank_that_fails_ends_the_others(
     assert nccl.known_errors == ()
 
 
+def test_a_process_that_cannot_be_started_costs_only_this(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: Any) -> Child:
+        raise ChildNotStarted("a child process cannot be started: EAGAIN", how="crashed")
+
+    nccl = ran(monkeypatch, start=start)
+    assert (nccl.status, nccl.reason) == (
+        NcclStatus.FAILED,
+        "NCCL failed in all_reduce: GPU0, GPU1: a child process cannot be started: EAGAIN",
+    )
+
+
 @pytest.mark.processes
 def test_wrong_values_are_no_bandwidth_that_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     nccl = ran(monkeypatch, FAKE_TORCH="wrong:1")
@@ -198,7 +212,7 @@ def binary(folder: Path, name: str, printed: str, code: int = 0) -> None:
 def test_nccl_tests_is_used_where_pytorch_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in BINARIES.values():
         binary(tmp_path, name, TABLE)
-    path = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    path: dict[str, Any] = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     nccl = ran(monkeypatch, program=NcclProgram.NCCL_TESTS, **path)
     assert (nccl.status, nccl.plan.samples) == (NcclStatus.OK, 1)
     assert {each.name: round(each.bus_gb_s, 1) for each in nccl.results}["all_reduce"] == 325.8
@@ -314,7 +328,7 @@ def with_free(gpu: Any, free_bytes: int) -> Any:
 
 def test_it_is_asked_for_by_name_and_runs_once() -> None:
     node = shipped("hgx-h200x4")
-    assert Bench(full=True).plan(node).nccl is None
+    assert select_collectives((), ("full",)) == select_collectives(("*",), ()) == ()
     one = Bench(suites=("nccl",), cases=("nccl_all_reduce",)).plan(node)
     assert one.nccl is not None
     assert (one.nccl.collectives, one.tasks) == (("all_reduce",), ())

@@ -6,6 +6,7 @@ exchanges what its process has said, so that all see a failure and end together.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import tempfile
 import time
@@ -22,6 +23,7 @@ from egmctl.bench.nccl.run import (
     Round,
     end,
     environment_of,
+    failure_of,
     log_file,
     next_round,
     not_measured,
@@ -33,8 +35,9 @@ from egmctl.bench.nccl.run import (
 from egmctl.bench.plan import bench_gpu
 from egmctl.bench.plan.flows import busy_waiver
 from egmctl.bench.plan.placement import RankInfo, assign, check_agreement, hosts, merge_gpus, rank_info
-from egmctl.errors import UsageError
+from egmctl.errors import ChildNotStarted, UsageError
 from egmctl.facts.redact import redact
+from egmctl.launch import Child
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.gpu import Gpu
@@ -147,6 +150,9 @@ def _plan(node: Machine, bus_ids: Sequence[str], parts: Sequence[_Part], asked: 
     waivers = [part.busy for part in parts if part.busy is not None]
     if not all(part.has_torch for part in parts):
         waivers.append(Waiver(kind=WaiverKind.UNSUPPORTED_ENGINE, reason="PyTorch is not installed for every task"))
+    if any(part.gpu.uuid is None for part in parts):
+        reason = "NCCL's processes choose GPUs by UUID, and a task's has none"
+        waivers.append(Waiver(kind=WaiverKind.UNSUPPORTED_ENGINE, reason=reason))
     if len(parts) < 2:
         waivers.append(Waiver(kind=WaiverKind.UNSUPPORTED_ENGINE, reason="NCCL needs two GPUs"))
     share = asked.settings.memory_percent
@@ -171,14 +177,24 @@ def _measure(world: World, plan: NcclPlan, parts: Sequence[_Part], own: _Part, a
     log = log_file(Path(own.folder), world.rank)
     arguments = rank_arguments(plan, world.rank, 0, Path(parts[0].folder), timeout_s)
     gathering = Gathering(plan)
-    child = start_process(world.rank, TORCH, arguments, {**changes, "NCCL_DEBUG_FILE": str(log)})
-    try:
-        members = {world.rank: child}
-        gathering.gather(lambda limit_s: _exchanged(world, next_round(plan, members, limit_s), limit_s), timeout_s)
+    with contextlib.ExitStack() as ended:
+        members: dict[int, Child] = {}
+        not_started = Round()
+        try:
+            child = start_process(world.rank, TORCH, arguments, {**changes, "NCCL_DEBUG_FILE": str(log)})
+            ended.callback(child.close)
+            members[world.rank] = child
+        except ChildNotStarted as error:
+            # The other ranks have to know.
+            not_started.failures.append(failure_of(plan, world.rank, error.how, str(error)))
+
+        def of_all(limit_s: float) -> Round:
+            own_round = next_round(plan, members, limit_s) if members else not_started
+            return _exchanged(world, own_round, limit_s)
+
+        gathering.gather(of_all, timeout_s)
         if not gathering.failures:
             end(members)
-    finally:
-        child.close()
     logs: list[str] = world.all_gather(read_text(log)[:LOG_LIMIT], GATHER_S)
     return put_together(plan, gathering, dict(enumerate(logs)), changes)
 

@@ -21,7 +21,7 @@ from egmctl.bench.nccl.log import NcclLog, read_log
 from egmctl.bench.nccl.plan import binaries
 from egmctl.bench.nccl.table import read_table
 from egmctl.bench.nccl.torch_rank import WARM_UP
-from egmctl.errors import ChildFailed
+from egmctl.errors import ChildFailed, ChildNotStarted
 from egmctl.facts.error_log import read_failures
 from egmctl.launch import Child, close_all, wait_for_any
 from egmctl.model.codec import DecodeError, from_json
@@ -74,12 +74,15 @@ def measure(plan: NcclPlan, machine: Machine, timeout_s: float, start: Start = s
         folder = Path(name)
         environment = environment_of(plan, devices)
         gathering = Gathering(plan)
-        with _processes(plan, folder, environment, timeout_s, start) as children:
-            members = dict(enumerate(children))
-            gathering.gather(lambda limit_s: next_round(plan, members, limit_s), timeout_s)
-            if not gathering.failures:
-                end(members)
-        logs = {rank: read_text(log_file(folder, rank)) for rank in range(len(children))}
+        try:
+            with _processes(plan, folder, environment, timeout_s, start) as children:
+                members = dict(enumerate(children))
+                gathering.gather(lambda limit_s: next_round(plan, members, limit_s), timeout_s)
+                if not gathering.failures:
+                    end(members)
+        except ChildNotStarted as error:
+            gathering.failures.append(failure_of(plan, None, error.how, str(error)))
+        logs = {rank: read_text(log_file(folder, rank)) for rank in range(len(plan.gpus))}
     return put_together(plan, gathering, logs, environment)
 
 
@@ -98,8 +101,10 @@ def interrupted(plan: NcclPlan) -> NcclRun:
 def environment_of(plan: NcclPlan, devices: str) -> dict[str, str | None]:
     """Return the changes to the environment of NCCL's processes.
 
-    All of them see the same GPUs and choose their own by its number, because NCCL connects ranks that see each other's
-    GPUs in the fastest way (325.7 against 322.2 GB/s between two H200, docs/bench.md).
+    Parameters
+    ----------
+    devices
+        The UUIDs of the GPUs that a process sees: on one node all of the plan's, as most programs start their ranks.
     """
     multicast = {} if plan.nvls else {"NCCL_NVLS_ENABLE": "0"}
     # With blocking launches no collective would be queued behind another.

@@ -170,7 +170,7 @@ def _gaps(report: RunReport, causes: Sequence[Cause], short: Shortfalls, *, whol
     if short.lost or report.problems:
         yield _broke(report, sorted(short.lost), causes)
     if not any(m.status is not Ended.WAIVED for m in measurements):
-        if not report.interrupted and not (report.nccl is not None and report.nccl.results and not measurements):
+        if not report.interrupted and not (report.nccl is not None and not measurements):
             yield _nothing(report, causes)
     elif not report.interrupted and (missed := _missed(report, causes, whole_node=whole_node)):
         yield _of(GapKind.WAIVED, report, missed, causes, f"{len(missed)} of {len(measurements)} measurements")

@@ -75,7 +75,8 @@ def sentence(run: Decided) -> str:
     if run.state is State.BAD:
         return _what_is_bad(run)
     if gap := run.gap:
-        return gap.reason if gap.kind is GapKind.NOT_MEASURED else f"{gap.reason}; {_rest(run)}"
+        nothing_made = gap.kind is GapKind.NOT_MEASURED or not run.report.measurements
+        return gap.reason if nothing_made else f"{gap.reason}; {_rest(run)}"
     if not run.report.measurements and (notes := [*nccl_notes(run.report.nccl)]):
         return notes[0]
     verdict, measured = run.report.verdict, several(run.measured, "measurement")

@@ -19,7 +19,7 @@ RANK = 0
 """The rank of this process, once it has joined the group."""
 
 
-class Tensor(np.ndarray):  # type: ignore[type-arg]
+class Tensor(np.ndarray):
     """An array with PyTorch's names."""
 
     def copy_(self, other: Any) -> Tensor:
