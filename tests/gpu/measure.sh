@@ -53,7 +53,7 @@ suite() {
     files=$(sed -n "s/^$1: *//p" tests/gpu/parts.txt | tr ' ' '\n' | sed 's|.*|tests/gpu/test_&.py|')
     # shellcheck disable=SC2086 # names of files, of which none has a space
     step "pytest-$1.txt" timeout -k 20 "$limit_s" "$python" -m pytest $files -m gpu -o addopts= \
-        --import-mode=importlib -rA --durations=10 -W ignore::pytest.PytestConfigWarning --junitxml="$out/junit-$1.xml"
+        --import-mode=importlib -o junit_family=xunit1 -rA --durations=10 -W ignore::pytest.PytestConfigWarning --junitxml="$out/junit-$1.xml"
     tail -n 1 "$out/pytest-$1.txt"
 }
 

@@ -193,5 +193,5 @@ def test_in_a_task_with_one_gpu_it_is_not_run_and_the_cgroup_is_named(gpus: tupl
     result = json.loads(file.read_text())["result"]
     if len(gpus) == 2:
         assert (done.code, result["nccl"]["status"]) == (3, "waived")
-        assert f"the device cgroup denies /dev/nvidia{minor(gpus[1])}" in result["nccl"]["reason"]
+        assert f"denied by the device cgroup (/dev/nvidia{minor(gpus[1])}: EPERM)" in result["nccl"]["reason"]
     assert "dev.cgroup-restricted" in [cause["finding"]["check"] for cause in result["causes"]]
