@@ -9,8 +9,7 @@ from importlib.util import find_spec
 
 from egmctl.api.options import BenchOptions, documented
 from egmctl.bench.case import Case
-from egmctl.bench.nccl.job import Asked
-from egmctl.bench.nccl.plan import installed, nccl_plan
+from egmctl.bench.nccl.plan import NcclRequest, installed, nccl_plan
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.budget import fitted, memory_of, most_bytes
 from egmctl.bench.plan.cost import plan_seconds
@@ -171,9 +170,9 @@ class Bench(BenchOptions):
         return select_gpus("all" if self.gpus is None else self.gpus, machine.gpus or ())
 
     @property
-    def asked_of_nccl(self) -> Asked:
+    def nccl_request(self) -> NcclRequest:
         """What the tasks of a job are to measure by NCCL (:func:`egmctl.bench.nccl.job.measure_job`)."""
-        return Asked(
+        return NcclRequest(
             collectives=select_collectives(self.cases, self.suite_names),
             settings=self.settings,
             size_bytes=None if self.size is None else self.settings.size_bytes,
@@ -182,16 +181,16 @@ class Bench(BenchOptions):
 
     def _nccl(self, machine: Machine, *, live: bool) -> NcclPlan | None:
         """Return the plan of NCCL's measurement; ``None`` if no collective is chosen."""
-        asked = self.asked_of_nccl
-        if not asked.collectives:
+        request = self.nccl_request
+        if not request.collectives:
             return None
         return nccl_plan(
             machine,
             self.chosen(machine),
             self.settings,
-            collectives=asked.collectives,
-            size_bytes=asked.size_bytes,
-            nvls=asked.nvls,
+            collectives=request.collectives,
+            size_bytes=request.size_bytes,
+            nvls=request.nvls,
             program=installed() if live else None,
             assumed=not live,
         )

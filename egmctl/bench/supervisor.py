@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from egmctl.bench.buffers import Buffer, Lifetimes, buffers_of
 from egmctl.bench.case import Case
-from egmctl.bench.nccl import run as nccl
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.cost import steps_seconds
 from egmctl.bench.plan.task import shortened
@@ -46,6 +45,7 @@ from egmctl.model.measurement import (
     finish,
     waived,
 )
+from egmctl.model.nccl import NcclPlan, NcclRun
 from egmctl.model.route import HOST_MEMORY
 from egmctl.model.task import Endpoint, Flow, NumberedTask, Task
 from egmctl.topology.access import nvml_failure
@@ -120,7 +120,7 @@ def supervise(
     recorder(Begin(report=report, steps=len(plan.steps)))
     run = _Run(plan, machine, on_progress, recorder, watch)
     interrupted = False
-    measured_by_nccl = None if plan.nccl is None else nccl.interrupted(plan.nccl)
+    measured_by_nccl: NcclRun | None = None
 
     def start(by_ranks: bool) -> Group:
         nonlocal worker
@@ -134,9 +134,10 @@ def supervise(
             run.work(start)
         if plan.nccl is not None:
             # The workers have ended: NCCL has the GPUs and their memory to itself.
-            measured_by_nccl = nccl.measure(plan.nccl, machine, plan.settings.timeout_s)
+            measured_by_nccl = _by_nccl(plan.nccl, machine, plan.settings.timeout_s)
     except KeyboardInterrupt:
         interrupted = True
+        measured_by_nccl = None if plan.nccl is None else _by_nccl(plan.nccl, machine, None)
     run.waive_rest("interrupted before it was done" if interrupted else None)
     run.tell()
     if measured_by_nccl is not None:
@@ -155,6 +156,14 @@ def supervise(
         measurements=set_beside([run.found[number] for number in range(len(plan.tasks))], CASES),
         nccl=measured_by_nccl,
     )
+
+
+def _by_nccl(plan: NcclPlan, machine: Machine, timeout_s: float | None) -> NcclRun:
+    """Measure by NCCL; without a time limit the run was interrupted before that."""
+    # Other runs need not load what reads NCCL's log.
+    from egmctl.bench.nccl.run import interrupted, measure
+
+    return interrupted(plan) if timeout_s is None else measure(plan, machine, timeout_s)
 
 
 class _Kind(NamedTuple):

@@ -156,7 +156,7 @@ def _measure_by_tasks(options: BenchOptions, run: RunOptions, outputs: Outputs, 
     profiles = run.profiles()
     kept = open_journal(replace(run, no_journal=True), outputs)
     with job(launch) as world:
-        measured = measure_job(world, partial(facts_of_rank, bench, outputs), bench.asked_of_nccl)
+        measured = measure_job(world, partial(facts_of_rank, bench, outputs), bench.nccl_request)
         if measured is None:
             raise typer.Exit
         report, machine = measured

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from egmctl import __version__
-from egmctl.bench.nccl.plan import ITERATIONS, fitting_bytes, free_bytes, installed
+from egmctl.bench.nccl.plan import ITERATIONS, NcclRequest, fitting_bytes, free_bytes, installed
 from egmctl.bench.nccl.run import (
     TORCH,
     Gathering,
@@ -42,7 +42,7 @@ from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import RunReport, Settings
+from egmctl.model.measurement import RunReport
 from egmctl.model.nccl import NcclPlan, NcclProgram, NcclRun, RankFailure
 from egmctl.mpi.world import World
 
@@ -52,17 +52,6 @@ MARGIN_S = 30.0
 """The time beyond a rank's own timeout in which its command reports that it has responded to nothing."""
 LOG_LIMIT = 256 << 10
 """The number of characters of each rank's log that go to rank 0."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """The measurement that the user requested, the same on all ranks."""
-
-    collectives: tuple[str, ...]
-    settings: Settings
-    size_bytes: int | None
-    """The size that the user chose; ``None``: the usual one, or what fits."""
-    nvls: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +67,7 @@ class _Part:
 
 
 def measure_job(
-    world: World, facts: Callable[[], tuple[Machine, Sequence[Gpu]]], asked: Asked
+    world: World, facts: Callable[[], tuple[Machine, Sequence[Gpu]]], request: NcclRequest
 ) -> tuple[RunReport, Machine] | None:
     """Measure between the tasks of a job, one GPU each.
 
@@ -118,18 +107,21 @@ def measure_job(
             folder=folder,
             has_torch=installed() is NcclProgram.TORCH,
             free_bytes=free_bytes(machine, gpu),
-            busy=None if asked.settings.allow_busy else busy_waiver(gpu),
+            busy=None if request.settings.allow_busy else busy_waiver(gpu),
         )
         parts = [from_json(_Part, part) for part in world.all_gather(to_json(own), GATHER_S)]
         node = merge_gpus(machine, [part.gpu for part in parts])
-        plan = _plan(node, bus_ids, parts, asked)
-        nccl = not_measured(plan, plan.waivers[0].reason) if plan.waivers else _measure(world, plan, parts, own, asked)
+        plan = _plan(node, bus_ids, parts, request)
+        if plan.waivers:
+            nccl = not_measured(plan, plan.waivers[0].reason)
+        else:
+            nccl = _measure(world, plan, parts, own, request)
         # Rank 0's folder is in use until the last rank is done.
         world.all_gather(None, GATHER_S)
     if world.rank:
         return None
     report = RunReport(
-        settings=asked.settings,
+        settings=request.settings,
         gpus=tuple(bench_gpu(node.gpu(bus_id), f"GPU{node.gpu(bus_id).index}") for bus_id in bus_ids),
         numa_nodes=(),
         driver_version=machine.driver.driver_version if machine.driver else None,
@@ -144,7 +136,7 @@ def measure_job(
     return report, machine
 
 
-def _plan(node: Machine, bus_ids: Sequence[str], parts: Sequence[_Part], asked: Asked) -> NcclPlan:
+def _plan(node: Machine, bus_ids: Sequence[str], parts: Sequence[_Part], request: NcclRequest) -> NcclPlan:
     """Return the plan, which all ranks make alike."""
     frees = [part.free_bytes for part in parts if part.free_bytes is not None]
     waivers = [part.busy for part in parts if part.busy is not None]
@@ -155,23 +147,23 @@ def _plan(node: Machine, bus_ids: Sequence[str], parts: Sequence[_Part], asked: 
         waivers.append(Waiver(kind=WaiverKind.UNSUPPORTED_ENGINE, reason=reason))
     if len(parts) < 2:
         waivers.append(Waiver(kind=WaiverKind.UNSUPPORTED_ENGINE, reason="NCCL needs two GPUs"))
-    share = asked.settings.memory_percent
+    share = request.settings.memory_percent
     return NcclPlan(
-        collectives=asked.collectives,
+        collectives=request.collectives,
         gpus=tuple(bus_ids),
         labels=tuple(f"GPU{node.gpu(bus_id).index}" for bus_id in bus_ids),
-        size_bytes=fitting_bytes(asked.size_bytes, len(parts), min(frees) * share // 100 if frees else None),
-        iterations=asked.settings.copies or ITERATIONS,
-        samples=asked.settings.samples,
-        nvls=asked.nvls,
+        size_bytes=fitting_bytes(request.size_bytes, len(parts), min(frees) * share // 100 if frees else None),
+        iterations=request.settings.copies or ITERATIONS,
+        samples=request.settings.samples,
+        nvls=request.nvls,
         program=NcclProgram.TORCH,
         waivers=tuple(waivers),
     )
 
 
-def _measure(world: World, plan: NcclPlan, parts: Sequence[_Part], own: _Part, asked: Asked) -> NcclRun:
+def _measure(world: World, plan: NcclPlan, parts: Sequence[_Part], own: _Part, request: NcclRequest) -> NcclRun:
     """Run this rank's process through all rounds; return the outcome, which is complete on rank 0."""
-    timeout_s = asked.settings.timeout_s
+    timeout_s = request.settings.timeout_s
     # Device 0 of a process that sees its own GPU alone, as under a launcher that binds.
     changes = environment_of(plan, own.gpu.uuid or "")
     log = log_file(Path(own.folder), world.rank)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 from egmctl.bench.buffers import Peak
@@ -32,6 +32,17 @@ START_S, STEP_S = 12.0, 1.0
 """The estimated time until all ranks have imported PyTorch and NCCL is set up, and that of each collective."""
 BINARIES: Mapping[str, str] = {name: f"{name}_perf" for name in COLLECTIVES}
 """The binaries of nccl-tests by collective."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NcclRequest:
+    """The measurement that the user requested, the same on all ranks."""
+
+    collectives: tuple[str, ...]
+    settings: Settings
+    size_bytes: int | None
+    """The size that the user chose; ``None``: the usual one, or what fits."""
+    nvls: bool
 
 
 def installed() -> NcclProgram | None:
