@@ -168,6 +168,6 @@ _NEXT_STEPS = {
     GapKind.WAIVED: "run it again when all GPUs are free and can be used from here",
     GapKind.NO_REFERENCE: "learn a profile of healthy nodes (egmctl profile learn), or compare with one of them "
     "(egmctl compare)",
-    GapKind.FABRIC: "start the tasks with an MPI that runs between them (mpirun, or srun --mpi=pmix)",
+    GapKind.FABRIC: "mend what stopped it, then start all tasks again by an MPI (mpirun, or srun --mpi=pmix)",
     GapKind.NOT_DETERMINED: "see what could not be read with 'egmctl doctor -v'",
 }
