@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -84,21 +84,24 @@ def _bring_up_node(
     options: BringupOptions, outputs: Outputs, machine: str | None = None, no_fabric: str = ""
 ) -> tuple[Bringup, Callable[[], Bringup]]:
     """Return the answer for this node or a recorded machine, and a function that returns it with pseudonyms."""
-    from egmctl.api.bench import Bench
-    from egmctl.api.doctor import NodeDoctor
-    from egmctl.facts.redact import redact_run
-    from egmctl.topology.topology import SECTIONS
-    from egmctl.verdict.bringup import bringup as bringup_answer
-    from egmctl.verdict.bringup import identity_of
+    with contextlib.ExitStack() as started:
+        # Children query the libraries, which takes half a second, while this process imports modules.
+        read = None if machine is not None else started.enter_context(_reading(outputs))
+        from egmctl.api.bench import Bench
+        from egmctl.api.doctor import NodeDoctor
+        from egmctl.facts.redact import redact_run
+        from egmctl.topology.topology import SECTIONS
+        from egmctl.verdict.bringup import bringup as bringup_answer
+        from egmctl.verdict.bringup import identity_of
 
-    doctor = NodeDoctor(**{name: value for name, value in vars(options).items() if name != "serials"})
-    bench = Bench(suites=(SUITE,), gpus=options.gpus, numa=options.numa or "all")
-    sections = dict.fromkeys((*doctor.sections, *SECTIONS, *bench.sections))
-    if machine is None:
-        node, before, run, not_measured = _examined(doctor, bench, sections, outputs)
-    else:
-        node, before, run = read_machine(machine, sections, quiet=outputs.options.quiet), None, None
-        not_measured = "a recorded machine cannot be measured"
+        doctor = NodeDoctor(**{name: value for name, value in vars(options).items() if name != "serials"})
+        bench = Bench(suites=(SUITE,), gpus=options.gpus, numa=options.numa or "all")
+        sections = dict.fromkeys((*doctor.sections, *SECTIONS, *bench.sections))
+        if read is not None:
+            node, before, run, not_measured = _examined(doctor, bench, partial(read, *sections), outputs)
+        else:
+            node, before, run = read_machine(machine, sections, quiet=outputs.options.quiet), None, None
+            not_measured = "a recorded machine cannot be measured"
     identity = identity_of(node) if options.serials else None
     answered = partial(bringup_answer, before=before, not_measured=not_measured, no_fabric=no_fabric, identity=identity)
 
@@ -108,6 +111,13 @@ def _bring_up_node(
         return answered(diagnosis, redacted_run)
 
     return answered(doctor.diagnose(node), run), redacted
+
+
+def _reading(outputs: Outputs) -> contextlib.AbstractContextManager[Callable[..., Machine]]:
+    """Start to read this node."""
+    from egmctl.facts.collect import LIBRARY_SECTIONS, reading
+
+    return reading(LIBRARY_SECTIONS, on_wait=None if outputs.options.quiet else say)
 
 
 def settle(file: Path | None, force: bool) -> int:
@@ -128,7 +138,8 @@ def settle(file: Path | None, force: bool) -> int:
     from egmctl.verdict.evidence import cases, evidence
 
     doctor, bench = Doctor(), Bench(cases=cases())
-    node, _, run, not_measured = _examined(doctor, bench, SECTIONS, outputs)
+    with _reading(outputs) as read:
+        node, _, run, not_measured = _examined(doctor, bench, partial(read, *SECTIONS), outputs)
     redacted_run = None if run is None else redact_run(run, node)
     report = evidence(doctor.diagnose(node, redacted=True), redacted_run, not_measured=not_measured)
     outputs.show(report)
@@ -136,7 +147,7 @@ def settle(file: Path | None, force: bool) -> int:
 
 
 def _examined(
-    doctor: Doctor, bench: Bench, sections: Iterable[str], outputs: Outputs
+    doctor: Doctor, bench: Bench, read: Callable[[], Machine], outputs: Outputs
 ) -> tuple[Machine, Diagnosis, RunReport | None, str]:
     """Return this node after probes and a bench, the diagnosis before the bench, and the run or why there is none."""
     from egmctl.bench.processes.group import start_worker
@@ -144,7 +155,7 @@ def _examined(
     quiet, worker = outputs.options.quiet, None
     with show_progress(quiet) as shown, contextlib.ExitStack() as started:
         shown.doing(0.0, "doctor: reading this node")
-        node = read_machine(None, sections, quiet=quiet)
+        node = read()
         # The worker initialises CUDA at the same time as doctor's processes, and creates no context until it measures.
         with contextlib.suppress(ChildNotStarted):
             worker = started.enter_context(start_worker()) if node.gpus else None
