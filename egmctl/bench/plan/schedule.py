@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TypeVar
 
-from egmctl.model.listing import PlannedTask, Step
+from egmctl.model.listing import PlannedTask, PlannedTasks, Step
 from egmctl.model.task import Flow, Pattern
 from egmctl.units import format_size, grouped
 
@@ -79,7 +79,7 @@ def sampled_rounds(count: int, peers: int, seed: int) -> list[list[tuple[int, in
 
 
 def slots(
-    tasks: Sequence[PlannedTask],
+    tasks: PlannedTasks,
     ends: Callable[[Flow], tuple[str, ...]],
     *,
     by_link: bool,
@@ -97,14 +97,19 @@ def slots(
         The memory of a flow, besides its GPUs, that only one task of a step may use.
     """
     alike = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS, Pattern.LOCAL)
-    for number, task in enumerate(tasks):
-        if task.waivers:
+    def group_of(task: PlannedTask) -> str | None:
+        if not task.disjoint or task.pattern not in alike:
+            return None
+        over = f" over {task.flows[0].route.symbol}" if by_link else ""
+        return f"{task.name}{over}, {format_size(task.size_bytes)}"
+
+    groups: dict[int, str | None] = {}
+    for number, (kind, flows) in enumerate(zip(tasks.kinds, tasks.flows, strict=True)):
+        if kind.waivers:
             continue
-        flow = task.flows[0]
-        over = f" over {flow.route.symbol}" if by_link else ""
-        is_parallel = task.disjoint and task.pattern in alike
-        group = f"{task.name}{over}, {format_size(task.size_bytes)}" if is_parallel else None
-        yield Slot(number, ends(flow), group, memory(flow))
+        if id(kind) not in groups:
+            groups[id(kind)] = group_of(kind)
+        yield Slot(number, ends(flows[0]), groups[id(kind)], memory(flows[0]))
 
 
 def make_steps(slots: Iterable[Slot], *, serial: bool = False, rounds: Rounds | None = None) -> tuple[Step, ...]:
@@ -124,12 +129,13 @@ def make_steps(slots: Iterable[Slot], *, serial: bool = False, rounds: Rounds | 
     steps: list[Step] = []
     scheduled: set[str] = set()
     slots = tuple(slots)
+    groups = grouped((slot.group, slot) for slot in slots)
     for slot in slots:
         if serial or slot.group is None:
             steps.append(Step(tasks=(slot.number,)))
         elif slot.group not in scheduled:
             scheduled.add(slot.group)
-            steps += _group_steps(slot.group, [other for other in slots if other.group == slot.group], rounds)
+            steps += _group_steps(slot.group, groups[slot.group], rounds)
     return tuple(steps)
 
 
@@ -168,16 +174,18 @@ def _split_by_memory(slots: Iterable[Slot]) -> list[list[int]]:
     return [tasks for _, tasks in parts]
 
 
-def isolated(tasks: Sequence[PlannedTask], steps: Iterable[Step]) -> tuple[Step, ...]:
+def isolated(tasks: PlannedTasks, steps: Iterable[Step]) -> tuple[Step, ...]:
     """Return the steps with those of degraded routes last, one process per set of ends.
 
     It is not documented whether the driver allocates NUMA memory whose EGM route is blocked. It may refuse or crash.
     """
 
+    degraded_kinds = {id(kind) for kind in tasks.kinds if any(flow.route.degraded for flow in kind.flows)}
+
     def ends(step: Step) -> str | None:
-        flows = [flow for number in step.tasks for flow in tasks[number].flows]
-        if not any(flow.route.degraded for flow in flows):
+        if all(id(tasks.kinds[number]) not in degraded_kinds for number in step.tasks):
             return None
+        flows = [flow for number in step.tasks for flow in tasks.flows[number]]
         return " ".join(sorted({end.label for flow in flows for end in (flow.source, flow.destination)}))
 
     by_ends = grouped((ends(step), step) for step in steps)

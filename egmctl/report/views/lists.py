@@ -222,14 +222,15 @@ def _plan(plan: listing.PlanReport) -> Iterator[doc.Block]:
         by_case.setdefault(task.name, []).append((f"{number:>4}", f"{paths}{alone}", f"{much}, {step.seconds:.2f} s"))
     for case, rows in by_case.items():
         yield doc.Section(case, (doc.table(("", "", ""), rows, wrap=("",)),))
-    waived = Counter(task.waiver for task in plan.tasks if task.waivers)
+    kinds = listing.PlannedTasks.of(plan.tasks).kinds
+    waived = Counter(kind.waiver for kind in kinds if kind.waivers)
     reasons = (*(f"{count}: {reason}" for reason, count in waived.items()), *plan.notes)
     if reasons:
         yield doc.Section("Not measured", (doc.Bullets(reasons),))
     if plan.memory:
         held = tuple(f"{memory.place}: {format_size(memory.bytes)}" for memory in plan.memory)
         yield doc.Section("Peak memory", (doc.Bullets(held),))
-    runnable = several(sum(not task.waivers for task in plan.tasks), "measurement")
+    runnable = several(sum(not kind.waivers for kind in kinds), "measurement")
     time = f"{plan.seconds:.0f} s" if plan.seconds < 7200 else duration(plan.seconds)
     yield doc.Paragraph(
         f"{runnable} in {several(len(plan.steps), 'step')}, {plan.bytes_moved / 1e12:.2f} TB, about {time}"
