@@ -12,7 +12,7 @@ from itertools import chain
 
 from egmctl.bench.case import End
 from egmctl.bench.engine import ENGINES, moved_bytes
-from egmctl.model.route import MemoryKind
+from egmctl.model.route import HOST_MEMORY, MemoryKind
 from egmctl.model.task import Endpoint, Flow, Pattern, Quantity, Task
 from egmctl.units import round_up
 
@@ -123,6 +123,11 @@ def source_role(task: Task) -> End:
 def shares_source(task: Task) -> bool:
     """Return whether all flows of a task read from the same buffer, if they begin at the same end."""
     return task.pattern is Pattern.ONE_TO_ALL and source_role(task) is End.SOURCE
+
+
+def uses_host_memory(task: Task) -> bool:
+    """Return whether an end of a task's flows is host memory."""
+    return any(end.memory in HOST_MEMORY for flow in task.flows for end in (flow.source, flow.destination))
 
 
 def buffer_bytes(task: Task) -> int:

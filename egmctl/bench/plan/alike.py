@@ -12,7 +12,7 @@ from functools import cache
 from egmctl.bench.case import Case
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.plan.flows import gpu_use
-from egmctl.bench.plan.paths import Path, gpu_waiver
+from egmctl.bench.plan.paths import Path, gpu_waiver, remembered_paths
 from egmctl.bench.plan.task import Candidate
 from egmctl.model.finding import Waiver
 from egmctl.model.gpu import Gpu
@@ -39,8 +39,9 @@ class Known:
     def __init__(self, machine: Machine, *, allow_busy: bool) -> None:
         self.machine = machine
         self.gpu_waiver: Callable[[str], Waiver | None] = cache(lambda bus_id: gpu_waiver(machine, machine.gpu(bus_id)))
-        self.candidates: dict[Hashable, tuple[Candidate, ...]] = {}
+        self.candidates: dict[str, list[tuple[Candidate, Hashable]]] = {}
         self.flows: dict[Hashable, tuple[Flow, Path]] = {}
+        self.between = remembered_paths()
         self._allow_busy = allow_busy
         self._gpus: dict[str, int | None] = {}
         self._paths: dict[int, tuple[Path, int | None]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from egmctl.bench.buffers import ROTATED_BELOW_BYTES, buffers_of
+from egmctl.bench.buffers import ROTATED_BELOW_BYTES, buffers_of, uses_host_memory
 from egmctl.bench.peaks import NodeOf, Peak, Uses, one_node, peaks, places
 from egmctl.bench.plan import Plan
 from egmctl.errors import UsageError
@@ -16,7 +16,7 @@ from egmctl.model.listing import PlannedTask, PlannedTasks
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Settings
 from egmctl.model.route import MemoryKind
-from egmctl.model.task import Endpoint, Quantity, Task
+from egmctl.model.task import Endpoint, Flow, Point, Quantity, Task
 from egmctl.topology.memory_limit import memory_limit
 from egmctl.units import MIB, format_size
 
@@ -187,11 +187,14 @@ def _excesses(plan: Plan, uses: Uses, memory: Memory, most_bytes: int | None = N
 
 def _same_tasks(plan: Plan, waived: Mapping[int, Waiver], other: Plan) -> dict[int, Waiver]:
     """Return the waivers of a plan's tasks by the numbers of the same tasks in a plan of another size."""
-    names = {plan.tasks.kinds[number].name for number in waived}
-    by_key = {(plan.tasks.kinds[number].name, plan.tasks.flows[number]): waiver for number, waiver in waived.items()}
-    there = ((number, kind.name) for number, kind in enumerate(other.tasks.kinds))
-    keys = ((number, (name, other.tasks.flows[number])) for number, name in there if name in names)
-    return {number: by_key[key] for number, key in keys if key in by_key}
+
+    def key(tasks: PlannedTasks, number: int) -> tuple[str, Point, tuple[Flow, ...]]:
+        return tasks.kinds[number].case, tasks.kinds[number].point, tasks.flows[number]
+
+    by_key = {key(plan.tasks, number): waiver for number, waiver in waived.items()}
+    cases = {case for case, _, _ in by_key}
+    alike = (number for number, kind in enumerate(other.tasks.kinds) if kind.case in cases)
+    return {number: by_key[known] for number in alike if (known := key(other.tasks, number)) in by_key}
 
 
 def _largest(plan: Plan, memory: Memory, excess: _Excess, *, own_size: bool) -> dict[int, Waiver]:
@@ -202,13 +205,16 @@ def _largest(plan: Plan, memory: Memory, excess: _Excess, *, own_size: bool) -> 
     own_size
         Consider only tasks whose size does not depend on the run's size.
     """
-    needed_bytes = _needed_bytes(plan, memory, excess.peak)
-    needed = {
-        number: needed_bytes(number)
-        for step in plan.steps
-        for number in step.tasks
-        if not own_size or plan.tasks.kinds[number].quantity is not Quantity.BANDWIDTH
+    kinds = plan.tasks.kinds
+    on_host = excess.peak.place is None or excess.peak.place.bus_id is None
+    candidates = {
+        id(kind)
+        for kind in kinds
+        if not (own_size and kind.quantity is Quantity.BANDWIDTH) and (not on_host or uses_host_memory(kind))
     }
+    needed_bytes = _needed_bytes(plan, memory, excess.peak)
+    numbers = (number for step in plan.steps for number in step.tasks)
+    needed = {number: needed_bytes(number) for number in numbers if id(kinds[number]) in candidates}
     largest = max(needed.values(), default=0)
     if not largest:
         return {}

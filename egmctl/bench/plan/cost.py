@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from egmctl.bench.buffers import Buffer, buffers_of
+from egmctl.bench.buffers import Buffer, buffers_of, uses_host_memory
 from egmctl.bench.case import Case
 from egmctl.bench.engine import moved_bytes
 from egmctl.bench.plan import Plan
@@ -161,16 +161,12 @@ def steps_seconds(plan: Plan) -> list[float]:
             key = id(kinds[number]), step.proof
             if key not in known:
                 samples = 1 if step.proof else plan.settings.samples
-                known[key] = task_seconds(_asked(kinds[number], step), samples), _is_on_host(kinds[number])
+                known[key] = task_seconds(_asked(kinds[number], step), samples), uses_host_memory(kinds[number])
             one_s, one_on_host = known[key]
             task_s, on_host = max(task_s, one_s), on_host or one_on_host
         host_bytes = _new_host_bytes([plan.tasks[number] for number in step.tasks], allocated) if on_host else 0
         seconds.append(STEP_S + task_s + ALLOCATE_S_PER_GIB * host_bytes / GIB)
     return seconds
-
-
-def _is_on_host(task: listing.PlannedTask) -> bool:
-    return any(end.memory in HOST_MEMORY for flow in task.flows for end in (flow.source, flow.destination))
 
 
 def _new_host_bytes(tasks: Sequence[listing.PlannedTask], allocated: set[Buffer]) -> int:

@@ -89,14 +89,16 @@ def make_plan(
             return _candidates(case, known, gpus, numa_nodes)
         rank_flows = node_flows(case, ranks, numa_nodes, exporters)
         return (
-            rank_candidate(case, flows, partial(local_path, machine), lambda rank: machine.gpu(rank.bus_id))
+            rank_candidate(case, flows, partial(local_path, machine, between=known.between), lambda rank: machine.gpu(rank.bus_id))
             for flows in rank_flows
         )
 
     def make(case: Case) -> list[AlikeTask]:
         candidates = known.candidates.get(case.name)
         if candidates is None:
-            candidates = known.candidates[case.name] = tuple(candidates_of(case))
+            each = looks_at_each(case)
+            candidates = [(candidate, None if each else known.kind_of(candidate)) for candidate in candidates_of(case)]
+            known.candidates[case.name] = candidates
         not_installed = no_ucx if case.engine in UCX_ENGINES else ""
         return [
             task
@@ -235,15 +237,18 @@ def _possible_owners(machine: Machine, gpus: Sequence[Gpu]) -> list[Gpu]:
 
 
 def _planned_tasks(
-    case: Case, point: Point, known: Known, candidates: Iterable[Candidate], settings: Settings, not_installed: str
+    case: Case,
+    point: Point,
+    known: Known,
+    candidates: Iterable[tuple[Candidate, Hashable]],
+    settings: Settings,
+    not_installed: str,
 ) -> Iterator[AlikeTask]:
     """Yield the tasks of a case at a point; those with large footprints only if they fit into memory."""
     is_optional = point.footprint is not None and point.footprint > IF_ROOM_ABOVE_BYTES and case.source in HOST_MEMORY
-    each = is_optional or looks_at_each(case)
     by_kind: dict[Hashable, PlannedTask] = {}
-    for candidate in candidates:
-        kind = None if each else known.kind_of(candidate)
-        task = None if kind is None else by_kind.get(kind)
+    for candidate, kind in candidates:
+        task = None if kind is None or is_optional else by_kind.get(kind)
         if task is None:
             task = _planned_task(case, point, known, candidate, settings, not_installed)
             if is_optional and not has_room(known.machine, task, settings):
@@ -278,28 +283,33 @@ def _planned_task(
 def _flow(case: Case, known: Known, ends: Ends, *, reverse: bool) -> tuple[Flow, Path]:
     memory = (case.destination, case.source) if reverse else (case.source, case.destination)
     gpu = initiator(case, ends)
-    staging = _staging(case)
-    key = (memory, staging, gpu and gpu.bus_id, *(end.bus_id if isinstance(end, Gpu) else end for end in ends))
+    path = path_between(
+        known.machine,
+        memory,
+        ends[:2],
+        gpu,
+        staging=_staging(case),
+        allocated_by=ends.allocated_by,
+        between=known.between,
+    )
+    # The path is kept beside the flow, because another one could get its identity.
+    key = (id(path), memory, gpu and gpu.bus_id, *(end.bus_id if isinstance(end, Gpu) else end for end in ends))
     flow = known.flows.get(key)
     if flow is None:
-        flow = known.flows[key] = _new_flow(known.machine, memory, gpu, ends, staging)
+        flow = known.flows[key] = _new_flow(memory, gpu, ends, path), path
     return flow
 
 
-def _new_flow(
-    machine: Machine, memory: tuple[MemoryKind, MemoryKind], gpu: Gpu | None, ends: Ends, staging: Staging
-) -> tuple[Flow, Path]:
-    path = path_between(machine, memory, ends[:2], gpu, staging=staging, allocated_by=ends.allocated_by)
+def _new_flow(memory: tuple[MemoryKind, MemoryKind], gpu: Gpu | None, ends: Ends, path: Path) -> Flow:
     source, destination = (endpoint(kind, end, ends.allocated_by) for kind, end in zip(memory, ends[:2], strict=True))
     cpus = source if source.memory is MemoryKind.REGISTERS else destination
-    flow = Flow(
+    return Flow(
         source=source,
         destination=destination,
         initiator=gpu.bus_id if gpu else None,
         initiator_label=f"GPU{gpu.index}" if gpu else cpus.label,
         route=path.route,
     )
-    return flow, path
 
 
 def _staging(case: Case) -> Staging:
