@@ -6,8 +6,9 @@ the steps notes when each buffer is used first and last, by numbers instead of r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from egmctl.bench.buffers import buffer_bytes, shares_source, source_role
 from egmctl.bench.case import End
@@ -53,8 +54,6 @@ class Peak:
 
 Place = tuple[str | None, str | None, int | None, bool]
 """A host, its GPU or NUMA node (neither: the whole host), and whether this counts huge pages."""
-AlikeTasks = tuple[Task, tuple[Flow, ...]]
-"""A task, by one that is equal to it in everything but the flows, and its own flows."""
 NodeOf = Callable[[Endpoint], str | None]
 """A function that returns the name of an end's host, ``None`` if there is only one."""
 
@@ -81,56 +80,106 @@ def peaks(
     huge_page_bytes
         The size of huge pages by NUMA node, to which buffers are rounded up.
     """
-    uses = Uses([[(task, task.flows) for task in tasks] for tasks in steps])
+    tasks = [task for tasks_of_step in steps for task in tasks_of_step]
+    counts = [0, *accumulate(map(len, steps))]
+    numbers = [range(first, last) for first, last in pairwise(counts)]
+    uses = Uses(tasks, [task.flows for task in tasks], numbers)
     return tuple(uses.peaks(keep=keep, node_of=node_of, huge_page_bytes=huge_page_bytes))
 
 
 class Uses:
-    """The first and the last step that uses each buffer of a sequence of steps, as :func:`buffers.assign` assigns them.
+    """The first and the last step that uses each buffer of a sequence of steps.
+
+    The buffers are those that :func:`egmctl.bench.buffers.assign` assigns.
 
     Parameters
     ----------
+    kinds, flows
+        As for :class:`egmctl.model.listing.PlannedTasks`.
     steps
-        The tasks of each step, in order.
+        The numbers of the tasks of each step, in order.
+    ends
+        The numbers of ends; those of earlier uses save time.
     """
 
-    def __init__(self, steps: Iterable[Iterable[AlikeTasks]]) -> None:
-        self._ends = Ends()
-        self._kinds: list[Task] = []
-        # By end and role, index, and kind of task: in the order of the first use.
-        self._spans: dict[tuple[int, int, int], list[int]] = {}
-        numbers: dict[int, tuple[int, bool, bool]] = {}
-        numbers_of_flow = self._ends.numbers_of_flow
-        spans = self._spans
+    def __init__(
+        self,
+        kinds: Sequence[Task],
+        flows: Sequence[tuple[Flow, ...]],
+        steps: Iterable[Sequence[int]],
+        ends: Ends | None = None,
+    ) -> None:
+        self._ends = ends or Ends()
+        self._spans: dict[int, tuple[Task, _Spans]] = {}
+        self._add(kinds, flows, steps, None)
+
+    def without(
+        self,
+        waived: Collection[int],
+        kinds: Sequence[Task],
+        flows: Sequence[tuple[Flow, ...]],
+        steps: Iterable[Sequence[int]],
+    ) -> Uses:
+        """Return the uses without those of some kinds of tasks, which are then added again from the steps.
+
+        Parameters
+        ----------
+        waived
+            The identities of these kinds.
+        kinds, flows, steps
+            As for :class:`Uses`; each step is where it was.
+        """
+        rest = Uses((), (), (), self._ends)
+        rest._spans = {kind: spans for kind, spans in self._spans.items() if kind not in waived}
+        rest._add(kinds, flows, steps, waived)
+        return rest
+
+    def of_size(self, kinds: Mapping[int, Task]) -> Uses:
+        """Return the uses of the same tasks of another size.
+
+        Parameters
+        ----------
+        kinds
+            The kinds of that size, by the identities of those of this size.
+        """
+        resized = Uses((), (), (), self._ends)
+        resized._spans = {id(kinds[kind]): (kinds[kind], spans) for kind, (_, spans) in self._spans.items()}
+        return resized
+
+    def _add(
+        self,
+        kinds: Sequence[Task],
+        flows: Sequence[tuple[Flow, ...]],
+        steps: Iterable[Sequence[int]],
+        only: Collection[int] | None,
+    ) -> None:
+        numbers = self._ends.numbers
+        facts: dict[int, tuple[_Spans, bool, bool]] = {}
         for step, tasks in enumerate(steps):
             taken: dict[int, int] = {}
-            for kind, flows in tasks:
-                known = numbers.get(id(kind))
+            place = step << _PLACE_BITS
+            for task in tasks:
+                kind = kinds[task]
+                if only is not None and id(kind) not in only:
+                    continue
+                known = facts.get(id(kind))
                 if known is None:
-                    own_source = source_role(kind) is End.SOURCE
-                    known = numbers[id(kind)] = len(self._kinds), own_source, shares_source(kind)
-                    self._kinds.append(kind)
-                number, own_source, shared = known
-                for flow in flows:
-                    source, destination = numbers_of_flow(flow)
-                    if source is not None:
-                        buffer = 2 * source + own_source
+                    spans: _Spans = {}
+                    self._spans[id(kind)] = kind, spans
+                    known = facts[id(kind)] = spans, source_role(kind) is End.SOURCE, shares_source(kind)
+                spans, own_source, shared = known
+                for flow in flows[task]:
+                    ends = numbers.get(id(flow)) or self._ends.add(flow)
+                    for end, buffer, is_shared in ((ends[1], 2 * ends[1] + own_source, shared), (ends[2], 2 * ends[2], False)):
+                        if end < 0:
+                            continue
                         index = taken.get(buffer, 0)
                         taken[buffer] = index + 1
-                        key = (buffer, 0 if shared else index, number)
+                        key = (buffer, 0 if is_shared else index)
                         span = spans.get(key)
                         if span is None:
-                            spans[key] = [step, step]
-                        else:
-                            span[1] = step
-                    if destination is not None:
-                        buffer = 2 * destination
-                        index = taken.get(buffer, 0)
-                        taken[buffer] = index + 1
-                        key = (buffer, index, number)
-                        span = spans.get(key)
-                        if span is None:
-                            spans[key] = [step, step]
+                            spans[key] = [place, step]
+                            place += 1
                         else:
                             span[1] = step
 
@@ -149,57 +198,67 @@ class Uses:
         sized
             A function that returns a task at another size.
         """
-        sizes = [buffer_bytes(sized(kind)) for kind in self._kinds]
-        # Equal buffers of several kinds of tasks are one.
-        held: dict[tuple[int, int, int], list[int]] = {}
-        for (buffer, index, kind), (first, last) in self._spans.items():
-            span = held.setdefault((buffer, index, sizes[kind]), [first, last])
-            if last > span[1]:
-                span[1] = last
         pages = huge_page_bytes or {}
-        by_place: dict[Place, list[_Held]] = {}
-        known_ends: dict[int, tuple[tuple[list[_Held], ...], int, Endpoint]] = {}
-        for (buffer, _, size_bytes), (first, last) in held.items():
-            known = known_ends.get(buffer)
-            if known is None:
-                end = self._ends[buffer >> 1]
-                huge = end.memory is MemoryKind.HUGETLB
-                lists = tuple(by_place.setdefault(place, []) for place in places(end, node_of(end)))
-                page = pages.get(end.numa_node or 0, 1) if huge else 1
-                known = known_ends[buffer] = lists, page, end
-            lists, page, end = known
-            for there in lists:
-                there.append((first, last, round_up(size_bytes, page), end))
-        for (host, bus_id, node, huge), buffers in by_place.items():
-            most, end = _most(buffers, keep=keep)
+        by_place: dict[Place, list[_Use]] = {}
+        places_of: dict[int, tuple[list[_Use], ...]] = {}
+        for kind, spans in self._spans.values():
+            size_bytes = buffer_bytes(sized(kind))
+            for (buffer, index), (place, last) in spans.items():
+                lists = places_of.get(buffer)
+                if lists is None:
+                    end = self._ends[buffer >> 1]
+                    lists = tuple([by_place.setdefault(where, []) for where in places(end, node_of(end))])
+                    places_of[buffer] = lists
+                for uses in lists:
+                    uses.append((place, last, buffer, index, size_bytes))
+        for uses in by_place.values():
+            uses.sort()
+        # The first buffer of a host is the first one of a NUMA node too, which comes first.
+        in_order = sorted(by_place.items(), key=lambda entry: (entry[1][0], entry[0][1:3] == (None, None)))
+        for (host, bus_id, node, huge), uses in in_order:
+            most, end = self._most(uses, pages, keep=keep)
             yield Peak(None if bus_id is None and node is None else end, most, host, huge)
 
+    def _most(self, uses: Iterable[_Use], pages: Mapping[int, int], *, keep: bool) -> tuple[int, Endpoint]:
+        """Return the most bytes that buffers of one place hold at once, and the end of the last one allocated until then.
 
-_Held = tuple[int, int, int, Endpoint]
-"""The first and the last step that uses a buffer, its bytes, and its end."""
+        Parameters
+        ----------
+        uses
+            The uses of the buffers by each kind of task, in the order of the first use.
+        """
+        # Equal buffers of several kinds of tasks are one.
+        held: dict[tuple[int, int, int], list[int]] = {}
+        for place, last, *buffer in uses:
+            span = held.setdefault(tuple(buffer), [place >> _PLACE_BITS, last])
+            if last > span[1]:
+                span[1] = last
+        buffers = [(first, last, self._taken(buffer, size_bytes, pages), buffer) for (buffer, _, size_bytes), (first, last) in held.items()]
+        released = [] if keep else sorted((last, size_bytes) for _, last, size_bytes, _ in buffers)
+        now = most = gone = 0
+        largest = buffers[0][3]
+        for number, (first, _, size_bytes, buffer) in enumerate(buffers, 1):
+            while gone < len(released) and released[gone][0] < first:
+                now -= released[gone][1]
+                gone += 1
+            now += size_bytes
+            # A step allocates all of its buffers before it runs.
+            is_last_of_step = number == len(buffers) or buffers[number][0] != first
+            if is_last_of_step and now > most:
+                most, largest = now, buffer
+        return most, self._ends[largest >> 1]
+
+    def _taken(self, buffer: int, size_bytes: int, pages: Mapping[int, int]) -> int:
+        end = self._ends[buffer >> 1]
+        return round_up(size_bytes, pages.get(end.numa_node or 0, 1)) if end.memory is MemoryKind.HUGETLB else size_bytes
 
 
-def _most(buffers: Sequence[_Held], *, keep: bool) -> tuple[int, Endpoint]:
-    """Return the most bytes that buffers of one place hold at once, and the end of the last one allocated until then.
-
-    Parameters
-    ----------
-    buffers
-        In the order of their first use.
-    """
-    released = [] if keep else sorted((last, size_bytes) for _, last, size_bytes, _ in buffers)
-    now = most = gone = 0
-    end = buffers[0][3]
-    for place, (first, _, size_bytes, own) in enumerate(buffers):
-        while gone < len(released) and released[gone][0] < first:
-            now -= released[gone][1]
-            gone += 1
-        now += size_bytes
-        # A step allocates all of its buffers before it runs.
-        is_last_of_step = place + 1 == len(buffers) or buffers[place + 1][0] != first
-        if is_last_of_step and now > most:
-            most, end = now, own
-    return most, end
+_PLACE_BITS = 32
+_Spans = dict[tuple[int, int], list[int]]
+"""By the number of an end, doubled, plus 1 for a source, and by the index of the buffer there: the place of the first
+use, which is the step's number in the upper bits and a count in the lower ones, and the number of the last step."""
+_Use = tuple[int, int, int, int, int]
+"""The place of the first use, the last step, the buffer, its index and its bytes."""
 
 
 class Ends:
@@ -208,22 +267,21 @@ class Ends:
     def __init__(self) -> None:
         self._ends: list[Endpoint] = []
         self._numbers: dict[Endpoint, int] = {}
-        self._known: dict[int, tuple[Flow, tuple[int | None, int | None]]] = {}
+        self.numbers: dict[int, tuple[Flow, int, int]] = {}
+        """The numbers of the source and the destination of flows, by the identities of the flows, which are kept so that
+        no other flow gets the same; -1 for an end without memory."""
 
     def __getitem__(self, number: int) -> Endpoint:
         return self._ends[number]
 
-    def numbers_of_flow(self, flow: Flow) -> tuple[int | None, int | None]:
-        """Return the numbers of a flow's source and destination; ``None`` for an end without memory."""
-        known = self._known.get(id(flow))
-        if known is None:
-            # The flow is kept, because another one could get its identity.
-            known = self._known[id(flow)] = flow, (self._number(flow.source), self._number(flow.destination))
-        return known[1]
+    def add(self, flow: Flow) -> tuple[Flow, int, int]:
+        """Add the ends of a flow, and return their numbers."""
+        known = self.numbers[id(flow)] = flow, self._number(flow.source), self._number(flow.destination)
+        return known
 
-    def _number(self, end: Endpoint) -> int | None:
+    def _number(self, end: Endpoint) -> int:
         if end.memory is MemoryKind.REGISTERS:
-            return None
+            return -1
         number = self._numbers.setdefault(end, len(self._ends))
         if number == len(self._ends):
             self._ends.append(end)

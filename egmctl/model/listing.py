@@ -128,6 +128,11 @@ class PlannedTasks(Sequence[PlannedTask]):
     def __init__(self, kinds: Iterable[PlannedTask], flows: Iterable[tuple[Flow, ...]]) -> None:
         self.kinds = tuple(kinds)
         self.flows = tuple(flows)
+        numbers: dict[int, int] = {}
+        self.numbers = tuple([numbers.setdefault(id(kind), len(numbers)) for kind in self.kinds])
+        """The number of each task's kind in :attr:`distinct`."""
+        self.distinct = tuple({id(kind): kind for kind in self.kinds}.values())
+        """The kinds, each once."""
         self._tasks: dict[int, PlannedTask] = {}
         if len(self.kinds) != len(self.flows):
             raise ValueError(f"{len(self.kinds)} kinds of tasks for {len(self.flows)} tasks")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from egmctl.bench.peaks import Peak, Uses
+from egmctl.bench.peaks import Ends, Peak, Uses
 from egmctl.model.gpu import Gpu
 from egmctl.model.listing import PlannedTasks, Step
 from egmctl.model.measurement import BenchGpu, Settings
@@ -35,6 +35,9 @@ class Plan:
     notes: tuple[str, ...] = ()
     """Cases that have no task on these GPUs and nodes with the reasons, and other remarks."""
 
+    ends: Ends = field(default_factory=Ends, repr=False, compare=False)
+    """The numbers of the ends of flows, which plans of several sizes share."""
+
     @property
     def runnable(self) -> tuple[Task, ...]:
         """The tasks that will be run."""
@@ -50,8 +53,7 @@ class Plan:
     @property
     def uses(self) -> Uses:
         """The first and the last step that uses each buffer."""
-        kinds, flows = self.tasks.kinds, self.tasks.flows
-        return Uses([(kinds[number], flows[number]) for number in step.tasks] for step in self.steps)
+        return Uses(self.tasks.kinds, self.tasks.flows, [step.tasks for step in self.steps], self.ends)
 
 
 def bench_gpu(gpu: Gpu, label: str) -> BenchGpu:

@@ -11,12 +11,14 @@ from functools import cache
 
 from egmctl.bench.case import Case
 from egmctl.bench.engine import ENGINES
+from egmctl.bench.peaks import Ends
 from egmctl.bench.plan.flows import gpu_use
 from egmctl.bench.plan.paths import Path, gpu_waiver, remembered_paths
+from egmctl.bench.plan.schedule import steps_of_size
 from egmctl.bench.plan.task import Candidate
 from egmctl.model.finding import Waiver
 from egmctl.model.gpu import Gpu
-from egmctl.model.listing import PlannedTask
+from egmctl.model.listing import PlannedTask, PlannedTasks, Step
 from egmctl.model.machine import Machine
 from egmctl.model.route import MemoryKind
 from egmctl.model.task import Flow
@@ -42,10 +44,26 @@ class Known:
         self.candidates: dict[str, list[tuple[Candidate, Hashable]]] = {}
         self.flows: dict[Hashable, tuple[Flow, Path]] = {}
         self.between = remembered_paths()
+        self.ends = Ends()
         self._allow_busy = allow_busy
         self._gpus: dict[str, int | None] = {}
         self._paths: dict[int, tuple[Path, int | None]] = {}
         self._numbers: dict[Hashable, int] = {}
+        self._last: tuple[PlannedTasks, tuple[Step, ...]] | None = None
+
+    def steps(self, tasks: PlannedTasks, make: Callable[[], tuple[Step, ...]]) -> tuple[Step, ...]:
+        """Return the steps of tasks: those of the last plan if it has the same tasks of another size, else new ones.
+
+        Parameters
+        ----------
+        make
+            A function that makes them.
+        """
+        steps = None if self._last is None else steps_of_size(*self._last, tasks)
+        if steps is None:
+            steps = make()
+        self._last = tasks, steps
+        return steps
 
     def kind_of(self, candidate: Candidate) -> Hashable:
         """Return what a task of a candidate follows from, but for its flows; ``None`` if it must be looked at alone.

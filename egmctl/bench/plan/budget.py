@@ -121,10 +121,9 @@ def fitted(
     quarter = min(usual, LEAST_BYTES if replan is None else max(LEAST_BYTES, usual // 4))
     waived: dict[int, Waiver] = {}
     note = ""
-    while True:
-        uses = plan.uses
-        if (excess := next(_excesses(plan, uses, memory), None)) is None:
-            break
+    uses = plan.uses
+    while (excess := next(_excesses(plan, uses, memory), None)) is not None:
+        resized = None
         if excess.peak.huge_pages:
             waivers = _last_on_huge_pages(plan, memory, excess)
         elif fixed_size := _largest(plan, memory, next(_excesses(plan, uses, memory, quarter), excess), own_size=True):
@@ -132,9 +131,8 @@ def fitted(
         elif replan is not None and size > LEAST_BYTES:
             size = max(LEAST_BYTES, size // 2)
             note = note or f"{_name(excess.peak)} has no room for more"
-            smaller_plan = replan(size)
-            waivers, waived = _same_tasks(plan, waived, smaller_plan), {}
-            plan = smaller_plan
+            resized = replan(size)
+            waivers = _same_tasks(plan, waived, resized)
         elif replan is not None or several_sizes:
             waivers = _largest(plan, memory, excess, own_size=False)
         else:
@@ -142,8 +140,16 @@ def fitted(
             fits = next((candidate for candidate in smaller if not any(_excesses(plan, uses, memory, candidate))), None)
             hint = "no smaller size fits" if fits is None else f"--size {fits // MIB}M fits"
             raise UsageError(f"--size {format_size(size)} {excess}; {hint}")
-        waived |= waivers
-        plan = _without(plan, waivers)
+        if resized is None:
+            waived |= waivers
+            kinds = {id(plan.tasks.kinds[number]) for number in waivers}
+            plan = _without(plan, waivers)
+            uses = uses.without(kinds, plan.tasks.kinds, plan.tasks.flows, [step.tasks for step in plan.steps])
+        else:
+            waived = waivers
+            resized = _without(resized, waivers)
+            uses, plan = _uses_of_size(uses, plan, resized), resized
+    plan = replace(plan, steps=tuple(step for step in plan.steps if step.tasks))
     if size == usual:
         return plan
     return replace(
@@ -183,6 +189,15 @@ def _excesses(plan: Plan, uses: Uses, memory: Memory, most_bytes: int | None = N
         free = memory.free(peak)
         if free is not None and peak.bytes > free * share // 100:
             yield _Excess(peak, free, share)
+
+
+def _uses_of_size(uses: Uses, plan: Plan, resized: Plan) -> Uses:
+    """Return the uses of a plan of another size, from those of this size if both have the same steps."""
+    same_tasks = (plan.tasks.numbers, plan.tasks.flows) == (resized.tasks.numbers, resized.tasks.flows)
+    if not same_tasks or [step.tasks for step in plan.steps] != [step.tasks for step in resized.steps]:
+        return resized.uses
+    kinds = zip(plan.tasks.distinct, resized.tasks.distinct, strict=True)
+    return uses.of_size({id(kind): resized_kind for kind, resized_kind in kinds})
 
 
 def _same_tasks(plan: Plan, waived: Mapping[int, Waiver], other: Plan) -> dict[int, Waiver]:
@@ -262,7 +277,7 @@ def _needed_bytes(plan: Plan, memory: Memory, location: Peak) -> Callable[[int],
         # Tasks of several flows may use one buffer for some of them.
         key = id(kinds[number]), tuple(there) if len(flows[number]) == 1 else (number,)
         if key not in known:
-            uses = Uses([[(kinds[number], flows[number])]]).peaks(node_of=memory.node_of)
+            uses = Uses(kinds, flows, [(number,)]).peaks(node_of=memory.node_of)
             known[key] = sum(peak.bytes for peak in uses if peak.same_place(location))
         return known[key]
 
@@ -270,7 +285,7 @@ def _needed_bytes(plan: Plan, memory: Memory, location: Peak) -> Callable[[int],
 
 
 def _without(plan: Plan, waivers: Mapping[int, Waiver]) -> Plan:
-    """Return a plan in which some tasks are waived."""
+    """Return a plan in which some tasks are waived; a step may then have none."""
     if not waivers:
         return plan
     kinds, waived_kinds = list(plan.tasks.kinds), dict[tuple[int, Waiver], PlannedTask]()
@@ -283,8 +298,7 @@ def _without(plan: Plan, waivers: Mapping[int, Waiver]) -> Plan:
         step if waivers.keys().isdisjoint(step.tasks) else replace(step, tasks=_other_than(step.tasks, waivers))
         for step in plan.steps
     )
-    tasks = PlannedTasks(kinds, plan.tasks.flows)
-    return replace(plan, tasks=tasks, steps=tuple(step for step in left if step.tasks))
+    return replace(plan, tasks=PlannedTasks(kinds, plan.tasks.flows), steps=tuple(left))
 
 
 def _other_than(numbers: Iterable[int], waivers: Mapping[int, Waiver]) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from egmctl.bench.suites import CASES
 from egmctl.errors import UsageError
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.gpu import Gpu
-from egmctl.model.listing import PlannedTask, PlannedTasks
+from egmctl.model.listing import PlannedTask, PlannedTasks, Step
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Settings
 from egmctl.model.route import HOST_MEMORY, Egm, MemoryKind
@@ -133,7 +133,8 @@ def make_plan(
         numa_nodes=tuple(numa_nodes),
         tasks=tasks,
         ranks=tuple(every[:started]) if by_ranks else (),
-        steps=isolated(tasks, make_steps(slots(tasks, _gpus, by_link=True), serial=settings.serial)),
+        steps=known.steps(tasks, lambda: _steps(tasks, settings)),
+        ends=known.ends,
         huge_page_bytes=huge_page_sizes(machine),
         notes=(
             *_without_tasks(empty, by_owner, bool(pairs)),
@@ -142,6 +143,10 @@ def make_plan(
             *_not_native(tasks, gpus),
         ),
     )
+
+
+def _steps(tasks: PlannedTasks, settings: Settings) -> tuple[Step, ...]:
+    return isolated(tasks, make_steps(slots(tasks, _gpus, by_link=True), serial=settings.serial))
 
 
 def _without_tasks(empty: Sequence[str], by_owner: Collection[str], pairs: bool) -> Iterator[str]:
@@ -283,20 +288,24 @@ def _planned_task(
 def _flow(case: Case, known: Known, ends: Ends, *, reverse: bool) -> tuple[Flow, Path]:
     memory = (case.destination, case.source) if reverse else (case.source, case.destination)
     gpu = initiator(case, ends)
-    path = path_between(
-        known.machine,
-        memory,
-        ends[:2],
-        gpu,
-        staging=_staging(case),
-        allocated_by=ends.allocated_by,
-        between=known.between,
-    )
-    # The path is kept beside the flow, because another one could get its identity.
-    key = (id(path), memory, gpu and gpu.bus_id, *(end.bus_id if isinstance(end, Gpu) else end for end in ends))
+    staging = _staging(case)
+    locations = [end.bus_id if isinstance(end, Gpu) else end for end in ends]
+    key = (memory, staging, gpu and gpu.bus_id, *locations)
     flow = known.flows.get(key)
     if flow is None:
-        flow = known.flows[key] = _new_flow(memory, gpu, ends, path), path
+        path = path_between(
+            known.machine,
+            memory,
+            ends[:2],
+            gpu,
+            staging=staging,
+            allocated_by=ends.allocated_by,
+            between=known.between,
+        )
+        # Copies and kernels share the flow of a path that is not staged. The path is kept beside it, because another
+        # one could get its identity.
+        by_path = (memory, id(path), gpu and gpu.bus_id, *locations)
+        flow = known.flows[key] = known.flows.setdefault(by_path, (_new_flow(memory, gpu, ends, path), path))
     return flow
 
 

@@ -96,20 +96,42 @@ def slots(
     memory
         The memory of a flow, besides its GPUs, that only one task of a step may use.
     """
-    alike = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS, Pattern.LOCAL)
-    def group_of(task: PlannedTask) -> str | None:
-        if not task.disjoint or task.pattern not in alike:
-            return None
-        over = f" over {task.flows[0].route.symbol}" if by_link else ""
-        return f"{task.name}{over}, {format_size(task.size_bytes)}"
+    groups = [_group(kind, by_link=by_link) for kind in tasks.distinct]
+    for number, (kind, flows) in enumerate(zip(tasks.numbers, tasks.flows, strict=True)):
+        if not tasks.distinct[kind].waivers:
+            yield Slot(number, ends(flows[0]), groups[kind], memory(flows[0]))
 
-    groups: dict[int, str | None] = {}
-    for number, (kind, flows) in enumerate(zip(tasks.kinds, tasks.flows, strict=True)):
-        if kind.waivers:
-            continue
-        if id(kind) not in groups:
-            groups[id(kind)] = group_of(kind)
-        yield Slot(number, ends(flows[0]), groups[id(kind)], memory(flows[0]))
+
+_ALIKE = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS, Pattern.LOCAL)
+
+
+def _group(task: PlannedTask, *, by_link: bool) -> str | None:
+    if not task.disjoint or task.pattern not in _ALIKE:
+        return None
+    over = f" over {task.flows[0].route.symbol}" if by_link else ""
+    return f"{task.name}{over}, {format_size(task.size_bytes)}"
+
+
+def steps_of_size(before: PlannedTasks, steps: Sequence[Step], tasks: PlannedTasks) -> tuple[Step, ...] | None:
+    """Return the steps of the same tasks of another size; ``None`` if they are other tasks or may run in other steps.
+
+    Parameters
+    ----------
+    before, steps
+        The tasks of the other size, and their steps by link.
+    """
+    if (before.numbers, before.flows) != (tasks.numbers, tasks.flows):
+        return None
+    groups: dict[str | None, str | None] = {}
+    for kind, resized in zip(before.distinct, tasks.distinct, strict=True):
+        if bool(kind.waivers) != bool(resized.waivers):
+            return None
+        group = _group(resized, by_link=True)
+        if not kind.waivers and groups.setdefault(_group(kind, by_link=True), group) != group:
+            return None
+    if len({*groups.values()}) < len(groups):
+        return None
+    return tuple(step if step.group is None else replace(step, group=groups[step.group]) for step in steps)
 
 
 def make_steps(slots: Iterable[Slot], *, serial: bool = False, rounds: Rounds | None = None) -> tuple[Step, ...]:
