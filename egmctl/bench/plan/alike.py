@@ -41,10 +41,12 @@ class Known:
     def __init__(self, machine: Machine, *, allow_busy: bool) -> None:
         self.machine = machine
         self.gpu_waiver: Callable[[str], Waiver | None] = cache(lambda bus_id: gpu_waiver(machine, machine.gpu(bus_id)))
-        self.candidates: dict[str, list[tuple[Candidate, Hashable]]] = {}
+        self.candidates: dict[Hashable, list[tuple[Candidate, Hashable]]] = {}
         self.flows: dict[Hashable, tuple[Flow, Path]] = {}
         self.between = remembered_paths()
         self.ends = Ends()
+        # Then no copies are staged, and those of the copy engine take the paths of kernels.
+        self.all_have_access = all(pair.can_access_peer is not False for pair in machine.pairs or ())
         self._allow_busy = allow_busy
         self._gpus: dict[str, int | None] = {}
         self._paths: dict[int, tuple[Path, int | None]] = {}

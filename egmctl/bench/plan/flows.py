@@ -151,6 +151,12 @@ class Ends(NamedTuple):
         return self._replace(source=self.destination, destination=self.source)
 
 
+def flow_shape(case: Case) -> tuple[object, ...]:
+    """Return what :func:`tasks_of` and :func:`initiator` read of a case: cases of equal shape have the same flows."""
+    engine = case.engine if case.engine in (*CPU_ENGINES, Engine.PING_PONG) else None
+    return case.source, case.destination, case.initiator, case.pattern, case.by_owner, engine
+
+
 def tasks_of(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterator[tuple[Ends, ...]]:
     """Yield the flows of each task of a case; none if the case needs two GPUs and there is one."""
     host = case.source in HOST_MEMORY or case.destination in HOST_MEMORY

@@ -11,7 +11,7 @@ from egmctl.bench.engine import ENGINES
 from egmctl.bench.plan import Plan, bench_gpu
 from egmctl.bench.plan.alike import AlikeTask, Known, looks_at_each
 from egmctl.bench.plan.budget import has_room, huge_page_sizes, pages_waiver
-from egmctl.bench.plan.flows import Ends, Pair, busy_waiver, endpoint, gpu_use, initiator, measures_pair, tasks_of
+from egmctl.bench.plan.flows import Ends, Pair, busy_waiver, endpoint, flow_shape, gpu_use, initiator, measures_pair, tasks_of
 from egmctl.bench.plan.paths import Path, Staging, path_between
 from egmctl.bench.plan.placement import rank_of
 from egmctl.bench.plan.ranks import handle_waiver, local_path, node_flows, rank_candidate
@@ -94,11 +94,11 @@ def make_plan(
         )
 
     def make(case: Case) -> list[AlikeTask]:
-        candidates = known.candidates.get(case.name)
+        shape = (flow_shape(case), _staging(case, known)) if case.processes is Processes.ONE else case.name
+        candidates = known.candidates.get(shape)
         if candidates is None:
-            each = looks_at_each(case)
-            candidates = [(candidate, None if each else known.kind_of(candidate)) for candidate in candidates_of(case)]
-            known.candidates[case.name] = candidates
+            candidates = [(candidate, known.kind_of(candidate)) for candidate in candidates_of(case)]
+            known.candidates[shape] = candidates
         not_installed = no_ucx if case.engine in UCX_ENGINES else ""
         return [
             task
@@ -217,9 +217,10 @@ def _chosen(case: Case, point: Point, tasks: Iterable[AlikeTask], pairs: Sequenc
 
 def _candidates(case: Case, known: Known, gpus: Sequence[Gpu], numa_nodes: Sequence[int]) -> Iterator[Candidate]:
     machine = known.machine
+    staging = _staging(case, known)
     for ends_of_flows in tasks_of(case, _possible_owners(machine, gpus) if case.by_owner else gpus, numa_nodes):
         made = [
-            _flow(case, known, ends, reverse=case.pattern in THERE_AND_BACK and number % 2 == 1)
+            _flow(case, known, ends, staging, reverse=case.pattern in THERE_AND_BACK and number % 2 == 1)
             for number, ends in enumerate(ends_of_flows)
         ]
         participants = {gpu.bus_id: gpu for ends in ends_of_flows for gpu in ends if isinstance(gpu, Gpu)}
@@ -251,9 +252,10 @@ def _planned_tasks(
 ) -> Iterator[AlikeTask]:
     """Yield the tasks of a case at a point; those with large footprints only if they fit into memory."""
     is_optional = point.footprint is not None and point.footprint > IF_ROOM_ABOVE_BYTES and case.source in HOST_MEMORY
+    each = is_optional or looks_at_each(case)
     by_kind: dict[Hashable, PlannedTask] = {}
     for candidate, kind in candidates:
-        task = None if kind is None or is_optional else by_kind.get(kind)
+        task = None if each or kind is None else by_kind.get(kind)
         if task is None:
             task = _planned_task(case, point, known, candidate, settings, not_installed)
             if is_optional and not has_room(known.machine, task, settings):
@@ -285,10 +287,9 @@ def _planned_task(
     return planned
 
 
-def _flow(case: Case, known: Known, ends: Ends, *, reverse: bool) -> tuple[Flow, Path]:
+def _flow(case: Case, known: Known, ends: Ends, staging: Staging, *, reverse: bool) -> tuple[Flow, Path]:
     memory = (case.destination, case.source) if reverse else (case.source, case.destination)
     gpu = initiator(case, ends)
-    staging = _staging(case)
     locations = [end.bus_id if isinstance(end, Gpu) else end for end in ends]
     key = (memory, staging, gpu and gpu.bus_id, *locations)
     flow = known.flows.get(key)
@@ -302,10 +303,7 @@ def _flow(case: Case, known: Known, ends: Ends, *, reverse: bool) -> tuple[Flow,
             allocated_by=ends.allocated_by,
             between=known.between,
         )
-        # Copies and kernels share the flow of a path that is not staged. The path is kept beside it, because another
-        # one could get its identity.
-        by_path = (memory, id(path), gpu and gpu.bus_id, *locations)
-        flow = known.flows[key] = known.flows.setdefault(by_path, (_new_flow(memory, gpu, ends, path), path))
+        flow = known.flows[key] = _new_flow(memory, gpu, ends, path), path
     return flow
 
 
@@ -321,13 +319,13 @@ def _new_flow(memory: tuple[MemoryKind, MemoryKind], gpu: Gpu | None, ends: Ends
     )
 
 
-def _staging(case: Case) -> Staging:
+def _staging(case: Case, known: Known) -> Staging:
     if case.staged:
         return Staging.ALWAYS
     # The pool's access rights, not peer access, open its memory. No documentation says that such copies are staged.
     pools = MemoryKind.DEVICE_DEFAULT_POOL in (case.source, case.destination)
     alone = case.engine is Engine.COPY_ENGINE and case.pattern is Pattern.PAIR and not pools
-    return Staging.WITHOUT_ACCESS if alone else Staging.NEVER
+    return Staging.WITHOUT_ACCESS if alone and not known.all_have_access else Staging.NEVER
 
 
 def _gpus(flow: Flow) -> tuple[str, ...]:

@@ -123,12 +123,11 @@ def remembered_paths() -> DevicePath:
     def path(
         machine: Machine, initiator: Gpu, other: Gpu, *, source: Gpu | None = None, staging: Staging = Staging.NEVER
     ) -> Path:
-        key = (initiator.bus_id, other.bus_id, source and source.bus_id, staging)
+        # Without staging it does not matter where the bytes come from.
+        sender = None if source is None or staging is Staging.NEVER else source.bus_id
+        key = (initiator.bus_id, other.bus_id, sender, staging)
         if key not in known:
-            if staging is Staging.WITHOUT_ACCESS and _peer_waiver(machine, initiator, other) is None:
-                known[key] = path(machine, initiator, other)
-            else:
-                known[key] = device_path(machine, initiator, other, source=source, staging=staging)
+            known[key] = device_path(machine, initiator, other, source=source, staging=staging)
         return known[key]
 
     return path
