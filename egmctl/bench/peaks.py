@@ -274,6 +274,11 @@ class Ends:
     def __getitem__(self, number: int) -> Endpoint:
         return self._ends[number]
 
+    def of_flows(self, flows: Iterable[Flow]) -> list[int]:
+        """Return the numbers of the source and the destination of each flow."""
+        known = [self.numbers.get(id(flow)) or self.add(flow) for flow in flows]
+        return [number for _, *numbers in known for number in numbers]
+
     def add(self, flow: Flow) -> tuple[Flow, int, int]:
         """Add the ends of a flow, and return their numbers."""
         known = self.numbers[id(flow)] = flow, self._number(flow.source), self._number(flow.destination)

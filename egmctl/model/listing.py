@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar, overload
 
 from egmctl.model.answer import State
@@ -128,14 +129,20 @@ class PlannedTasks(Sequence[PlannedTask]):
     def __init__(self, kinds: Iterable[PlannedTask], flows: Iterable[tuple[Flow, ...]]) -> None:
         self.kinds = tuple(kinds)
         self.flows = tuple(flows)
-        numbers: dict[int, int] = {}
-        self.numbers = tuple([numbers.setdefault(id(kind), len(numbers)) for kind in self.kinds])
-        """The number of each task's kind in :attr:`distinct`."""
-        self.distinct = tuple({id(kind): kind for kind in self.kinds}.values())
-        """The kinds, each once."""
         self._tasks: dict[int, PlannedTask] = {}
         if len(self.kinds) != len(self.flows):
             raise ValueError(f"{len(self.kinds)} kinds of tasks for {len(self.flows)} tasks")
+
+    @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """The number of each task's kind in :attr:`distinct`."""
+        numbers: dict[int, int] = {}
+        return tuple([numbers.setdefault(id(kind), len(numbers)) for kind in self.kinds])
+
+    @cached_property
+    def distinct(self) -> tuple[PlannedTask, ...]:
+        """The kinds, each once, in order."""
+        return tuple({id(kind): kind for kind in self.kinds}.values())
 
     @classmethod
     def of(cls, tasks: Sequence[PlannedTask]) -> PlannedTasks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from egmctl.bench.buffers import ROTATED_BELOW_BYTES, buffers_of, uses_host_memory
 from egmctl.bench.peaks import NodeOf, Peak, Uses, one_node, peaks, places
@@ -259,25 +260,22 @@ def _needed_bytes(plan: Plan, memory: Memory, location: Peak) -> Callable[[int],
 
     They are counted as for the plan but without rounding to huge pages.
     """
-    kinds, flows = plan.tasks.kinds, plan.tasks.flows
+    kinds, flows, ends = plan.tasks.kinds, plan.tasks.flows, plan.ends
     known: dict[tuple[int, tuple[int, ...]], int] = {}
-    ends_there: dict[int, tuple[bool, bool]] = {}
 
-    def is_there(end: Endpoint) -> bool:
-        return location.key in places(end, memory.node_of(end))
+    @cache
+    def is_there(end: int) -> bool:
+        return end >= 0 and location.key in places(ends[end], memory.node_of(ends[end]))
 
     def needed(number: int) -> int:
-        there: list[bool] = []
-        for flow in flows[number]:
-            if id(flow) not in ends_there:
-                ends_there[id(flow)] = is_there(flow.source), is_there(flow.destination)
-            there += ends_there[id(flow)]
-        if not any(there):
+        # Each end at the location by the number of its first flow: equal ones share buffers.
+        there: dict[int, int] = {}
+        of_flows = [there.setdefault(end, len(there)) if is_there(end) else -1 for end in ends.of_flows(flows[number])]
+        if not there:
             return 0
-        # Tasks of several flows may use one buffer for some of them.
-        key = id(kinds[number]), tuple(there) if len(flows[number]) == 1 else (number,)
+        key = id(kinds[number]), tuple(of_flows)
         if key not in known:
-            uses = Uses(kinds, flows, [(number,)]).peaks(node_of=memory.node_of)
+            uses = Uses(kinds, flows, [(number,)], ends).peaks(node_of=memory.node_of)
             known[key] = sum(peak.bytes for peak in uses if peak.same_place(location))
         return known[key]
 
