@@ -153,33 +153,34 @@ class Uses:
         steps: Iterable[Sequence[int]],
         only: Collection[int] | None,
     ) -> None:
-        numbers = self._ends.numbers
-        facts: dict[int, tuple[_Spans, bool, bool]] = {}
+        ends = self._ends
+        facts: dict[int, tuple[_Spans, int, bool]] = {}
         for step, tasks in enumerate(steps):
+            order = step << _ORDER_BITS
             taken: dict[int, int] = {}
-            place = step << _PLACE_BITS
             for task in tasks:
                 kind = kinds[task]
                 if only is not None and id(kind) not in only:
                     continue
                 known = facts.get(id(kind))
                 if known is None:
-                    spans: _Spans = {}
-                    self._spans[id(kind)] = kind, spans
-                    known = facts[id(kind)] = spans, source_role(kind) is End.SOURCE, shares_source(kind)
-                spans, own_source, shared = known
+                    self._spans[id(kind)] = kind, {}
+                    role = 1 if source_role(kind) is End.SOURCE else 0
+                    known = facts[id(kind)] = self._spans[id(kind)][1], role, shares_source(kind)
+                spans, source_bit, shared = known
                 for flow in flows[task]:
-                    ends = numbers.get(id(flow)) or self._ends.add(flow)
-                    for end, buffer, is_shared in ((ends[1], 2 * ends[1] + own_source, shared), (ends[2], 2 * ends[2], False)):
-                        if end < 0:
+                    source, destination = ends.of_flow(flow)
+                    buffers = (2 * source + source_bit, 2 * destination)
+                    for buffer in buffers:
+                        if buffer < 0:
                             continue
-                        index = taken.get(buffer, 0)
-                        taken[buffer] = index + 1
-                        key = (buffer, 0 if is_shared else index)
+                        count = taken.get(buffer, 0)
+                        taken[buffer] = count + 1
+                        key = (buffer, 0 if shared and buffer & 1 else count)
                         span = spans.get(key)
                         if span is None:
-                            spans[key] = [place, step]
-                            place += 1
+                            spans[key] = [order, step]
+                            order += 1
                         else:
                             span[1] = step
 
@@ -203,14 +204,14 @@ class Uses:
         places_of: dict[int, tuple[list[_Use], ...]] = {}
         for kind, spans in self._spans.values():
             size_bytes = buffer_bytes(sized(kind))
-            for (buffer, index), (place, last) in spans.items():
+            for (buffer, index), (order, last) in spans.items():
                 lists = places_of.get(buffer)
                 if lists is None:
                     end = self._ends[buffer >> 1]
                     lists = tuple([by_place.setdefault(where, []) for where in places(end, node_of(end))])
                     places_of[buffer] = lists
                 for uses in lists:
-                    uses.append((place, last, buffer, index, size_bytes))
+                    uses.append((order, last, buffer, index, size_bytes))
         for uses in by_place.values():
             uses.sort()
         # The first buffer of a host is the first one of a NUMA node too, which comes first.
@@ -220,7 +221,7 @@ class Uses:
             yield Peak(None if bus_id is None and node is None else end, most, host, huge)
 
     def _most(self, uses: Iterable[_Use], pages: Mapping[int, int], *, keep: bool) -> tuple[int, Endpoint]:
-        """Return the most bytes that buffers of one place hold at once, and the end of the last one allocated until then.
+        """Return the most bytes that buffers hold at once in one place, and the end of the last one allocated by then.
 
         Parameters
         ----------
@@ -228,12 +229,12 @@ class Uses:
             The uses of the buffers by each kind of task, in the order of the first use.
         """
         # Equal buffers of several kinds of tasks are one.
-        held: dict[tuple[int, int, int], list[int]] = {}
-        for place, last, *buffer in uses:
-            span = held.setdefault(tuple(buffer), [place >> _PLACE_BITS, last])
-            if last > span[1]:
-                span[1] = last
-        buffers = [(first, last, self._taken(buffer, size_bytes, pages), buffer) for (buffer, _, size_bytes), (first, last) in held.items()]
+        held: dict[tuple[int, int, int], tuple[int, int]] = {}
+        for order, last, buffer, index, size_bytes in uses:
+            key = buffer, index, size_bytes
+            first, last_of_others = held.get(key, (order >> _ORDER_BITS, last))
+            held[key] = first, max(last, last_of_others)
+        buffers = [(*span, self._taken(buffer, size, pages), buffer) for (buffer, _, size), span in held.items()]
         released = [] if keep else sorted((last, size_bytes) for _, last, size_bytes, _ in buffers)
         now = most = gone = 0
         largest = buffers[0][3]
@@ -250,15 +251,16 @@ class Uses:
 
     def _taken(self, buffer: int, size_bytes: int, pages: Mapping[int, int]) -> int:
         end = self._ends[buffer >> 1]
-        return round_up(size_bytes, pages.get(end.numa_node or 0, 1)) if end.memory is MemoryKind.HUGETLB else size_bytes
+        is_huge = end.memory is MemoryKind.HUGETLB
+        return round_up(size_bytes, pages.get(end.numa_node or 0, 1)) if is_huge else size_bytes
 
 
-_PLACE_BITS = 32
+_ORDER_BITS = 32
 _Spans = dict[tuple[int, int], list[int]]
-"""By the number of an end, doubled, plus 1 for a source, and by the index of the buffer there: the place of the first
-use, which is the step's number in the upper bits and a count in the lower ones, and the number of the last step."""
+"""By the number of an end, doubled, plus 1 for a source, and by the index of the buffer there: when it is used first,
+which is the step in the upper bits and a count in the lower ones, and the last step that uses it."""
 _Use = tuple[int, int, int, int, int]
-"""The place of the first use, the last step, the buffer, its index and its bytes."""
+"""When a buffer is used first, the last step that uses it, the buffer, its index and its bytes."""
 
 
 class Ends:
@@ -267,22 +269,18 @@ class Ends:
     def __init__(self) -> None:
         self._ends: list[Endpoint] = []
         self._numbers: dict[Endpoint, int] = {}
-        self.numbers: dict[int, tuple[Flow, int, int]] = {}
-        """The numbers of the source and the destination of flows, by the identities of the flows, which are kept so that
-        no other flow gets the same; -1 for an end without memory."""
+        # By identity: each flow is kept, so that no other one gets the same.
+        self._flows: dict[int, tuple[Flow, tuple[int, int]]] = {}
 
     def __getitem__(self, number: int) -> Endpoint:
         return self._ends[number]
 
-    def of_flows(self, flows: Iterable[Flow]) -> list[int]:
-        """Return the numbers of the source and the destination of each flow."""
-        known = [self.numbers.get(id(flow)) or self.add(flow) for flow in flows]
-        return [number for _, *numbers in known for number in numbers]
-
-    def add(self, flow: Flow) -> tuple[Flow, int, int]:
-        """Add the ends of a flow, and return their numbers."""
-        known = self.numbers[id(flow)] = flow, self._number(flow.source), self._number(flow.destination)
-        return known
+    def of_flow(self, flow: Flow) -> tuple[int, int]:
+        """Return the numbers of a flow's source and destination; -1 for an end without memory."""
+        known = self._flows.get(id(flow))
+        if known is None:
+            known = self._flows[id(flow)] = flow, (self._number(flow.source), self._number(flow.destination))
+        return known[1]
 
     def _number(self, end: Endpoint) -> int:
         if end.memory is MemoryKind.REGISTERS:

@@ -270,7 +270,11 @@ def _needed_bytes(plan: Plan, memory: Memory, location: Peak) -> Callable[[int],
     def needed(number: int) -> int:
         # Each end at the location by the number of its first flow: equal ones share buffers.
         there: dict[int, int] = {}
-        of_flows = [there.setdefault(end, len(there)) if is_there(end) else -1 for end in ends.of_flows(flows[number])]
+        of_flows = [
+            there.setdefault(end, len(there)) if is_there(end) else -1
+            for flow in flows[number]
+            for end in ends.of_flow(flow)
+        ]
         if not there:
             return 0
         key = id(kinds[number]), tuple(of_flows)

@@ -143,9 +143,7 @@ def plan_bytes(plan: Plan) -> int:
 
 
 def _moved_bytes(task: listing.PlannedTask, samples: int) -> int:
-    return (
-        task.copies * moved_bytes(task) * len(task.flows) * samples if task.quantity is Quantity.BANDWIDTH else 0
-    )
+    return task.copies * moved_bytes(task) * len(task.flows) * samples if task.quantity is Quantity.BANDWIDTH else 0
 
 
 def steps_seconds(plan: Plan) -> list[float]:

@@ -11,7 +11,17 @@ from egmctl.bench.engine import ENGINES
 from egmctl.bench.plan import Plan, bench_gpu
 from egmctl.bench.plan.alike import AlikeTask, Known, looks_at_each
 from egmctl.bench.plan.budget import has_room, huge_page_sizes, pages_waiver
-from egmctl.bench.plan.flows import Ends, Pair, busy_waiver, endpoint, flow_shape, gpu_use, initiator, measures_pair, tasks_of
+from egmctl.bench.plan.flows import (
+    Ends,
+    Pair,
+    busy_waiver,
+    endpoint,
+    flow_shape,
+    gpu_use,
+    initiator,
+    measures_pair,
+    tasks_of,
+)
 from egmctl.bench.plan.paths import Path, Staging, path_between
 from egmctl.bench.plan.placement import rank_of
 from egmctl.bench.plan.ranks import handle_waiver, local_path, node_flows, rank_candidate
@@ -71,9 +81,7 @@ def make_plan(
         raise UsageError(f"--size {settings.size_bytes}: it must be a multiple of {SIZE_MULTIPLE_BYTES} bytes above 0")
     known = known or Known(machine, allow_busy=settings.allow_busy)
     usable = [
-        gpu
-        for gpu in gpus
-        if known.gpu_waiver(gpu.bus_id) is None and (settings.allow_busy or gpu_use(gpu) is None)
+        gpu for gpu in gpus if known.gpu_waiver(gpu.bus_id) is None and (settings.allow_busy or gpu_use(gpu) is None)
     ]
     # One process more for each NUMA node exports the memory that all GPUs share.
     exporting = {gpu.host_numa_id: gpu for gpu in usable[::-1] if any(case.for_all for case in cases)}
@@ -87,11 +95,9 @@ def make_plan(
     def candidates_of(case: Case) -> Iterator[Candidate]:
         if case.processes is Processes.ONE:
             return _candidates(case, known, gpus, numa_nodes)
+        path_of = partial(local_path, machine, between=known.between)
         rank_flows = node_flows(case, ranks, numa_nodes, exporters)
-        return (
-            rank_candidate(case, flows, partial(local_path, machine, between=known.between), lambda rank: machine.gpu(rank.bus_id))
-            for flows in rank_flows
-        )
+        return (rank_candidate(case, flows, path_of, lambda rank: machine.gpu(rank.bus_id)) for flows in rank_flows)
 
     def make(case: Case) -> list[AlikeTask]:
         shape = (flow_shape(case), _staging(case, known)) if case.processes is Processes.ONE else case.name

@@ -219,7 +219,9 @@ def _plan(plan: listing.PlanReport) -> Iterator[doc.Block]:
         yield doc.Section(case, (doc.table(("", "", ""), rows, wrap=("",)),))
     waived = Counter(kind.waiver for kind in kinds if kind.waivers)
     if any(len(steps) > _STEPS_SHOWN for steps in by_case.values()):
-        yield doc.Paragraph(f"Cases of more than {_STEPS_SHOWN} steps are counted; --json has every step.", tone=Tone.DIM)
+        yield doc.Paragraph(
+            f"Cases of more than {_STEPS_SHOWN} steps are counted; --json has every step.", tone=Tone.DIM
+        )
     reasons = (*(f"{count}: {reason}" for reason, count in waived.items()), *plan.notes)
     if reasons:
         yield doc.Section("Not measured", (doc.Bullets(reasons),))
