@@ -104,7 +104,12 @@ def looks_at_each(case: Case) -> bool:
 
     Those are the free pages of a NUMA node, the free memory of a GPU, and what a pair of GPUs supports.
     """
-    return ENGINES[case.engine].atomics or not _BY_PAGES.isdisjoint((case.source, case.destination))
+    return ENGINES[case.engine].atomics or takes_pages(case)
+
+
+def takes_pages(case: Case) -> bool:
+    """Return whether a case allocates memory of a kind that :func:`egmctl.bench.plan.budget.pages_waiver` judges."""
+    return not _BY_PAGES.isdisjoint((case.source, case.destination))
 
 
 _BY_PAGES = frozenset({MemoryKind.HUGETLB, MemoryKind.THP, MemoryKind.MANAGED})

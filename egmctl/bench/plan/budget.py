@@ -225,7 +225,7 @@ def _largest(plan: Plan, memory: Memory, excess: _Excess, *, own_size: bool) -> 
     on_host = excess.peak.place is None or excess.peak.place.bus_id is None
     candidates = {
         id(kind)
-        for kind in kinds
+        for kind in plan.tasks.distinct
         if not (own_size and kind.quantity is Quantity.BANDWIDTH) and (not on_host or uses_host_memory(kind))
     }
     needed_bytes = _needed_bytes(plan, memory, excess.peak)

@@ -9,7 +9,7 @@ from functools import partial
 from egmctl.bench.case import Case, Processes
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.plan import Plan, bench_gpu
-from egmctl.bench.plan.alike import AlikeTask, Known, looks_at_each
+from egmctl.bench.plan.alike import AlikeTask, Known, looks_at_each, takes_pages
 from egmctl.bench.plan.budget import has_room, huge_page_sizes, pages_waiver
 from egmctl.bench.plan.flows import (
     Ends,
@@ -214,7 +214,12 @@ def _chosen(case: Case, point: Point, tasks: Iterable[AlikeTask], pairs: Sequenc
     if not case.one_path and not point.one_path:
         return list(tasks)
     by_route: dict[tuple[tuple[str, Egm | None], ...], AlikeTask] = {}
+    # By identity, which another task could get if this one were not kept.
+    alike: dict[int, PlannedTask] = {}
     for kind, flows in tasks:
+        if id(kind) in alike:
+            continue
+        alike[id(kind)] = kind
         route = tuple((flow.route.symbol, flow.route.egm) for flow in flows)
         if route not in by_route or (by_route[route][0].waiver is not None and kind.waiver is None):
             by_route[route] = kind, flows
@@ -288,9 +293,10 @@ def _planned_task(
         # Users of a GPU that is already unusable here are not reported.
         waivers += [busy_waiver(gpu) for gpu in made.gpus if gpu_waivers[gpu.bus_id] is None]
     planned = planned_task(case, point, made, settings, waivers)
-    if planned.waiver is None and (waiver := pages_waiver(machine, planned, made.gpus)) is not None:
-        return replace(planned, waivers=(waiver,))
-    return planned
+    if planned.waiver is not None or not takes_pages(case):
+        return planned
+    waiver = pages_waiver(machine, planned, made.gpus)
+    return planned if waiver is None else replace(planned, waivers=(waiver,))
 
 
 def _flow(case: Case, known: Known, ends: Ends, staging: Staging, *, reverse: bool) -> tuple[Flow, Path]:

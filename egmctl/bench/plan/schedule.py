@@ -184,6 +184,9 @@ def _group_steps(group: str, slots: Sequence[Slot], meetings: Rounds | None) -> 
 
 def _split_by_memory(slots: Iterable[Slot]) -> list[list[int]]:
     """Return the tasks of a round in parts that run one after the other; no two tasks of a part share memory."""
+    slots = tuple(slots)
+    if slots and not any(slot.memory for slot in slots):
+        return [[slot.number for slot in slots]]
     parts: list[tuple[set[str], list[int]]] = []
     for slot in slots:
         for used, tasks in parts:
