@@ -308,21 +308,22 @@ def path_between(
     between
         A function that returns what :func:`device_path` returns; ``None``: that function.
     """
-    nodes = [end for end in ends if not isinstance(end, Gpu)]
     if MemoryKind.GPU_NUMA in memory:
-        return coherent_path(machine, next(end for end in ends if isinstance(end, Gpu)), nodes[0])
-    host = next((kind for kind in memory if kind in HOST_MEMORY), None)
-    if host is None:
-        other = next((end for end in ends if isinstance(end, Gpu) and end is not initiator), initiator)
-        if initiator is None or not isinstance(other, Gpu):
+        (gpu,) = (end for end in ends if isinstance(end, Gpu))
+        (node,) = (end for end in ends if not isinstance(end, Gpu))
+        return coherent_path(machine, gpu, node)
+    source, destination = ends
+    if isinstance(source, Gpu) and isinstance(destination, Gpu):
+        if initiator is None:
             raise ValueError("between GPUs one of them issues the work")
-        source = next(end for end in ends if isinstance(end, Gpu))
+        other = destination if source is initiator else source
         path = (between or device_path)(machine, initiator, other, source=source, staging=staging)
         if path.waiver is not None:
             return path
-        waivers = (_memory_waiver(gpu, kind) for gpu, kind in zip(ends, memory, strict=True) if isinstance(gpu, Gpu))
-        waiver = next((waiver for waiver in waivers if waiver is not None), None)
+        waiver = _memory_waiver(source, memory[0]) or _memory_waiver(destination, memory[1])
         return path if waiver is None else replace(path, waiver=waiver)
+    nodes = [end for end in ends if not isinstance(end, Gpu)]
+    host = next(kind for kind in memory if kind in HOST_MEMORY)
     if initiator is None:
         hops = () if nodes[0] == nodes[1] else (smp(machine),)
         rate = cpu_memory(machine, nodes[memory.index(host)])
