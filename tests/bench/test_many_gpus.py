@@ -7,11 +7,12 @@ from functools import cache
 
 import pytest
 
-from egmctl.bench.plan import Plan, alike, make
+from egmctl.bench.plan import Plan, make
 from egmctl.bench.plan.alike import Known
 from egmctl.bench.plan.budget import fitted, memory_of
 from egmctl.bench.plan.cost import case_list, plan_report
 from egmctl.bench.plan.make import make_plan
+from egmctl.bench.plan.task import planned_task
 from egmctl.bench.suites import select_cases
 from egmctl.model.machine import Machine
 from egmctl.report.kinds import Format, render
@@ -46,7 +47,6 @@ def plan_for(
 def counted_calls(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> int:
     """Return how many tasks are made for a plan and for what is said of it in text."""
     calls = 0
-    planned_task = make.planned_task
 
     def counting(*arguments: object, **options: object) -> object:
         nonlocal calls
@@ -119,4 +119,4 @@ def test_the_steps_of_a_case_are_counted_where_nobody_would_read_them() -> None:
     counted = str(render(plan_report(many, node_of(24).origin), Format.TEXT))
     assert "1-92  552 measurements, 46 once more alone" in counted
     assert "--json has every step" in counted
-    assert len(alike.PlannedTasks.of(plan_report(many, node_of(24).origin).tasks)) == 552
+    assert len(plan_report(many, node_of(24).origin).tasks) == 552
