@@ -14,7 +14,7 @@ import json
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pkgutil import resolve_name
 from typing import Any
@@ -231,7 +231,7 @@ def _schema(kind: Any, definitions: Definitions) -> dict[str, Any]:
         if "type" in schema and "enum" not in schema:
             return schema | {"type": [schema["type"], "null"]}
         return {"anyOf": [schema, {"type": "null"}]}
-    if origin is tuple and arguments[1:] == (Ellipsis,):
+    if origin is Sequence or (origin is tuple and arguments[1:] == (Ellipsis,)):
         return {"type": "array", "items": _schema(arguments[0], definitions)}
     if origin is tuple:
         items = [_schema(argument, definitions) for argument in arguments]

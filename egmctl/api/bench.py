@@ -11,6 +11,7 @@ from egmctl.api.options import BenchOptions, documented
 from egmctl.bench.case import Case
 from egmctl.bench.nccl.plan import NcclRequest, installed, nccl_plan
 from egmctl.bench.plan import Plan
+from egmctl.bench.plan.alike import Known
 from egmctl.bench.plan.budget import fitted, memory_of, most_bytes
 from egmctl.bench.plan.cost import plan_seconds
 from egmctl.bench.plan.flows import parse_pairs
@@ -143,8 +144,10 @@ class Bench(BenchOptions):
         left_bytes = memory_left(Root.from_environment()) if live else None
         no_ucx = unusable("ucxx is not installed") if live and find_spec("ucxx") is None else ""
 
+        known = Known(machine, allow_busy=self.settings.allow_busy)
+
         def planned(size_bytes: int) -> Plan:
-            return self._plan(machine, replace(self.settings, size_bytes=size_bytes), no_ucx)
+            return self._plan(known, replace(self.settings, size_bytes=size_bytes), no_ucx)
 
         if self.size is not None:
             whole = memory_of(machine, left_bytes, most_bytes)
@@ -195,7 +198,8 @@ class Bench(BenchOptions):
             assumed=not live,
         )
 
-    def _plan(self, machine: Machine, settings: Settings, no_ucx: str) -> Plan:
+    def _plan(self, known: Known, settings: Settings, no_ucx: str) -> Plan:
+        machine = known.machine
         chosen = self.chosen(machine)
         # Without NUMA (a kernel without it, gVisor) there is no node's memory to measure; the rest is measured.
         no_numa = self.numa == "all" and not machine.cpu_nodes
@@ -204,7 +208,7 @@ class Bench(BenchOptions):
         cases = self.selected_cases
         if self.axis is Axis.SIZE:
             cases = sized(cases, sweep_sizes(settings.size_bytes))
-        return make_plan(machine, chosen, nodes, cases, settings, pairs=pairs, no_ucx=no_ucx)
+        return make_plan(machine, chosen, nodes, cases, settings, pairs=pairs, no_ucx=no_ucx, known=known)
 
     def run(
         self,

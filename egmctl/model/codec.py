@@ -52,7 +52,7 @@ def to_json(value: Any) -> Any:
         return value.value
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, Sequence) and not isinstance(value, str):
         return [to_json(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{value} has no place in JSON")
@@ -162,6 +162,8 @@ def _reading(kind: Any) -> _Reading:
         return _reading_of_nullable(_reading(only)) if type(None) in arguments else _reading(only)
     if origin is tuple:
         return _reading_of_tuple(arguments)
+    if origin is Sequence:
+        return _reading_of_tuple((*arguments, ...))
     if origin in (dict, Mapping):
         return _reading_of_mapping(_reading(arguments[1]))
     if dataclasses.is_dataclass(kind):

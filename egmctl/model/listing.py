@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar, overload
 
 from egmctl.model.answer import State
 from egmctl.model.finding import Guard, Waiver
@@ -13,7 +14,7 @@ from egmctl.model.measurement import BenchGpu, Settings
 from egmctl.model.nccl import NcclPlan
 from egmctl.model.record import Plain
 from egmctl.model.route import Rank
-from egmctl.model.task import Axis, Pattern, Task
+from egmctl.model.task import Axis, Flow, Pattern, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +112,74 @@ class PlannedTask(Task):
         return self.waivers[0].reason if self.waivers else None
 
 
+class PlannedTasks(Sequence[PlannedTask]):
+    """The tasks of a plan, in order. Each is made when it is first asked for.
+
+    Most tasks of a case are alike in everything but their flows, and 72 GPUs have 72,000. What counts or adds up reads
+    :attr:`kinds` instead of the tasks.
+
+    Parameters
+    ----------
+    kinds
+        For each task one that is equal to it in everything but the flows. Its flows are as many, over the same kind of
+        route and between the same kinds of memory. Tasks that are alike share one.
+    flows
+        The flows of each task.
+    """
+
+    def __init__(self, kinds: Iterable[PlannedTask], flows: Iterable[tuple[Flow, ...]]) -> None:
+        self.kinds = tuple(kinds)
+        self.flows = tuple(flows)
+        self._tasks: dict[int, PlannedTask] = {}
+        if len(self.kinds) != len(self.flows):
+            raise ValueError(f"{len(self.kinds)} kinds of tasks for {len(self.flows)} tasks")
+
+    @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """The number of each task's kind in :attr:`distinct`."""
+        numbers: dict[int, int] = {}
+        return tuple([numbers.setdefault(id(kind), len(numbers)) for kind in self.kinds])
+
+    @cached_property
+    def distinct(self) -> tuple[PlannedTask, ...]:
+        """The kinds, each once, in order."""
+        return tuple({id(kind): kind for kind in self.kinds}.values())
+
+    @classmethod
+    def of(cls, tasks: Sequence[PlannedTask]) -> PlannedTasks:
+        """Return tasks that exist, each of which is a kind of its own."""
+        return tasks if isinstance(tasks, cls) else cls(tasks, (task.flows for task in tasks))
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    @overload
+    def __getitem__(self, index: int) -> PlannedTask: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[PlannedTask, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> PlannedTask | tuple[PlannedTask, ...]:
+        if isinstance(index, slice):
+            return tuple(self[number] for number in range(len(self))[index])
+        number = range(len(self))[index]
+        task = self._tasks.get(number)
+        if task is None:
+            kind, flows = self.kinds[number], self.flows[number]
+            task = self._tasks[number] = kind if kind.flows is flows else replace(kind, flows=flows)
+        return task
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (PlannedTasks, tuple)):
+            return NotImplemented
+        return tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"PlannedTasks({tuple(self)!r})"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """Tasks that run at the same time, as indices into the plan's tasks."""
@@ -148,7 +217,7 @@ class PlanReport:
     gpus: tuple[BenchGpu, ...]
     numa_nodes: tuple[int, ...]
     ranks: tuple[Rank, ...]
-    tasks: tuple[PlannedTask, ...]
+    tasks: Sequence[PlannedTask]
     steps: tuple[Step, ...]
     memory: tuple[HeldMemory, ...]
     notes: tuple[Plain, ...]

@@ -115,7 +115,7 @@ class Machine:
         KeyError
             There is no such GPU.
         """
-        return {gpu.bus_id: gpu for gpu in self.gpus or ()}[bus_id]
+        return _by_bus_id(self.gpus or ())[bus_id]
 
     def pair(self, source: str, target: str) -> Pair | None:
         """Return the ordered pair with these bus ids, or ``None`` if it was not read."""
@@ -136,6 +136,11 @@ def remembered(function: Callable[[tuple[Part, ...]], Result]) -> Callable[[tupl
         return known[1]
 
     return result_of
+
+
+@remembered
+def _by_bus_id(gpus: tuple[Gpu, ...]) -> Mapping[str, Gpu]:
+    return {gpu.bus_id: gpu for gpu in gpus}
 
 
 @remembered

@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from egmctl.api.bench import Bench
-from egmctl.bench.buffers import Buffer, Lifetimes, Peak, buffers_of, peaks
+from egmctl.bench.buffers import Buffer, Lifetimes, buffers_of
 from egmctl.bench.fabric_run import Asked, alone, plan_for
+from egmctl.bench.peaks import Peak, peaks
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.budget import LEAST_BYTES, fitted, memory_of, most_bytes
 from egmctl.bench.suites import FABRIC, SUITES, select_cases

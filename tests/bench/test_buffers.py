@@ -13,13 +13,12 @@ from egmctl.bench.buffers import (
     ROTATED_OVER_BYTES,
     FlowBuffers,
     Lifetimes,
-    Peak,
     assign,
     buffers_of,
-    peaks,
     span_bytes,
     window,
 )
+from egmctl.bench.peaks import Peak, peaks
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import select_cases

@@ -21,7 +21,7 @@ from egmctl.facts.host import THREADS_LIMIT, NoCpus, cpus_of
 from egmctl.gpu.cpu_threads import LINE_WORDS, CpuThreads, CpuTriad, words_of
 from egmctl.gpu.cpu_threads import TRIAD as TRIAD_CODE
 from egmctl.model.finding import WaiverKind
-from egmctl.model.listing import PlannedTask
+from egmctl.model.listing import PlannedTasks
 from egmctl.model.measurement import Measurement, Placement, Settings, Status, Verification
 from egmctl.model.route import MemoryKind, Route
 from egmctl.model.task import Endpoint, Engine, Flow, Pattern, Quantity, Task
@@ -262,7 +262,7 @@ def test_a_node_that_is_not_there_has_no_cpus(here: Tree) -> None:
 CASES = ("gpu_numa_read_cpu", "gpu_numa_write_cpu")
 
 
-def planned(machine: str, case: str = CASES[0]) -> tuple[PlannedTask, ...]:
+def planned(machine: str, case: str = CASES[0]) -> PlannedTasks:
     seen = shipped(machine)
     return make_plan(seen, (seen.gpus or ())[:4], (0, 1), select_cases([case]), SETTINGS).tasks
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from egmctl.bench.buffers import peaks
+from egmctl.bench.peaks import peaks
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.placement import (
     NvlinkDomain,

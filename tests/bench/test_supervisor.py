@@ -16,6 +16,7 @@ from egmctl.bench.suites import CASES
 from egmctl.bench.supervisor import ATTEMPTS, WORKER_LIMIT, supervise
 from egmctl.errors import ExitCode
 from egmctl.model.finding import Waiver, WaiverKind
+from egmctl.model.listing import PlannedTasks
 from egmctl.model.measurement import RunReport, Settings, Status
 from egmctl.model.route import Rank
 from egmctl.model.task import Task
@@ -82,7 +83,11 @@ def test_one_worker_measures_everything_in_order(run: Supervise) -> None:
 @pytest.mark.parametrize(("host", "stated"), [(None, True), ("", True), ("node1", False)])
 def test_the_load_of_the_host_is_stated_unless_other_commands_measure_too(host: str | None, stated: bool) -> None:
     ranks = (Rank(number=0, label="GPU0", bus_id="0000:1b:00.0", host=host),)
-    report = supervise(replace(plan(), tasks=(), steps=(), ranks=ranks), MACHINE, on_progress=lambda _done, _task: None)
+    report = supervise(
+        replace(plan(), tasks=PlannedTasks.of(()), steps=(), ranks=ranks),
+        MACHINE,
+        on_progress=lambda _done, _task: None,
+    )
     assert (report.host_load is not None) is stated
 
 
@@ -165,7 +170,7 @@ def test_no_process_is_left_and_waived_tasks_start_none(monkeypatch: pytest.Monk
         settings=nothing.settings,
         gpus=nothing.gpus,
         numa_nodes=nothing.numa_nodes,
-        tasks=tuple(replace(planned, waivers=(not_here,)) for planned in nothing.tasks),
+        tasks=PlannedTasks.of([replace(planned, waivers=(not_here,)) for planned in nothing.tasks]),
         steps=(),
     )
     report = supervise(waived, MACHINE, on_progress=lambda _done, _task: None)

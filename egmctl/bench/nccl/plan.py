@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
-from egmctl.bench.buffers import Peak
 from egmctl.bench.nccl.collectives import COLLECTIVES, PREFIX
 from egmctl.bench.nccl.torch_rank import BLOCK, VALUE_BYTES
+from egmctl.bench.peaks import Peak
 from egmctl.bench.plan.budget import most_bytes
 from egmctl.bench.plan.flows import busy_waiver
 from egmctl.bench.plan.paths import gpu_waiver

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from egmctl.bench.buffers import Peak, peaks
+from egmctl.bench.peaks import Ends, Peak, Uses
 from egmctl.model.gpu import Gpu
-from egmctl.model.listing import PlannedTask, Step
+from egmctl.model.listing import PlannedTasks, Step
 from egmctl.model.measurement import BenchGpu, Settings
 from egmctl.model.nccl import NcclPlan
 from egmctl.model.route import Rank
@@ -26,7 +26,7 @@ class Plan:
     settings: Settings
     gpus: tuple[BenchGpu, ...]
     numa_nodes: tuple[int, ...]
-    tasks: tuple[PlannedTask, ...]
+    tasks: PlannedTasks
     steps: tuple[Step, ...]
     """The steps of the tasks that will be run."""
     ranks: tuple[Rank, ...] = ()
@@ -38,18 +38,25 @@ class Plan:
 
     nccl: NcclPlan | None = None
     """What NCCL measures after the steps; ``None`` without the suite ``nccl``."""
+    ends: Ends = field(default_factory=Ends, repr=False, compare=False)
+    """The numbers of the ends of flows, which plans of several sizes share."""
 
     @property
     def runnable(self) -> tuple[Task, ...]:
         """The tasks that will be run."""
-        return tuple(task for task in self.tasks if not task.waivers)
+        return tuple(self.tasks[number] for number, kind in enumerate(self.tasks.kinds) if not kind.waivers)
 
     @property
     def peaks(self) -> tuple[Peak, ...]:
         """The maximum memory that the run holds on each GPU and NUMA node, on the host, and in huge pages."""
-        steps = [[self.tasks[number] for number in step.tasks] for step in self.steps]
         # A soak keeps all buffers, because it uses them again.
-        return peaks(steps, keep=self.settings.duration_s is not None, huge_page_bytes=self.huge_page_bytes)
+        keep = self.settings.duration_s is not None
+        return tuple(self.uses.peaks(keep=keep, huge_page_bytes=self.huge_page_bytes))
+
+    @property
+    def uses(self) -> Uses:
+        """The first and the last step that uses each buffer."""
+        return Uses(self.tasks.kinds, self.tasks.flows, [step.tasks for step in self.steps], self.ends)
 
 
 def bench_gpu(gpu: Gpu, label: str) -> BenchGpu:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
-from egmctl.bench.buffers import ROTATED_BELOW_BYTES, Peak, buffers_of, peaks
+from egmctl.bench.buffers import ROTATED_BELOW_BYTES, buffers_of, uses_host_memory
+from egmctl.bench.peaks import NodeOf, Peak, Uses, one_node, peaks, places
 from egmctl.bench.plan import Plan
 from egmctl.errors import UsageError
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import HugePages
+from egmctl.model.listing import PlannedTask, PlannedTasks
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Settings
 from egmctl.model.route import MemoryKind
-from egmctl.model.task import Endpoint, Flow, Quantity, Task
+from egmctl.model.task import Endpoint, Flow, Point, Quantity, Task
 from egmctl.topology.memory_limit import memory_limit
 from egmctl.units import MIB, format_size
 
@@ -66,8 +69,7 @@ class Memory:
 
     free: Callable[[Peak], int | None]
     """A function that returns the free bytes at a location, ``None`` if unknown."""
-    node_of: Callable[[Endpoint], str | None] = lambda _end: None
-    """A function that returns the name of the host of an end, ``None`` if there is only one."""
+    node_of: NodeOf = one_node
 
 
 def memory_of(
@@ -118,25 +120,37 @@ def fitted(
     """
     usual = size = plan.settings.size_bytes
     quarter = min(usual, LEAST_BYTES if replan is None else max(LEAST_BYTES, usual // 4))
-    waivers: dict[_Key, Waiver] = {}
+    waived: dict[int, Waiver] = {}
     note = ""
-    while (excess := next(_excesses(plan, memory), None)) is not None:
+    uses = plan.uses
+    while (excess := next(_excesses(plan, uses, memory), None)) is not None:
+        resized = None
         if excess.peak.huge_pages:
-            waivers |= _last_on_huge_pages(plan, memory, excess)
-        elif fixed_size := _largest(plan, memory, next(_excesses(plan, memory, quarter), excess), own_size=True):
-            waivers |= fixed_size
+            waivers = _last_on_huge_pages(plan, memory, excess)
+        elif fixed_size := _largest(plan, memory, next(_excesses(plan, uses, memory, quarter), excess), own_size=True):
+            waivers = fixed_size
         elif replan is not None and size > LEAST_BYTES:
             size = max(LEAST_BYTES, size // 2)
             note = note or f"{_name(excess.peak)} has no room for more"
-            plan = replan(size)
+            resized = replan(size)
+            waivers = _same_tasks(plan, waived, resized)
         elif replan is not None or several_sizes:
-            waivers |= _largest(plan, memory, excess, own_size=False)
+            waivers = _largest(plan, memory, excess, own_size=False)
         else:
             smaller = (size >> power for power in range(1, size.bit_length()) if size >> power >= LEAST_BYTES)
-            fits = next((candidate for candidate in smaller if not any(_excesses(plan, memory, candidate))), None)
+            fits = next((candidate for candidate in smaller if not any(_excesses(plan, uses, memory, candidate))), None)
             hint = "no smaller size fits" if fits is None else f"--size {fits // MIB}M fits"
             raise UsageError(f"--size {format_size(size)} {excess}; {hint}")
-        plan = _without(plan, waivers)
+        if resized is None:
+            waived |= waivers
+            kinds = {id(plan.tasks.kinds[number]) for number in waivers}
+            plan = _without(plan, waivers)
+            uses = uses.without(kinds, plan.tasks.kinds, plan.tasks.flows, [step.tasks for step in plan.steps])
+        else:
+            waived = waivers
+            resized = _without(resized, waivers)
+            uses, plan = _uses_of_size(uses, plan, resized), resized
+    plan = replace(plan, steps=tuple(step for step in plan.steps if step.tasks))
     if size == usual:
         return plan
     return replace(
@@ -159,7 +173,7 @@ class _Excess:
         return f"takes {format_size(self.peak.bytes)} on {_name(self.peak)}, more than {free}"
 
 
-def _excesses(plan: Plan, memory: Memory, most_bytes: int | None = None) -> Iterator[_Excess]:
+def _excesses(plan: Plan, uses: Uses, memory: Memory, most_bytes: int | None = None) -> Iterator[_Excess]:
     """Yield the locations where a plan exceeds its share, with bandwidth buffers of at most ``most_bytes`` if given.
 
     All free huge pages may be used, because they have no other purpose.
@@ -170,36 +184,53 @@ def _excesses(plan: Plan, memory: Memory, most_bytes: int | None = None) -> Iter
             return task
         return replace(task, size_bytes=most_bytes)
 
-    steps = [[sized(plan.tasks[number]) for number in step.tasks] for step in plan.steps]
     keep = plan.settings.duration_s is not None
-    for peak in peaks(steps, keep=keep, node_of=memory.node_of, huge_page_bytes=plan.huge_page_bytes):
+    for peak in uses.peaks(keep=keep, node_of=memory.node_of, huge_page_bytes=plan.huge_page_bytes, sized=sized):
         share = 100 if peak.huge_pages else plan.settings.memory_percent
         free = memory.free(peak)
         if free is not None and peak.bytes > free * share // 100:
             yield _Excess(peak, free, share)
 
 
-_Key = tuple[str, tuple[Flow, ...]]
+def _uses_of_size(uses: Uses, plan: Plan, resized: Plan) -> Uses:
+    """Return the uses of a plan of another size, from those of this size if both have the same steps."""
+    same_tasks = (plan.tasks.numbers, plan.tasks.flows) == (resized.tasks.numbers, resized.tasks.flows)
+    if not same_tasks or [step.tasks for step in plan.steps] != [step.tasks for step in resized.steps]:
+        return resized.uses
+    kinds = zip(plan.tasks.distinct, resized.tasks.distinct, strict=True)
+    return uses.of_size({id(kind): resized_kind for kind, resized_kind in kinds})
 
 
-def _key(task: Task) -> _Key:
-    return task.name, task.flows
+def _same_tasks(plan: Plan, waived: Mapping[int, Waiver], other: Plan) -> dict[int, Waiver]:
+    """Return the waivers of a plan's tasks by the numbers of the same tasks in a plan of another size."""
+
+    def key(tasks: PlannedTasks, number: int) -> tuple[str, Point, tuple[Flow, ...]]:
+        return tasks.kinds[number].case, tasks.kinds[number].point, tasks.flows[number]
+
+    by_key = {key(plan.tasks, number): waiver for number, waiver in waived.items()}
+    cases = {case for case, _, _ in by_key}
+    alike = (number for number, kind in enumerate(other.tasks.kinds) if kind.case in cases)
+    return {number: by_key[known] for number in alike if (known := key(other.tasks, number)) in by_key}
 
 
-def _largest(plan: Plan, memory: Memory, excess: _Excess, *, own_size: bool) -> dict[_Key, Waiver]:
-    """Return the tasks that need the most memory at a location that is too small, with the waiver of each.
+def _largest(plan: Plan, memory: Memory, excess: _Excess, *, own_size: bool) -> dict[int, Waiver]:
+    """Return the numbers of the tasks that need the most memory at a location that is too small, with their waivers.
 
     Parameters
     ----------
     own_size
         Consider only tasks whose size does not depend on the run's size.
     """
-    tasks = (plan.tasks[number] for step in plan.steps for number in step.tasks)
-    needed = {
-        _key(task): _needed_bytes(task, memory, excess.peak)
-        for task in tasks
-        if not own_size or task.quantity is not Quantity.BANDWIDTH
+    kinds = plan.tasks.kinds
+    on_host = excess.peak.place is None or excess.peak.place.bus_id is None
+    candidates = {
+        id(kind)
+        for kind in plan.tasks.distinct
+        if not (own_size and kind.quantity is Quantity.BANDWIDTH) and (not on_host or uses_host_memory(kind))
     }
+    needed_bytes = _needed_bytes(plan, memory, excess.peak)
+    numbers = (number for step in plan.steps for number in step.tasks)
+    needed = {number: needed_bytes(number) for number in numbers if id(kinds[number]) in candidates}
     largest = max(needed.values(), default=0)
     if not largest:
         return {}
@@ -208,34 +239,72 @@ def _largest(plan: Plan, memory: Memory, excess: _Excess, *, own_size: bool) -> 
     if largest > excess.free * excess.share // 100:
         reason = f"it {alone}"
     waiver = Waiver(kind=WaiverKind.NO_ROOM, reason=reason)
-    return {key: waiver for key, size_bytes in needed.items() if size_bytes == largest}
+    return {number: waiver for number, size_bytes in needed.items() if size_bytes == largest}
 
 
-def _last_on_huge_pages(plan: Plan, memory: Memory, excess: _Excess) -> dict[_Key, Waiver]:
-    """Return the last task with buffers in huge pages at a location, with its waiver."""
+def _last_on_huge_pages(plan: Plan, memory: Memory, excess: _Excess) -> dict[int, Waiver]:
+    """Return the number of the last task with buffers in huge pages at a location, with its waiver."""
     location = "" if excess.peak.place is None else f" on NUMA{excess.peak.place.numa_node}"
     reason = (
         f"beside other buffers of huge pages it needs more than the {format_size(excess.free)} that are free{location} "
         "(HugePages_Free, vm.nr_hugepages)"
     )
-    last_task = next(task for task in reversed(plan.runnable) if _needed_bytes(task, memory, excess.peak) > 0)
-    return {_key(last_task): Waiver(kind=WaiverKind.NO_PAGES, reason=reason)}
+    needed_bytes = _needed_bytes(plan, memory, excess.peak)
+    runnable = (number for number in reversed(range(len(plan.tasks))) if not plan.tasks.kinds[number].waivers)
+    last_number = next(number for number in runnable if needed_bytes(number) > 0)
+    return {last_number: Waiver(kind=WaiverKind.NO_PAGES, reason=reason)}
 
 
-def _needed_bytes(task: Task, memory: Memory, location: Peak) -> int:
-    """Return the bytes that a task needs at a location, counted as for the plan but without rounding to huge pages."""
-    return sum(peak.bytes for peak in peaks([[task]], node_of=memory.node_of) if peak.same_place(location))
+def _needed_bytes(plan: Plan, memory: Memory, location: Peak) -> Callable[[int], int]:
+    """Return a function of a task's number that returns the bytes that it needs at a location.
+
+    They are counted as for the plan but without rounding to huge pages.
+    """
+    kinds, flows, ends = plan.tasks.kinds, plan.tasks.flows, plan.ends
+    known: dict[tuple[int, tuple[int, ...]], int] = {}
+
+    @cache
+    def is_there(end: int) -> bool:
+        return end >= 0 and location.key in places(ends[end], memory.node_of(ends[end]))
+
+    def needed(number: int) -> int:
+        # Each end at the location by the number of its first flow: equal ones share buffers.
+        there: dict[int, int] = {}
+        of_flows = [
+            there.setdefault(end, len(there)) if is_there(end) else -1
+            for flow in flows[number]
+            for end in ends.of_flow(flow)
+        ]
+        if not there:
+            return 0
+        key = id(kinds[number]), tuple(of_flows)
+        if key not in known:
+            uses = Uses(kinds, flows, [(number,)], ends).peaks(node_of=memory.node_of)
+            known[key] = sum(peak.bytes for peak in uses if peak.same_place(location))
+        return known[key]
+
+    return needed
 
 
-def _without(plan: Plan, waived: Mapping[_Key, Waiver]) -> Plan:
-    """Return a plan in which some tasks are waived."""
-    waivers = {number: waived[key] for number, task in enumerate(plan.tasks) if (key := _key(task)) in waived}
-    tasks = tuple(
-        replace(task, waivers=(waivers[number],)) if number in waivers else task
-        for number, task in enumerate(plan.tasks)
+def _without(plan: Plan, waivers: Mapping[int, Waiver]) -> Plan:
+    """Return a plan in which some tasks are waived; a step may then have none."""
+    if not waivers:
+        return plan
+    kinds, waived_kinds = list(plan.tasks.kinds), dict[tuple[int, Waiver], PlannedTask]()
+    for number, waiver in waivers.items():
+        key = id(kinds[number]), waiver
+        if key not in waived_kinds:
+            waived_kinds[key] = replace(kinds[number], waivers=(waiver,))
+        kinds[number] = waived_kinds[key]
+    left = (
+        step if waivers.keys().isdisjoint(step.tasks) else replace(step, tasks=_other_than(step.tasks, waivers))
+        for step in plan.steps
     )
-    left = (replace(step, tasks=tuple(n for n in step.tasks if n not in waivers)) for step in plan.steps)
-    return replace(plan, tasks=tasks, steps=tuple(step for step in left if step.tasks))
+    return replace(plan, tasks=PlannedTasks(kinds, plan.tasks.flows), steps=tuple(left))
+
+
+def _other_than(numbers: Iterable[int], waivers: Mapping[int, Waiver]) -> tuple[int, ...]:
+    return tuple(number for number in numbers if number not in waivers)
 
 
 def has_room(machine: Machine, task: Task, settings: Settings) -> bool:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from egmctl.bench.buffers import Buffer, buffers_of, peaks
+from egmctl.bench.buffers import Buffer, buffers_of, uses_host_memory
 from egmctl.bench.case import Case
 from egmctl.bench.engine import moved_bytes
 from egmctl.bench.nccl import plan as nccl
@@ -67,10 +67,11 @@ def plan_report(plan: Plan, origin: Origin) -> listing.PlanReport:
 
 def case_list(plan: Plan, cases: Sequence[Case], origin: Origin) -> listing.CaseList:
     """Return all suites, and each case with the number of its measurements in a plan."""
+    by_case = grouped((kind.case, kind) for kind in plan.tasks.kinds)
     return listing.CaseList(
         origin=origin,
         cases=(
-            *(_listed(case, [task for task in plan.tasks if task.case == case.name]) for case in cases),
+            *(_listed(case, by_case.get(case.name, [])) for case in cases),
             *nccl.listed_cases(plan.nccl),
         ),
         suites={name: suite.description for name, suite in SUITES.items()},
@@ -78,6 +79,7 @@ def case_list(plan: Plan, cases: Sequence[Case], origin: Origin) -> listing.Case
 
 
 def _listed(case: Case, tasks: Sequence[listing.PlannedTask]) -> listing.ListedCase:
+    """Return the entry of a case with these tasks, each by one that is alike."""
     return listing.ListedCase(
         name=case.name,
         family=case.family,
@@ -93,12 +95,12 @@ def job_cost(plan: Plan, layout: RankLayout) -> listing.JobCost:
     """Return the cost of each case of a run between ranks, and of the whole run."""
     seconds = steps_seconds(plan)
     costs = []
-    for case in dict.fromkeys(planned.case for planned in plan.tasks):
-        tasks = [planned for planned in plan.tasks if planned.case == case]
-        steps = [number for number, step in enumerate(plan.steps) if plan.tasks[step.tasks[0]].case == case]
+    kinds = plan.tasks.kinds
+    steps_of = grouped((kinds[step.tasks[0]].case, number) for number, step in enumerate(plan.steps))
+    for case, tasks in grouped((kind.case, kind) for kind in kinds).items():
+        steps = steps_of.get(case, [])
         only = replace(plan, steps=tuple(plan.steps[number] for number in steps))
-        tasks_of_steps = [[plan.tasks[n] for n in step.tasks] for step in only.steps]
-        usage = peaks(tasks_of_steps, node_of=layout.node_of, huge_page_bytes=plan.huge_page_bytes)
+        usage = only.uses.peaks(node_of=layout.node_of, huge_page_bytes=plan.huge_page_bytes)
         largest = max(usage, key=lambda peak: peak.bytes, default=None)
         free = None if largest is None else most_bytes(layout.machines[largest.host or ""], largest)
         costs.append(
@@ -134,29 +136,50 @@ def plan_seconds(plan: Plan) -> float:
 
 def plan_bytes(plan: Plan) -> int:
     """Return the number of bytes that a run moves in its samples."""
-    return sum(
-        task.copies * moved_bytes(task) * len(task.flows) * (1 if step.proof else plan.settings.samples)
-        for step in plan.steps
-        for task in (_asked(plan.tasks[number], step) for number in step.tasks)
-        if task.quantity is Quantity.BANDWIDTH
-    )
+    kinds = plan.tasks.kinds
+    known: dict[tuple[int, bool], int] = {}
+    total = 0
+    for step in plan.steps:
+        for number in step.tasks:
+            key = id(kinds[number]), step.proof
+            if key not in known:
+                known[key] = _moved_bytes(_asked(kinds[number], step), 1 if step.proof else plan.settings.samples)
+            total += known[key]
+    return total
+
+
+def _moved_bytes(task: listing.PlannedTask, samples: int) -> int:
+    return task.copies * moved_bytes(task) * len(task.flows) * samples if task.quantity is Quantity.BANDWIDTH else 0
 
 
 def steps_seconds(plan: Plan) -> list[float]:
     """Return the estimated time of each step in seconds; host buffers cost time in the step that uses them first."""
+    kinds = plan.tasks.kinds
     allocated: set[Buffer] = set()
+    # Tasks that are alike take as long.
+    known: dict[tuple[int, bool], tuple[float, bool]] = {}
     seconds = []
     for step in plan.steps:
-        tasks = [_asked(plan.tasks[number], step) for number in step.tasks]
-        new = [buffer for buffer in buffers_of(tasks) if buffer not in allocated]
-        allocated.update(new)
-        # Processes allocate their buffers at the same time.
-        on_host = grouped((buffer.end.rank, buffer.size_bytes) for buffer in new if buffer.end.memory in HOST_MEMORY)
-        host_bytes = max(map(sum, on_host.values()), default=0)
-        samples = 1 if step.proof else plan.settings.samples
-        task_s = max(task_seconds(task, samples) for task in tasks)
+        task_s, on_host = 0.0, False
+        for number in step.tasks:
+            key = id(kinds[number]), step.proof
+            if key not in known:
+                samples = 1 if step.proof else plan.settings.samples
+                known[key] = task_seconds(_asked(kinds[number], step), samples), uses_host_memory(kinds[number])
+            one_s, one_on_host = known[key]
+            task_s, on_host = max(task_s, one_s), on_host or one_on_host
+        host_bytes = _new_host_bytes([plan.tasks[number] for number in step.tasks], allocated) if on_host else 0
         seconds.append(STEP_S + task_s + ALLOCATE_S_PER_GIB * host_bytes / GIB)
     return seconds
+
+
+def _new_host_bytes(tasks: Sequence[listing.PlannedTask], allocated: set[Buffer]) -> int:
+    """Return the bytes of host memory that a step allocates in one process, and add its buffers to those allocated."""
+    new = [buffer for buffer in buffers_of(tasks) if buffer not in allocated]
+    allocated.update(new)
+    # Processes allocate their buffers at the same time.
+    on_host = grouped((buffer.end.rank, buffer.size_bytes) for buffer in new if buffer.end.memory in HOST_MEMORY)
+    return max(map(sum, on_host.values()), default=0)
 
 
 def _asked(task: listing.PlannedTask, step: listing.Step) -> listing.PlannedTask:

@@ -27,7 +27,7 @@ from egmctl.bench.plan.schedule import make_steps, sampled_rounds, slots
 from egmctl.bench.plan.task import planned_task
 from egmctl.errors import NothingToDo
 from egmctl.model.finding import Waiver
-from egmctl.model.listing import PlannedTask
+from egmctl.model.listing import PlannedTask, PlannedTasks
 from egmctl.model.measurement import Settings
 from egmctl.model.route import HOST_MEMORY, Egm, Rank
 from egmctl.model.task import UCX_ENGINES, Flow, HandleKind, Pattern, Point
@@ -72,15 +72,17 @@ def make_fabric_plan(layout: RankLayout, cases: Sequence[Case], settings: Settin
         met = sorted((min(pair), max(pair)) for pairs in sampled for pair in pairs)
         rounds = [[(str(rank), str(other)) for rank, other in pairs] for pairs in sampled]
     make = maker(layout, settings)
-    tasks = tuple(
-        planned
-        for case in cases
-        for point in case.points
-        # A pattern of all ranks could not run if some of them were left out.
-        for planned in _each_link_once(
-            make(case, point, flows)
-            for flows in job_flows(case, ranks if case.pattern in PAIRS else layout.taking_part, met, sample)
-        )
+    tasks = PlannedTasks.of(
+        [
+            planned
+            for case in cases
+            for point in case.points
+            # A pattern of all ranks could not run if some of them were left out.
+            for planned in _each_link_once(
+                make(case, point, flows)
+                for flows in job_flows(case, ranks if case.pattern in PAIRS else layout.taking_part, met, sample)
+            )
+        ]
     )
     return Plan(
         settings=settings,

@@ -13,7 +13,7 @@ from egmctl.errors import UsageError
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.gpu import Gpu
 from egmctl.model.route import HOST_MEMORY, MemoryKind, Rank
-from egmctl.model.task import CPU_ENGINES, Endpoint, Engine, Flow, Pattern, Task
+from egmctl.model.task import CPU_ENGINES, Endpoint, Engine, Flow, Pattern
 from egmctl.units import GIB, format_size, printable, shortened
 
 FlowEnds = tuple[int, int]
@@ -93,11 +93,11 @@ def parse_pairs(text: str, gpus: Sequence[Gpu], nodes: Sequence[int]) -> tuple[P
     return tuple(_pair(part.strip(), gpus, nodes) for part in text.split(","))
 
 
-def measures_pair(task: Task, pairs: Sequence[Pair]) -> bool:
-    """Return whether a task measures one of the paths and nothing else."""
-    flows = task.flows if task.pattern is not Pattern.LOADED else task.flows[:1]
-    both_directions = task.pattern is Pattern.BOTH_DIRECTIONS
-    return task.pattern in _SINGLE and any(
+def measures_pair(pattern: Pattern, flows: Sequence[Flow], pairs: Sequence[Pair]) -> bool:
+    """Return whether a task of these flows measures one of the paths and nothing else."""
+    flows = flows if pattern is not Pattern.LOADED else flows[:1]
+    both_directions = pattern is Pattern.BOTH_DIRECTIONS
+    return pattern in _SINGLE and any(
         all(_joins(flow, pair) or (both_directions and _joins(flow, pair[::-1])) for flow in flows) for pair in pairs
     )
 
@@ -149,6 +149,12 @@ class Ends(NamedTuple):
     def back(self) -> Ends:
         """The same ends in the opposite direction."""
         return self._replace(source=self.destination, destination=self.source)
+
+
+def flow_shape(case: Case) -> tuple[object, ...]:
+    """Return what :func:`tasks_of` and :func:`initiator` read of a case: cases of equal shape have the same flows."""
+    engine = case.engine if case.engine in (*CPU_ENGINES, Engine.PING_PONG) else None
+    return case.source, case.destination, case.initiator, case.pattern, case.by_owner, engine
 
 
 def tasks_of(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterator[tuple[Ends, ...]]:

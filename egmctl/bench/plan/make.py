@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 from egmctl.bench.case import Case, Processes
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.plan import Plan, bench_gpu
+from egmctl.bench.plan.alike import AlikeTask, Known, looks_at_each, takes_pages
 from egmctl.bench.plan.budget import has_room, huge_page_sizes, pages_waiver
-from egmctl.bench.plan.flows import Ends, Pair, busy_waiver, endpoint, gpu_use, initiator, measures_pair, tasks_of
-from egmctl.bench.plan.paths import Path, Staging, gpu_waiver, path_between
+from egmctl.bench.plan.flows import (
+    Ends,
+    Pair,
+    busy_waiver,
+    endpoint,
+    flow_shape,
+    gpu_use,
+    initiator,
+    measures_pair,
+    tasks_of,
+)
+from egmctl.bench.plan.paths import Path, Staging, path_between
 from egmctl.bench.plan.placement import rank_of
 from egmctl.bench.plan.ranks import handle_waiver, local_path, node_flows, rank_candidate
 from egmctl.bench.plan.schedule import isolated, make_steps, slots
@@ -20,7 +31,7 @@ from egmctl.bench.suites import CASES
 from egmctl.errors import UsageError
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.gpu import Gpu
-from egmctl.model.listing import PlannedTask
+from egmctl.model.listing import PlannedTask, PlannedTasks, Step
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Settings
 from egmctl.model.route import HOST_MEMORY, Egm, MemoryKind
@@ -48,6 +59,7 @@ def make_plan(
     *,
     pairs: Sequence[Pair] = (),
     no_ucx: str = "",
+    known: Known | None = None,
 ) -> Plan:
     """Return the plan of cases for GPUs and NUMA nodes.
 
@@ -57,6 +69,8 @@ def make_plan(
         The only paths to measure; empty for all paths.
     no_ucx
         The reason why UCX cannot be used; empty if it may be usable.
+    known
+        What earlier plans of the same cases for the same GPUs and nodes, of buffers of other sizes, have found out.
 
     Raises
     ------
@@ -65,45 +79,56 @@ def make_plan(
     """
     if settings.size_bytes <= 0 or settings.size_bytes % SIZE_MULTIPLE_BYTES:
         raise UsageError(f"--size {settings.size_bytes}: it must be a multiple of {SIZE_MULTIPLE_BYTES} bytes above 0")
-    usable = [gpu for gpu in gpus if gpu_waiver(machine, gpu) is None and (settings.allow_busy or gpu_use(gpu) is None)]
+    known = known or Known(machine, allow_busy=settings.allow_busy)
+    usable = [
+        gpu for gpu in gpus if known.gpu_waiver(gpu.bus_id) is None and (settings.allow_busy or gpu_use(gpu) is None)
+    ]
     # One process more for each NUMA node exports the memory that all GPUs share.
     exporting = {gpu.host_numa_id: gpu for gpu in usable[::-1] if any(case.for_all for case in cases)}
-    ordered = [*usable, *[*exporting.values()][::-1], *(gpu for gpu in gpus if gpu not in usable)]
+    by_bus_id = {gpu.bus_id for gpu in usable}
+    ordered = [*usable, *[*exporting.values()][::-1], *(gpu for gpu in gpus if gpu.bus_id not in by_bus_id)]
     every = [rank_of(number, gpu, numa_nodes) for number, gpu in enumerate(ordered)]
     started = len(usable) + len(exporting)
     exporters = every[len(usable) : started]
     ranks = [*every[: len(usable)], *every[started:]]
 
-    def make(case: Case) -> tuple[PlannedTask, ...]:
+    def candidates_of(case: Case) -> Iterator[Candidate]:
         if case.processes is Processes.ONE:
-            candidates = tuple(_candidates(case, machine, gpus, numa_nodes))
-        else:
-            candidates = tuple(
-                rank_candidate(case, rank_flows, partial(local_path, machine), lambda rank: machine.gpu(rank.bus_id))
-                for rank_flows in node_flows(case, ranks, numa_nodes, exporters)
-            )
+            return _candidates(case, known, gpus, numa_nodes)
+        path_of = partial(local_path, machine, between=known.between)
+        rank_flows = node_flows(case, ranks, numa_nodes, exporters)
+        return (rank_candidate(case, flows, path_of, lambda rank: machine.gpu(rank.bus_id)) for flows in rank_flows)
+
+    def make(case: Case) -> list[AlikeTask]:
+        shape = (flow_shape(case), _staging(case, known)) if case.processes is Processes.ONE else case.name
+        candidates = known.candidates.get(shape)
+        if candidates is None:
+            candidates = [(candidate, known.kind_of(candidate)) for candidate in candidates_of(case)]
+            known.candidates[shape] = candidates
         not_installed = no_ucx if case.engine in UCX_ENGINES else ""
-        return tuple(
+        return [
             task
             for point in case.points
             for task in _chosen(
-                case.one_path or point.one_path,
-                _planned_tasks(case, point, machine, candidates, settings, not_installed),
+                case,
+                point,
+                _planned_tasks(case, point, known, candidates, settings, not_installed),
                 pairs,
             )
-        )
+        ]
 
     made = {case.name: make(case) for case in cases}
     by_ranks = [
         case
         for case in cases
-        if case.processes is not Processes.ONE and any(task.waiver is None for task in made[case.name])
+        if case.processes is not Processes.ONE and any(kind.waiver is None for kind, _ in made[case.name])
     ]
     # The cases within one process that are set beside them come first, as in the registry.
     points = {case.in_process: case.points for case in by_ranks}
     in_process = (case for case in CASES if case.name in points and case.name not in made)
     made_in_process = {case.name: make(replace(case, points=points[case.name])) for case in in_process}
-    tasks = tuple(task for case_tasks in (made_in_process | made).values() for task in case_tasks)
+    every_task = [task for case_tasks in (made_in_process | made).values() for task in case_tasks]
+    tasks = PlannedTasks((kind for kind, _ in every_task), (flows for _, flows in every_task))
     empty = [name for name, case_tasks in made.items() if not case_tasks]
     by_owner = {case.name for case in cases if case.by_owner}
     if pairs and not tasks:
@@ -114,7 +139,8 @@ def make_plan(
         numa_nodes=tuple(numa_nodes),
         tasks=tasks,
         ranks=tuple(every[:started]) if by_ranks else (),
-        steps=isolated(tasks, make_steps(slots(tasks, _gpus, by_link=True), serial=settings.serial)),
+        steps=known.steps(tasks, lambda: _steps(tasks, settings)),
+        ends=known.ends,
         huge_page_bytes=huge_page_sizes(machine),
         notes=(
             *_without_tasks(empty, by_owner, bool(pairs)),
@@ -123,6 +149,10 @@ def make_plan(
             *_not_native(tasks, gpus),
         ),
     )
+
+
+def _steps(tasks: PlannedTasks, settings: Settings) -> tuple[Step, ...]:
+    return isolated(tasks, make_steps(slots(tasks, _gpus, by_link=True), serial=settings.serial))
 
 
 def _without_tasks(empty: Sequence[str], by_owner: Collection[str], pairs: bool) -> Iterator[str]:
@@ -147,12 +177,17 @@ def _unlisted(machine: Machine, gpus: Sequence[Gpu]) -> Iterator[str]:
         )
 
 
-def _not_native(tasks: Iterable[PlannedTask], gpus: Sequence[Gpu]) -> Iterator[str]:
+def _not_native(tasks: PlannedTasks, gpus: Sequence[Gpu]) -> Iterator[str]:
     """Yield a note on the GPUs that add to host memory without native atomics.
 
     Such additions are not atomic for the host or for other GPUs (CUDA C++ Programming Guide, "Mapped Memory").
     """
-    flows = [flow for task in tasks if task.waiver is None and ENGINES[task.engine].atomics for flow in task.flows]
+    adding = (
+        task_flows
+        for kind, task_flows in zip(tasks.kinds, tasks.flows, strict=True)
+        if not kind.waivers and ENGINES[kind.engine].atomics
+    )
+    flows = [flow for task_flows in adding for flow in task_flows]
     initiators = {flow.initiator for flow in flows if flow.route.memory is not None}
     labels = [
         f"GPU{gpu.index}"
@@ -166,38 +201,43 @@ def _not_native(tasks: Iterable[PlannedTask], gpus: Sequence[Gpu]) -> Iterator[s
         )
 
 
-def _chosen(one_path: bool, tasks: Iterable[PlannedTask], pairs: Sequence[Pair]) -> list[PlannedTask]:
+def _chosen(case: Case, point: Point, tasks: Iterable[AlikeTask], pairs: Sequence[Pair]) -> list[AlikeTask]:
     """Return the tasks of a case at a point: all, those of ``pairs``, or one per kind of route, if possible runnable.
 
     Parameters
     ----------
-    one_path
-        Whether one task per kind of route is enough.
     pairs
         The only paths to measure; empty for all paths.
     """
     if pairs:
-        return [planned for planned in tasks if measures_pair(planned, pairs)]
-    if not one_path:
+        return [(kind, flows) for kind, flows in tasks if measures_pair(case.pattern, flows, pairs)]
+    if not case.one_path and not point.one_path:
         return list(tasks)
-    by_route: dict[tuple[tuple[str, Egm | None], ...], PlannedTask] = {}
-    for planned in tasks:
-        route = tuple((flow.route.symbol, flow.route.egm) for flow in planned.flows)
-        if route not in by_route or (by_route[route].waiver is not None and planned.waiver is None):
-            by_route[route] = planned
+    by_route: dict[tuple[tuple[str, Egm | None], ...], AlikeTask] = {}
+    # By identity, which another task could get if this one were not kept.
+    alike: dict[int, PlannedTask] = {}
+    for kind, flows in tasks:
+        if id(kind) in alike:
+            continue
+        alike[id(kind)] = kind
+        route = tuple((flow.route.symbol, flow.route.egm) for flow in flows)
+        if route not in by_route or (by_route[route][0].waiver is not None and kind.waiver is None):
+            by_route[route] = kind, flows
     return list(by_route.values())
 
 
-def _candidates(case: Case, machine: Machine, gpus: Sequence[Gpu], numa_nodes: Sequence[int]) -> Iterator[Candidate]:
+def _candidates(case: Case, known: Known, gpus: Sequence[Gpu], numa_nodes: Sequence[int]) -> Iterator[Candidate]:
+    machine = known.machine
+    staging = _staging(case, known)
     for ends_of_flows in tasks_of(case, _possible_owners(machine, gpus) if case.by_owner else gpus, numa_nodes):
         made = [
-            _flow(case, machine, ends, reverse=case.pattern in THERE_AND_BACK and number % 2 == 1)
+            _flow(case, known, ends, staging, reverse=case.pattern in THERE_AND_BACK and number % 2 == 1)
             for number, ends in enumerate(ends_of_flows)
         ]
         participants = {gpu.bus_id: gpu for ends in ends_of_flows for gpu in ends if isinstance(gpu, Gpu)}
         yield Candidate(
-            flows=tuple(flow for flow, _ in made),
-            paths=tuple(path for _, path in made),
+            flows=tuple([flow for flow, _ in made]),
+            paths=tuple([path for _, path in made]),
             gpus=tuple(participants.values()),
             cache=next((location for location in ends_of_flows[0] if isinstance(location, Gpu)), None),
         )
@@ -214,53 +254,90 @@ def _possible_owners(machine: Machine, gpus: Sequence[Gpu]) -> list[Gpu]:
 
 
 def _planned_tasks(
-    case: Case, point: Point, machine: Machine, candidates: Iterable[Candidate], settings: Settings, not_installed: str
-) -> Iterator[PlannedTask]:
+    case: Case,
+    point: Point,
+    known: Known,
+    candidates: Iterable[tuple[Candidate, Hashable]],
+    settings: Settings,
+    not_installed: str,
+) -> Iterator[AlikeTask]:
     """Yield the tasks of a case at a point; those with large footprints only if they fit into memory."""
     is_optional = point.footprint is not None and point.footprint > IF_ROOM_ABOVE_BYTES and case.source in HOST_MEMORY
-    for made in candidates:
-        gpu_waivers = {gpu.bus_id: gpu_waiver(machine, gpu) for gpu in made.gpus}
-        waivers = [*gpu_waivers.values(), *(path.waiver for path in made.paths)]
-        waivers += [handle_waiver(machine, case.handle, gpu) for gpu in made.gpus]
-        waivers += [capability_waiver(case.engine, gpu) for gpu in made.gpus]
-        waivers += [blocks_waiver(point, gpu) for gpu in made.gpus]
-        waivers += [atomics_waiver(case.engine, machine, flow) for flow in made.flows]
-        if not_installed:
-            waivers.append(Waiver(kind=WaiverKind.UNSUPPORTED_ENGINE, reason=not_installed))
-        if not settings.allow_busy:
-            # Users of a GPU that is already unusable here are not reported.
-            waivers += [busy_waiver(gpu) for gpu in made.gpus if gpu_waivers[gpu.bus_id] is None]
-        planned = planned_task(case, point, made, settings, waivers)
-        if planned.waiver is None and (waiver := pages_waiver(machine, planned, made.gpus)) is not None:
-            planned = replace(planned, waivers=(waiver,))
-        if is_optional and not has_room(machine, planned, settings):
-            continue
-        yield planned
+    each = is_optional or looks_at_each(case)
+    by_kind: dict[Hashable, PlannedTask] = {}
+    for candidate, kind in candidates:
+        task = None if each or kind is None else by_kind.get(kind)
+        if task is None:
+            task = _planned_task(case, point, known, candidate, settings, not_installed)
+            if is_optional and not has_room(known.machine, task, settings):
+                continue
+            # A waiver names the GPUs that it is about.
+            if kind is not None and not task.waivers:
+                by_kind[kind] = task
+        yield task, candidate.flows
 
 
-def _flow(case: Case, machine: Machine, ends: Ends, *, reverse: bool) -> tuple[Flow, Path]:
+def _planned_task(
+    case: Case, point: Point, known: Known, made: Candidate, settings: Settings, not_installed: str
+) -> PlannedTask:
+    machine = known.machine
+    gpu_waivers = {gpu.bus_id: known.gpu_waiver(gpu.bus_id) for gpu in made.gpus}
+    waivers = [*gpu_waivers.values(), *(path.waiver for path in made.paths)]
+    waivers += [handle_waiver(machine, case.handle, gpu) for gpu in made.gpus]
+    waivers += [capability_waiver(case.engine, gpu) for gpu in made.gpus]
+    waivers += [blocks_waiver(point, gpu) for gpu in made.gpus]
+    waivers += [atomics_waiver(case.engine, machine, flow) for flow in made.flows]
+    if not_installed:
+        waivers.append(Waiver(kind=WaiverKind.UNSUPPORTED_ENGINE, reason=not_installed))
+    if not settings.allow_busy:
+        # Users of a GPU that is already unusable here are not reported.
+        waivers += [busy_waiver(gpu) for gpu in made.gpus if gpu_waivers[gpu.bus_id] is None]
+    planned = planned_task(case, point, made, settings, waivers)
+    if planned.waiver is not None or not takes_pages(case):
+        return planned
+    waiver = pages_waiver(machine, planned, made.gpus)
+    return planned if waiver is None else replace(planned, waivers=(waiver,))
+
+
+def _flow(case: Case, known: Known, ends: Ends, staging: Staging, *, reverse: bool) -> tuple[Flow, Path]:
     memory = (case.destination, case.source) if reverse else (case.source, case.destination)
     gpu = initiator(case, ends)
-    path = path_between(machine, memory, ends[:2], gpu, staging=_staging(case), allocated_by=ends.allocated_by)
+    locations = [end.bus_id if isinstance(end, Gpu) else end for end in ends]
+    key = (memory, staging, gpu and gpu.bus_id, *locations)
+    flow = known.flows.get(key)
+    if flow is None:
+        path = path_between(
+            known.machine,
+            memory,
+            ends[:2],
+            gpu,
+            staging=staging,
+            allocated_by=ends.allocated_by,
+            between=known.between,
+        )
+        flow = known.flows[key] = _new_flow(memory, gpu, ends, path), path
+    return flow
+
+
+def _new_flow(memory: tuple[MemoryKind, MemoryKind], gpu: Gpu | None, ends: Ends, path: Path) -> Flow:
     source, destination = (endpoint(kind, end, ends.allocated_by) for kind, end in zip(memory, ends[:2], strict=True))
     cpus = source if source.memory is MemoryKind.REGISTERS else destination
-    flow = Flow(
+    return Flow(
         source=source,
         destination=destination,
         initiator=gpu.bus_id if gpu else None,
         initiator_label=f"GPU{gpu.index}" if gpu else cpus.label,
         route=path.route,
     )
-    return flow, path
 
 
-def _staging(case: Case) -> Staging:
+def _staging(case: Case, known: Known) -> Staging:
     if case.staged:
         return Staging.ALWAYS
     # The pool's access rights, not peer access, open its memory. No documentation says that such copies are staged.
     pools = MemoryKind.DEVICE_DEFAULT_POOL in (case.source, case.destination)
     alone = case.engine is Engine.COPY_ENGINE and case.pattern is Pattern.PAIR and not pools
-    return Staging.WITHOUT_ACCESS if alone else Staging.NEVER
+    return Staging.WITHOUT_ACCESS if alone and not known.all_have_access else Staging.NEVER
 
 
 def _gpus(flow: Flow) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Protocol
 
 from egmctl.bench.plan.flows import Location, numa_node_of
 from egmctl.model.finding import Waiver, WaiverKind
@@ -103,6 +104,33 @@ def device_path(
     return Path(
         route=Route(hops=(hop,)), waiver=missing, rate_gb_s=_planned([hop]), disjoint=link.kind is LinkClass.NVLINK
     )
+
+
+class DevicePath(Protocol):
+    """A function that returns the path between the memory of two GPUs, as :func:`device_path`."""
+
+    def __call__(
+        self, machine: Machine, initiator: Gpu, other: Gpu, *, source: Gpu | None = None, staging: Staging
+    ) -> Path:
+        """Return the path."""
+        ...
+
+
+def remembered_paths() -> DevicePath:
+    """Return a function that returns the paths between the GPUs of one machine, each found once."""
+    known: dict[tuple[str, str, str | None, Staging], Path] = {}
+
+    def path(
+        machine: Machine, initiator: Gpu, other: Gpu, *, source: Gpu | None = None, staging: Staging = Staging.NEVER
+    ) -> Path:
+        # Without staging it does not matter where the bytes come from.
+        sender = None if source is None or staging is Staging.NEVER else source.bus_id
+        key = (initiator.bus_id, other.bus_id, sender, staging)
+        if key not in known:
+            known[key] = device_path(machine, initiator, other, source=source, staging=staging)
+        return known[key]
+
+    return path
 
 
 def _staged_path(machine: Machine, source: Gpu, destination: Gpu, missing: str) -> Path:
@@ -265,6 +293,7 @@ def path_between(
     *,
     staging: Staging = Staging.NEVER,
     allocated_by: Gpu | None = None,
+    between: DevicePath | None = None,
 ) -> Path:
     """Return the path of a flow.
 
@@ -276,19 +305,25 @@ def path_between(
         The GPU that issues the work, ``None`` for CPU threads.
     allocated_by
         As for :func:`host_path`.
+    between
+        A function that returns what :func:`device_path` returns; ``None``: that function.
     """
-    nodes = [end for end in ends if not isinstance(end, Gpu)]
     if MemoryKind.GPU_NUMA in memory:
-        return coherent_path(machine, next(end for end in ends if isinstance(end, Gpu)), nodes[0])
-    host = next((kind for kind in memory if kind in HOST_MEMORY), None)
-    if host is None:
-        other = next((end for end in ends if isinstance(end, Gpu) and end is not initiator), initiator)
-        if initiator is None or not isinstance(other, Gpu):
+        (gpu,) = (end for end in ends if isinstance(end, Gpu))
+        (node,) = (end for end in ends if not isinstance(end, Gpu))
+        return coherent_path(machine, gpu, node)
+    source, destination = ends
+    if isinstance(source, Gpu) and isinstance(destination, Gpu):
+        if initiator is None:
             raise ValueError("between GPUs one of them issues the work")
-        source = next(end for end in ends if isinstance(end, Gpu))
-        path = device_path(machine, initiator, other, source=source, staging=staging)
-        waivers = [_memory_waiver(gpu, kind) for gpu, kind in zip(ends, memory, strict=True) if isinstance(gpu, Gpu)]
-        return replace(path, waiver=next((waiver for waiver in [path.waiver, *waivers] if waiver is not None), None))
+        other = destination if source is initiator else source
+        path = (between or device_path)(machine, initiator, other, source=source, staging=staging)
+        if path.waiver is not None:
+            return path
+        waiver = _memory_waiver(source, memory[0]) or _memory_waiver(destination, memory[1])
+        return path if waiver is None else replace(path, waiver=waiver)
+    nodes = [end for end in ends if not isinstance(end, Gpu)]
+    host = next(kind for kind in memory if kind in HOST_MEMORY)
     if initiator is None:
         hops = () if nodes[0] == nodes[1] else (smp(machine),)
         rate = cpu_memory(machine, nodes[memory.index(host)])

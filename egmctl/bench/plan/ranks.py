@@ -8,7 +8,7 @@ from itertools import combinations
 
 from egmctl.bench.case import Case, End
 from egmctl.bench.plan.flows import Location, expand, own_endpoint
-from egmctl.bench.plan.paths import Path, path_between, path_without_memory
+from egmctl.bench.plan.paths import DevicePath, Path, path_between, path_without_memory
 from egmctl.bench.plan.task import Candidate
 from egmctl.driver.signatures import cause_of
 from egmctl.model.finding import Waiver, WaiverKind
@@ -176,8 +176,8 @@ def waive_blocked_egm(path: Path) -> Path:
     return replace(path, waiver=Waiver(kind=WaiverKind.EGM_BLOCKED, reason=path.route.egm_reason))
 
 
-def local_path(machine: Machine, case: Case, rank_flow: RankFlow) -> Path:
-    """Return the path of a flow between ranks of one node."""
+def local_path(machine: Machine, case: Case, rank_flow: RankFlow, between: DevicePath | None = None) -> Path:
+    """Return the path of a flow between ranks of one node; ``between`` as for :func:`path_between`."""
     if case.engine in (Engine.EVENT, Engine.SOCKET):
         return _MESSAGES
     if case.engine in UCX_ENGINES:
@@ -190,7 +190,7 @@ def local_path(machine: Machine, case: Case, rank_flow: RankFlow) -> Path:
     if own_memory(case) in HOST_MEMORY and rank_flow.initiator.numa_node is not None:
         near = rank_flow.initiator.numa_node
     ends = (near, far) if case.initiator is End.SOURCE else (far, near)
-    path = waive_blocked_egm(path_between(machine, (case.source, case.destination), ends, issuer))
+    path = waive_blocked_egm(path_between(machine, (case.source, case.destination), ends, issuer, between=between))
     # A flag's round trip uses one pair of ranks.
     return replace(path, disjoint=False) if case.engine is Engine.PING_PONG else path
 

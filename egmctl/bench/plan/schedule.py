@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TypeVar
 
-from egmctl.model.listing import PlannedTask, Step
+from egmctl.model.listing import PlannedTask, PlannedTasks, Step
 from egmctl.model.task import Flow, Pattern
 from egmctl.units import format_size, grouped
 
@@ -79,7 +79,7 @@ def sampled_rounds(count: int, peers: int, seed: int) -> list[list[tuple[int, in
 
 
 def slots(
-    tasks: Sequence[PlannedTask],
+    tasks: PlannedTasks,
     ends: Callable[[Flow], tuple[str, ...]],
     *,
     by_link: bool,
@@ -96,15 +96,42 @@ def slots(
     memory
         The memory of a flow, besides its GPUs, that only one task of a step may use.
     """
-    alike = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS, Pattern.LOCAL)
-    for number, task in enumerate(tasks):
-        if task.waivers:
-            continue
-        flow = task.flows[0]
-        over = f" over {flow.route.symbol}" if by_link else ""
-        is_parallel = task.disjoint and task.pattern in alike
-        group = f"{task.name}{over}, {format_size(task.size_bytes)}" if is_parallel else None
-        yield Slot(number, ends(flow), group, memory(flow))
+    groups = [_group(kind, by_link=by_link) for kind in tasks.distinct]
+    for number, (kind, flows) in enumerate(zip(tasks.numbers, tasks.flows, strict=True)):
+        if not tasks.distinct[kind].waivers:
+            yield Slot(number, ends(flows[0]), groups[kind], memory(flows[0]))
+
+
+_ALIKE = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS, Pattern.LOCAL)
+
+
+def _group(task: PlannedTask, *, by_link: bool) -> str | None:
+    if not task.disjoint or task.pattern not in _ALIKE:
+        return None
+    over = f" over {task.flows[0].route.symbol}" if by_link else ""
+    return f"{task.name}{over}, {format_size(task.size_bytes)}"
+
+
+def steps_of_size(before: PlannedTasks, steps: Sequence[Step], tasks: PlannedTasks) -> tuple[Step, ...] | None:
+    """Return the steps of the same tasks of another size; ``None`` if they are other tasks or may run in other steps.
+
+    Parameters
+    ----------
+    before, steps
+        The tasks of the other size, and their steps by link.
+    """
+    if (before.numbers, before.flows) != (tasks.numbers, tasks.flows):
+        return None
+    groups: dict[str | None, str | None] = {}
+    for kind, resized in zip(before.distinct, tasks.distinct, strict=True):
+        if bool(kind.waivers) != bool(resized.waivers):
+            return None
+        group = _group(resized, by_link=True)
+        if not kind.waivers and groups.setdefault(_group(kind, by_link=True), group) != group:
+            return None
+    if len({*groups.values()}) < len(groups):
+        return None
+    return tuple(step if step.group is None else replace(step, group=groups[step.group]) for step in steps)
 
 
 def make_steps(slots: Iterable[Slot], *, serial: bool = False, rounds: Rounds | None = None) -> tuple[Step, ...]:
@@ -124,12 +151,13 @@ def make_steps(slots: Iterable[Slot], *, serial: bool = False, rounds: Rounds | 
     steps: list[Step] = []
     scheduled: set[str] = set()
     slots = tuple(slots)
+    groups = grouped((slot.group, slot) for slot in slots)
     for slot in slots:
         if serial or slot.group is None:
             steps.append(Step(tasks=(slot.number,)))
         elif slot.group not in scheduled:
             scheduled.add(slot.group)
-            steps += _group_steps(slot.group, [other for other in slots if other.group == slot.group], rounds)
+            steps += _group_steps(slot.group, groups[slot.group], rounds)
     return tuple(steps)
 
 
@@ -156,6 +184,9 @@ def _group_steps(group: str, slots: Sequence[Slot], meetings: Rounds | None) -> 
 
 def _split_by_memory(slots: Iterable[Slot]) -> list[list[int]]:
     """Return the tasks of a round in parts that run one after the other; no two tasks of a part share memory."""
+    slots = tuple(slots)
+    if slots and not any(slot.memory for slot in slots):
+        return [[slot.number for slot in slots]]
     parts: list[tuple[set[str], list[int]]] = []
     for slot in slots:
         for used, tasks in parts:
@@ -168,16 +199,18 @@ def _split_by_memory(slots: Iterable[Slot]) -> list[list[int]]:
     return [tasks for _, tasks in parts]
 
 
-def isolated(tasks: Sequence[PlannedTask], steps: Iterable[Step]) -> tuple[Step, ...]:
+def isolated(tasks: PlannedTasks, steps: Iterable[Step]) -> tuple[Step, ...]:
     """Return the steps with those of degraded routes last, one process per set of ends.
 
     It is not documented whether the driver allocates NUMA memory whose EGM route is blocked. It may refuse or crash.
     """
 
+    degraded_kinds = {id(kind) for kind in tasks.kinds if any(flow.route.degraded for flow in kind.flows)}
+
     def ends(step: Step) -> str | None:
-        flows = [flow for number in step.tasks for flow in tasks[number].flows]
-        if not any(flow.route.degraded for flow in flows):
+        if all(id(tasks.kinds[number]) not in degraded_kinds for number in step.tasks):
             return None
+        flows = [flow for number in step.tasks for flow in tasks.flows[number]]
         return " ".join(sorted({end.label for flow in flows for end in (flow.source, flow.destination)}))
 
     by_ends = grouped((ends(step), step) for step in steps)

@@ -211,31 +211,60 @@ def plan_document(plan: listing.PlanReport) -> doc.Document:
 
 
 def _plan(plan: listing.PlanReport) -> Iterator[doc.Block]:
-    by_case: dict[str, list[tuple[str, str, str]]] = {}
-    for number, step in enumerate(plan.steps, 1):
-        tasks = [plan.tasks[place] for place in step.tasks]
-        task = shortened_task(tasks[0]) if step.proof else tasks[0]
-        much = format_size(task.size_bytes)
-        if task.quantity is Quantity.BANDWIDTH:
-            much = f"{1 if step.proof else plan.settings.samples} x {task.copies} x {much}"
-        paths = ", ".join(task.path for task in tasks)
-        alone = ", once more alone" if step.proof else ""
-        by_case.setdefault(task.name, []).append((f"{number:>4}", f"{paths}{alone}", f"{much}, {step.seconds:.2f} s"))
-    for case, rows in by_case.items():
+    tasks = listing.PlannedTasks.of(plan.tasks)
+    kinds = tasks.kinds
+    names = {id(kind): kind.name for kind in tasks.distinct}
+    by_case = grouped((names[id(kinds[step.tasks[0]])], (number, step)) for number, step in enumerate(plan.steps, 1))
+    for case, steps in by_case.items():
+        rows = [_counted(steps, plan)] if len(steps) > _STEPS_SHOWN else [_step(*step, plan) for step in steps]
         yield doc.Section(case, (doc.table(("", "", ""), rows, wrap=("",)),))
     yield from plan_section(plan.nccl)
-    waived = Counter(task.waiver for task in plan.tasks if task.waivers)
+    waived = Counter(kind.waiver for kind in kinds if kind.waivers)
+    if any(len(steps) > _STEPS_SHOWN for steps in by_case.values()):
+        yield doc.Paragraph(
+            f"Cases of more than {_STEPS_SHOWN} steps are counted; --json has every step.", tone=Tone.DIM
+        )
     reasons = (*(f"{count}: {reason}" for reason, count in waived.items()), *plan.notes)
     if reasons:
         yield doc.Section("Not measured", (doc.Bullets(reasons),))
     if plan.memory:
         held = tuple(f"{memory.place}: {format_size(memory.bytes)}" for memory in plan.memory)
         yield doc.Section("Peak memory", (doc.Bullets(held),))
-    runnable = several(sum(not task.waivers for task in plan.tasks), "measurement")
+    runnable = several(sum(not kind.waivers for kind in kinds), "measurement")
     time = f"{plan.seconds:.0f} s" if plan.seconds < 7200 else duration(plan.seconds)
     yield doc.Paragraph(
         f"{runnable} in {several(len(plan.steps), 'step')}, {plan.bytes_moved / 1e12:.2f} TB, about {time}"
     )
+
+
+_STEPS_SHOWN = 64
+"""The most steps of a case that are shown one by one: no case of 8 GPUs has more. 72 GPUs have 9,500 steps."""
+
+
+def _step(number: int, step: listing.Step, plan: listing.PlanReport) -> tuple[str, str, str]:
+    paths = ", ".join(plan.tasks[place].path for place in step.tasks)
+    alone = ", once more alone" if step.proof else ""
+    return f"{number:>4}", f"{paths}{alone}", f"{_much(step, plan)}, {step.seconds:.2f} s"
+
+
+def _counted(steps: Sequence[tuple[int, listing.Step]], plan: listing.PlanReport) -> tuple[str, str, str]:
+    """Return the row that stands for all steps of a case: their numbers and measurements, and the time of them all."""
+    measured = several(sum(len(step.tasks) for _, step in steps if not step.proof), "measurement")
+    alone = sum(step.proof for _, step in steps)
+    again = f", {alone} once more alone" if alone else ""
+    much = dict.fromkeys(_much(step, plan) for _, step in steps if not step.proof)
+    seconds = sum(step.seconds or 0 for _, step in steps)
+    (first, _), (last, _) = steps[0], steps[-1]
+    return f"{first:>4}-{last}", f"{measured}{again}", f"{' or '.join(much)}, {seconds:.2f} s"
+
+
+def _much(step: listing.Step, plan: listing.PlanReport) -> str:
+    kind = listing.PlannedTasks.of(plan.tasks).kinds[step.tasks[0]]
+    task = shortened_task(kind) if step.proof else kind
+    much = format_size(task.size_bytes)
+    if task.quantity is Quantity.BANDWIDTH:
+        return f"{1 if step.proof else plan.settings.samples} x {task.copies} x {much}"
+    return much
 
 
 def cost_document(cost: listing.JobCost) -> doc.Document:

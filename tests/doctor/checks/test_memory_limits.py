@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.bench.buffers import Peak
+from egmctl.bench.peaks import Peak
 from egmctl.bench.plan.budget import free_bytes, most_bytes
 from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.explain import explained

@@ -1,0 +1,115 @@
+"""Which tasks of a case are alike in everything but their flows, so that one of them stands for all. Pure.
+
+Between 72 GPUs a case has 5,112 tasks. What a plan says of them follows from their paths and from what CUDA reports of
+their GPUs, and nearly all GPUs of a node are equal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable
+from functools import cache
+
+from egmctl.bench.case import Case
+from egmctl.bench.engine import ENGINES
+from egmctl.bench.peaks import Ends
+from egmctl.bench.plan.flows import gpu_use
+from egmctl.bench.plan.paths import Path, gpu_waiver, remembered_paths
+from egmctl.bench.plan.schedule import steps_of_size
+from egmctl.bench.plan.task import Candidate
+from egmctl.model.finding import Waiver
+from egmctl.model.gpu import Gpu
+from egmctl.model.listing import PlannedTask, PlannedTasks, Step
+from egmctl.model.machine import Machine
+from egmctl.model.route import MemoryKind
+from egmctl.model.task import Flow
+
+AlikeTask = tuple[PlannedTask, tuple[Flow, ...]]
+"""A task, by one that is equal to it in everything but the flows, and its own flows."""
+
+
+class Known:
+    """What the plans of a machine have in common, whatever the size of their buffers.
+
+    Parameters
+    ----------
+    machine
+        The machine that is planned for.
+    allow_busy
+        Whether GPUs that others use are measured too.
+    """
+
+    def __init__(self, machine: Machine, *, allow_busy: bool) -> None:
+        self.machine = machine
+        self.gpu_waiver: Callable[[str], Waiver | None] = cache(lambda bus_id: gpu_waiver(machine, machine.gpu(bus_id)))
+        self.candidates: dict[Hashable, list[tuple[Candidate, Hashable]]] = {}
+        self.flows: dict[Hashable, tuple[Flow, Path]] = {}
+        self.between = remembered_paths()
+        self.ends = Ends()
+        # Then no copies are staged, and those of the copy engine take the paths of kernels.
+        self.all_have_access = all(pair.can_access_peer is not False for pair in machine.pairs or ())
+        self._allow_busy = allow_busy
+        self._gpus: dict[str, int | None] = {}
+        self._paths: dict[int, tuple[Path, int | None]] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self._last: tuple[PlannedTasks, tuple[Step, ...]] | None = None
+
+    def steps(self, tasks: PlannedTasks, make: Callable[[], tuple[Step, ...]]) -> tuple[Step, ...]:
+        """Return the steps of tasks: those of the last plan if it has the same tasks of another size, else new ones.
+
+        Parameters
+        ----------
+        make
+            A function that makes them.
+        """
+        steps = None if self._last is None else steps_of_size(*self._last, tasks)
+        if steps is None:
+            steps = make()
+        self._last = tasks, steps
+        return steps
+
+    def kind_of(self, candidate: Candidate) -> Hashable:
+        """Return what a task of a candidate follows from, but for its flows; ``None`` if it must be looked at alone.
+
+        Equal kinds make alike tasks of one case, at one point, unless the case is one of :func:`looks_at_each`.
+        """
+        # A process verifies what its own flows wrote, one after the other.
+        verified = max(Counter([flow.destination.rank for flow in candidate.flows]).values())
+        paths = tuple([self._path(path) for path in candidate.paths])
+        gpus = tuple([self._gpu(gpu) for gpu in candidate.gpus])
+        return None if None in paths or None in gpus else (paths, gpus, verified)
+
+    def _path(self, path: Path) -> int | None:
+        known = self._paths.get(id(path))
+        if known is None:
+            route = path.route
+            seen = (path.rate_gb_s, path.disjoint, route.symbol, route.carrier, route.egm, route.degraded, route.memory)
+            # The path is kept, because another one could get its identity.
+            known = self._paths[id(path)] = path, None if path.waiver is not None else self._number(seen)
+        return known[1]
+
+    def _gpu(self, gpu: Gpu) -> int | None:
+        if gpu.bus_id not in self._gpus:
+            usable = self.gpu_waiver(gpu.bus_id) is None and (self._allow_busy or gpu_use(gpu) is None)
+            attributes = frozenset(gpu.cuda.attributes.items()) if gpu.cuda is not None else None
+            self._gpus[gpu.bus_id] = self._number(attributes) if usable else None
+        return self._gpus[gpu.bus_id]
+
+    def _number(self, seen: Hashable) -> int:
+        return self._numbers.setdefault(seen, len(self._numbers))
+
+
+def looks_at_each(case: Case) -> bool:
+    """Return whether a task of a case depends on more than its paths and what CUDA reports of its GPUs.
+
+    Those are the free pages of a NUMA node, the free memory of a GPU, and what a pair of GPUs supports.
+    """
+    return ENGINES[case.engine].atomics or takes_pages(case)
+
+
+def takes_pages(case: Case) -> bool:
+    """Return whether a case allocates memory of a kind that :func:`egmctl.bench.plan.budget.pages_waiver` judges."""
+    return not _BY_PAGES.isdisjoint((case.source, case.destination))
+
+
+_BY_PAGES = frozenset({MemoryKind.HUGETLB, MemoryKind.THP, MemoryKind.MANAGED})
