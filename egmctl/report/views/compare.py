@@ -241,10 +241,11 @@ def _changes(comparison: Comparison) -> Iterator[doc.Block]:
         yield doc.Hint(f"and {len(more)} more (-v)", more=True)
         yield doc.Section(f"{len(more)} more", (_diagram(more, folded=True),), folded=True, level=Level.VERBOSE)
     if doubted:
-        yield doc.Paragraph(f"{several(len(doubted), 'path')} not compared: the reasons are below", tone=Tone.DIM)
+        words = f"{several(len(doubted), 'path')} different, neither worse nor better: the reasons are below"
+        yield doc.Paragraph(words, tone=Tone.DIM)
         yield replace(_diagram(doubted[:_SHOWN]), level=Level.VERBOSE)
         if more := doubted[_SHOWN:]:
-            title, note = f"{len(more)} more not compared", "before and after"
+            title, note = f"{len(more)} more different", "before and after"
             yield doc.Section(title, (_diagram(more, folded=True),), folded=True, note=note, level=Level.VERBOSE)
     if same:
         band = f"within {100 * comparison.tolerance:g} % or 3x run-to-run noise"
