@@ -163,13 +163,13 @@ def to_find(report: RunReport, numbers: Collection[int]) -> Remedy:
 
     worst = min(sorted(numbers), key=share)
     m = report.measurements[worst]
-    value = "" if m.headline is None else f", {m.headline.median:.1f} {m.quantity.unit}"
-    value += f" where {expected[worst]:.1f} is expected" if value and worst in expected else ""
+    value = "" if m.headline is None else f" ({m.headline.median:.1f} {m.quantity.unit}"
+    value += f", {expected[worst]:.1f} expected)" if value and worst in expected else ")" * bool(value)
     indices = sorted({label.removeprefix("GPU") for label in m.ends if label.startswith("GPU")}, key=natural)
     # Labels of several nodes are no numbers that --gpus takes.
     gpus = f" --gpus {','.join(indices)}" if indices and all(map(str.isdecimal, indices)) else ""
     look = f"egmctl doctor --active{gpus}"
-    text = f"{m.path} is the {'slowest' if value else 'first'} path{value}: look for its cause with {look!r}"
+    text = f"Look for the cause of {m.path}{value} with {look!r}"
     return Remedy(text=f"{text}, then inspect these GPUs and their links, and measure again.", look=look)
 
 
