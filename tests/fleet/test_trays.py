@@ -149,6 +149,8 @@ def test_the_page_has_a_link_for_each_node_to_what_is_known_of_it() -> None:
         "4 GPUs ready",
     ]
     assert all((link.get("href") or "").removeprefix("#") in targets for link in links)
+    (key,) = (words(node) for node in elements(page, "p") if words(node).startswith("Each square is"))
+    assert key == "Each square is a GPU: ✓ ready, □ outside."
     folded = [words(span) for summary in elements(page, "summary") for span in [*elements(summary, "span")][:1]]
     assert folded[-2:] == ["tray[1,10]  2 nodes", "tray2"]
 

@@ -117,7 +117,21 @@ def test_a_cause_says_what_it_costs_and_explains_in_words_and_what_an_rma_needs(
     assert "costs GPU -> GPU, push, copy engine: 6 of 12 paths at 50 % of the expected 396.2 GB/s" in text
     assert "explains WARN GPU2: 7 retrains [nvlink.errors]" in text
     assert "RMA Before a reset or a reboot, run nvidia-bug-report.sh as root" in text
+    assert text.index("RMA") < text.index("FAIL"), "before the first remedy, which may be a reset"
     assert "nvidia-bug-report.sh" not in shown(bringup(healthy(), measured()))
+
+
+@pytest.mark.parametrize(
+    ("check_id", "is_part"),
+    [("gpu.health", True), ("pcie.link", True), ("dev.fell-off-bus", True), ("gpu.mig", False), ("pcie.acs", False)],
+)
+def test_the_definition_of_a_check_says_whether_its_failure_may_be_of_a_broken_part(
+    check_id: str, is_part: bool
+) -> None:
+    (cause,) = bringup(sick((check_id, PCIE)), measured()).answer.causes
+    assert (cause.finding.hardware, cause.is_broken_part) == (is_part, is_part)
+    (warned,) = bringup(sick((check_id, replace(PCIE, status=Found.WARN))), measured()).answer.causes
+    assert not warned.is_broken_part
 
 
 def test_names_and_serial_numbers_are_on_the_page_only_where_they_are_asked_for() -> None:

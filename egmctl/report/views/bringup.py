@@ -111,7 +111,7 @@ def summary(bringup: Bringup) -> Iterator[doc.Block]:
         where = "" if bringup.identity else "; serial numbers: --serials"
         words = ("Before a reset or a reboot, run ", collect, f" as root{where}")
         yield doc.Entry("RMA", Tone.PLAIN, words)
-    # The answer already contains the remedy of the first cause, and that for unexplained paths.
+    # The answer already contains the remedy of the first cause; of unexplained paths the command says enough.
     entries = (
         cause_entry(
             bringup.run,
