@@ -99,6 +99,12 @@ def test_each_gpu_that_is_not_ready_has_its_mark_and_its_words(result: Result | 
     assert (lines[0], lines[-2]) == (line, "2 other nodes: 8 GPUs ready")
 
 
+def test_the_next_step_names_nodes_and_not_that_it_is_for_a_host() -> None:
+    step = fleet({"a": doctor(H200), "b": doctor(SLOW_LINKS)}, Command.DOCTOR).answer.next_step
+    assert step is not None
+    assert step.text.startswith("drain b, end what uses the GPU and reset it; ")
+
+
 def test_a_failure_makes_no_gpu_ready_of_which_too_little_is_known() -> None:
     sick = doctor(patched(shipped("gb200-nvl72"), "gpus[2].nvml.nvlinks[3]", active=False))
     lines = picture(fleet({"a": doctor(shipped("gb200-nvl72")), "b": sick}, Command.DOCTOR))

@@ -169,8 +169,8 @@ def to_find(report: RunReport, numbers: Collection[int]) -> Remedy:
     # Labels of several nodes are no numbers that --gpus takes.
     gpus = f" --gpus {','.join(indices)}" if indices and all(map(str.isdecimal, indices)) else ""
     look = f"egmctl doctor --active{gpus}"
-    text = f"Look for the cause of {m.path}{value} with {look!r}"
-    return Remedy(text=f"{text}, then inspect these GPUs and their links, and measure again.", look=look)
+    text = f"Look for the cause of {m.path}{value} with {look!r}, then measure again"
+    return Remedy(text=f"{text}; if nothing changes, inspect these GPUs and their links.", look=look)
 
 
 # --- gaps ------------------------------------------------------------------------------------------------------------
