@@ -28,10 +28,11 @@ def matrix_html(matrix: doc.Matrix) -> Element:
         too_many = f"{cells_of(matrix)} cells are too many to show: JSON and CSV have them."
         return element("figure", element("p", list(_caption(matrix))), element("p", too_many, class_="dim"))
     series, best_of = doc.columns(matrix), best(matrix)
-    wide = len(series) >= (_WIDE if best_of else _LONG) or any(column.wrap for column in series)
+    longest = max((len(doc.plain(row)) for row in matrix.rows), default=0)
+    named = not best_of and len(series) >= _STACKED and longest > _LONG_NAME
+    wide = len(series) >= (_WIDE if best_of else _LONG) or any(column.wrap for column in series) or named
     # On a phone, rows with long names and several numbers have their names on lines of their own.
-    stacked = not best_of and len(series) >= _STACKED and all(len(column.header) == 1 for column in series)
-    stacked = stacked and max(len(doc.plain(row)) for row in matrix.rows) > _LONG_NAME
+    stacked = named and all(len(column.header) == 1 for column in series)
     few, many = " few" * (len(series) <= _FEW), " many" * (len(series) >= _MANY)
     is_scrolled = wide or (bool(best_of) and len(series) >= _MANY)
     table = element(
