@@ -18,7 +18,7 @@ _FEW, _LONG, _MANY, _WIDE = 2, 5, 8, 12
 """The maximum number of columns of a heat map that is not stretched, and the numbers of columns from which a table
 without shades takes the full width, a heat map has narrow cells, and it takes the full width."""
 _STACKED, _LONG_NAME = 3, 16
-_SCROLLED = {"tabindex": "0", "role": "region"}
+_SCROLLED = {"tabindex": "0", "role": "group"}
 """The attributes of an element that can be scrolled with the keyboard."""
 
 
@@ -30,7 +30,9 @@ def matrix_html(matrix: doc.Matrix) -> Element:
     series, best_of = doc.columns(matrix), best(matrix)
     longest = max((len(doc.plain(row)) for row in matrix.rows), default=0)
     named = not best_of and len(series) >= _STACKED and longest > _LONG_NAME
-    wide = len(series) >= (_WIDE if best_of else _LONG) or any(column.wrap for column in series) or named
+    # Headings of several rows are wide words above narrow numbers.
+    deep = not best_of and len(series) > _STACKED and any(len(column.header) > 1 for column in series)
+    wide = len(series) >= (_WIDE if best_of else _LONG) or any(column.wrap for column in series) or named or deep
     # On a phone, rows with long names and several numbers have their names on lines of their own.
     stacked = named and all(len(column.header) == 1 for column in series)
     few, many = " few" * (len(series) <= _FEW), " many" * (len(series) >= _MANY)
