@@ -442,7 +442,7 @@ def _outcome(
             slow, fast = (after, before) if slower > 0 else (before, after)
             if Use.COMPARE_WORSE in slow.forbidden or Use.COMPARE_BETTER in fast.forbidden:
                 node = nodes[1] if (slow is after) is (Use.COMPARE_WORSE in slow.forbidden) else nodes[0]
-                return Outcome.DIFFERENT, "; ".join([*notes, f"a doubt in {node} forbids more"])
+                return Outcome.DIFFERENT, "; ".join([*notes, f"doubted in {node}"])
             return Outcome.WORSE if slower > 0 else Outcome.BETTER, "; ".join(notes)
         same = (before.status, before.links, before.egm) == (after.status, after.links, after.egm)
         return (Outcome.SAME, "") if same else (Outcome.DIFFERENT, "; ".join(notes))

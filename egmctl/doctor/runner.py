@@ -145,7 +145,7 @@ def check_list(checks: Iterable[Check]) -> CheckList:
 def texts() -> dict[str, dict[str, str]]:
     """Return the texts of each check by id: title, why, read, fix."""
     return {
-        check_id: {key: " ".join(text.split()) for key, text in entry.items() if key != "blocks"}
+        check_id: {key: " ".join(text.split()) for key, text in entry.items() if isinstance(text, str)}
         for check_id, entry in _entries().items()
     }
 
@@ -154,6 +154,11 @@ def blocked_by(check: Check) -> tuple[Guard, ...]:
     """Return the purposes that do not work if a check fails: its ``blocks``, or all that it guards."""
     blocks = _entries().get(check.id, {}).get("blocks")
     return check.guards if blocks is None else tuple(map(Guard, blocks))
+
+
+def is_of_hardware(check: Check) -> bool:
+    """Return whether what a check finds may be a broken part: its ``hardware``."""
+    return bool(_entries().get(check.id, {}).get("hardware"))
 
 
 @cache
@@ -187,7 +192,13 @@ def diagnose(
         tuple(
             fitted(
                 machine,
-                replace(finding, check=check.id, guards=check.guards, docs=f"docs/doctor.md#{anchor(check.id)}"),
+                replace(
+                    finding,
+                    check=check.id,
+                    guards=check.guards,
+                    docs=f"docs/doctor.md#{anchor(check.id)}",
+                    hardware=is_of_hardware(check),
+                ),
             )
             for check in checks
             for finding in _stated_or_assumed(check, machine, completed, scope)

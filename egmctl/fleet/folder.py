@@ -27,7 +27,7 @@ from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import BenchGpu, RunReport
 from egmctl.model.record import Command
-from egmctl.model.remedy import common
+from egmctl.model.remedy import Remedy, common
 from egmctl.model.verdict import Grade
 from egmctl.saved import Saved
 from egmctl.topology.notes import missing
@@ -205,6 +205,14 @@ def _status(answer: Answer) -> str:
     return {State.BAD: "fail", State.GOOD: ""}.get(answer.state, "warn")
 
 
+def _step_of(answer: Answer) -> Remedy | None:
+    """Return the next step for the line of an answer; ``None`` if the line of a cause has it."""
+    blamed = answer.blamed
+    if blamed is None:
+        return answer.next_step
+    return blamed.finding.remedy if blamed.finding.check == UNEXPLAINED else None
+
+
 def groups(answers: Sequence[fleet.NodeResult], lines_of: Mapping[str, tuple[GroupLine, ...]]) -> tuple[NodeGroup, ...]:
     """Group nodes with equal lines, the largest group first, nodes that did not answer last.
 
@@ -271,7 +279,7 @@ def _bench_lines(report: RunReport) -> Iterator[GroupLine]:
     yield _counts("measurements", {status: statuses[status] for status in measurement.Status})
     answer = report.answer
     if status := _status(answer):
-        yield GroupLine(key="", value=answer.sentence, status=status)
+        yield GroupLine(key="", value=answer.sentence, status=status, remedy=_step_of(answer))
     else:
         yield GroupLine(key="verdict", value=answer.word)
     if report.verdict is not None:
@@ -308,7 +316,10 @@ def _bringup_lines(bringup: Bringup) -> Iterator[GroupLine]:
     if not any(cause.status is Status.FAIL for cause in causes):
         known = answer.state in (State.GOOD, State.WARN)
         yield GroupLine(
-            key="", value=answer.word if known else answer.sentence, status="" if known else _status(answer)
+            key="",
+            value=answer.word if known else answer.sentence,
+            status="" if known else _status(answer),
+            remedy=None if known else _step_of(answer),
         )
     for cause in causes:
         if cause.status in (Status.FAIL, Status.WARN):

@@ -149,6 +149,11 @@ class Cause:
         return f"{node}{self.finding.title}{self.asked_words}{new}"
 
     @property
+    def is_broken_part(self) -> bool:
+        """Whether a GPU, or a link between GPUs, may be broken: a vendor asks for the logs of the driver."""
+        return self.state is State.BAD and self.finding.hardware and self.finding.place.gpus is not None
+
+    @property
     def state(self) -> State:
         """What the cause makes of an answer. What only notes, passes or is unknown worsens none by itself."""
         return {Status.FAIL: State.BAD, Status.WARN: State.WARN}.get(self.status, State.GOOD)

@@ -131,6 +131,25 @@ class AttributeDifference:
     reference: str
     value: str
 
+    def words(self, *, of_nodes: bool) -> str:
+        """Return the subject and both values in words; of several nodes with the nodes that differ from most."""
+        subject = " ".join(filter(None, (self.about, _fact(self.what))))
+        if of_nodes:
+            return f"{self.folded}: {subject}: {self.value}; most: {self.reference}"
+        return f"{subject}: {self.reference} -> {self.value}"
+
+
+_FACTS = {"nvml": "", "nvlinks": "NVLink", "c2c": "C2C", "pcie": "PCIe", "vbios": "VBIOS", "ecc": "ECC", "bar1": "BAR1"}
+"""The words of facts whose names are others in a document."""
+
+
+def _fact(what: str) -> str:
+    """Return the name of a fact in words: ``NVLink 4 active``; the id of a check as it is."""
+    if "." in what:
+        return what
+    words = (_FACTS.get(word, word) for key in what.split(" ") for word in key.removesuffix("_bytes").split("_"))
+    return " ".join(filter(None, words)) or what.upper()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonCause:

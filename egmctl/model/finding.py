@@ -160,10 +160,12 @@ class Finding:
     """The purposes that do not work because of this. With ``--for`` one of them the finding is a ``fail``, whatever its
     status is without it."""
     check: Plain = ""
-    """The check id. The runner sets it, and the two fields below."""
+    """The check id. The runner sets it, and the three fields below."""
     guards: tuple[Guard, ...] = ()
     docs: Plain = ""
     """The path and anchor of the documentation in this repository."""
+    hardware: bool = False
+    """Whether the check's definition says that what it finds may be a broken part, not a setting or what others do."""
     explains: tuple[Plain, ...] = ()
     """The ids of the checks whose faults this finding causes (``egmctl.doctor.causes``)."""
     explained_by: tuple[Plain, ...] = ()

@@ -480,7 +480,8 @@ def _gpu_findings(report: RunReport, check: str) -> Iterator[tuple[Finding, set[
         if all(map(str.isdecimal, indices)):
             label = f"GPU{format_kernel_list(set(map(int, indices)))}"
         place = Place(kind=PlaceKind.GPU, ids=tuple(dict.fromkeys(gpu.bus_id for _, gpu in affected)), label=label)
-        yield warned(sentence, remedy, place, check=check), {number for number, _ in affected}
+        finding = warned(sentence, remedy, place, check=check, hardware=check == THROTTLED)
+        yield finding, {number for number, _ in affected}
 
 
 def gpu_sentence(check: str, gpu: GpuEvidence) -> str | None:

@@ -102,6 +102,7 @@ def test_a_worse_machine_counts_for_results_of_doctor_too() -> None:
 
     worse = of(doctor(H200), doctor(patched(H200, "gpus[1].nvml", sm_clock_max_mhz=1200)))
     assert (worse.answer.state, worse.answer.word) == (State.BAD, "WORSE")
+    assert worse.answer.sentence.startswith("GPU1 gpu.uniform: pass -> warn: maximum SM clock is 1200 MHz")
     older = of(doctor(H200), doctor(patched(H200, "gpus[*].nvml", vbios="96.00")))
     assert older.answer.state is State.GOOD, "what is only different between two results is told beside them"
 

@@ -152,6 +152,8 @@ class TestText:
         wrong = ["failed" in note or "warned" in note for _, note in areas]
         assert wrong == sorted(wrong, reverse=True)
         assert any(wrong)
+        assert re.findall(r'class="sentence">([^<]*)<', page) == ["GPU3: the device cgroup denies /dev/nvidia3"]
+        assert "2 failures and 1 warning" in re.findall(r'<p class="why">([^<]*)<', page)[0], "smaller, below it"
 
     @pytest.mark.parametrize("width", [60, 80, 200])
     def test_no_line_is_wider_than_the_terminal_but_a_command(self, width: int) -> None:

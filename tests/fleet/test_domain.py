@@ -171,7 +171,7 @@ def test_three_faults_are_named_in_the_first_lines_with_the_gpus_they_cost(
             {"tray02": patched(WELL, "gpus[1].nvml", fabric=None)},
             "",
             State.BAD,
-            "20 of 24 GPUs are ready, 4 are unknown: tray02: not determined; 245 findings compared: 1 worse",
+            "4 are unknown: tray02: not determined; tray02: GPU1 fabric.domain: warn: outside the NVLink domain",
         ),
         ({"tray02": WARNED}, "", State.BAD, "24 of 24 GPUs are ready"),
         ({"tray02": shipped("hgx-h200x4")}, "", State.WARN, "20 of 20 GPUs are ready in 1 NVLink domain"),

@@ -18,7 +18,7 @@ from egmctl.model.fleet import Asked, FleetReport, GroupLine, Launcher, NodeResu
 from egmctl.model.machine import Machine
 from egmctl.model.record import Command
 from egmctl.report.kinds import BRINGUP, FLEET, Format
-from egmctl.saved import load, viewed
+from egmctl.saved import Saved, load, viewed
 from egmctl.units import fold
 from egmctl.verdict.answers import answered
 from egmctl.verdict.bringup import bringup
@@ -47,6 +47,11 @@ def saved(folder: Path, name: str, result: Bringup) -> Path:
     path = folder / f"{name}.json"
     path.write_text(str(render(result, Format.JSON)))
     return path
+
+
+def load_of(result: Bringup) -> Saved:
+    with TemporaryDirectory() as folder:
+        return load(saved(Path(folder), "node1", result))
 
 
 @functools.cache
@@ -155,6 +160,18 @@ def test_what_nothing_explains_says_so() -> None:
     shown = [line.value for line in lines(H200, "GPU2") if line.status == "fail"]
     assert shown[0].endswith("the outliers touch GPU2; nothing that was read explains it")
     assert causes(H200, "GPU2") == []
+
+
+def test_a_slow_node_without_a_known_cause_names_its_slowest_path_and_the_command_to_run_there() -> None:
+    slow = bringup(healthy(), measured(value=slow_at("GPU2")))
+    for line in (lines(H200, "GPU2")[2], lines_of(load_of(slow))[0]):
+        assert line.status == "fail"
+        assert line.remedy is not None
+        assert line.remedy.look == "egmctl doctor --active --gpus 0,2"
+        assert line.remedy.text.startswith("Look for the cause of GPU0 -> GPU2 (198.1 GB/s, 396.2 expected) with ")
+    unmeasured = lines_of(load_of(bringup(healthy(), None, not_measured="no idle GPU")))[0]
+    assert unmeasured.remedy is not None
+    assert "'egmctl bringup' on the node" in unmeasured.remedy.text
 
 
 def test_a_node_where_all_is_well_has_none() -> None:

@@ -99,6 +99,12 @@ def test_each_gpu_that_is_not_ready_has_its_mark_and_its_words(result: Result | 
     assert (lines[0], lines[-2]) == (line, "2 other nodes: 8 GPUs ready")
 
 
+def test_the_next_step_names_nodes_and_not_that_it_is_for_a_host() -> None:
+    step = fleet({"a": doctor(H200), "b": doctor(SLOW_LINKS)}, Command.DOCTOR).answer.next_step
+    assert step is not None
+    assert step.text.startswith("drain b, end what uses the GPU and reset it; ")
+
+
 def test_a_failure_makes_no_gpu_ready_of_which_too_little_is_known() -> None:
     sick = doctor(patched(shipped("gb200-nvl72"), "gpus[2].nvml.nvlinks[3]", active=False))
     lines = picture(fleet({"a": doctor(shipped("gb200-nvl72")), "b": sick}, Command.DOCTOR))
@@ -149,6 +155,8 @@ def test_the_page_has_a_link_for_each_node_to_what_is_known_of_it() -> None:
         "4 GPUs ready",
     ]
     assert all((link.get("href") or "").removeprefix("#") in targets for link in links)
+    (key,) = (words(node) for node in elements(page, "p") if words(node).startswith("Each square is"))
+    assert key == "Each square is a GPU: ✓ ready, □ outside."
     folded = [words(span) for summary in elements(page, "summary") for span in [*elements(summary, "span")][:1]]
     assert folded[-2:] == ["tray[1,10]  2 nodes", "tray2"]
 

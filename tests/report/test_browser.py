@@ -31,6 +31,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "hostile.svg": lambda: str(render(hostile_run(), Format.SVG)),
     "bench.svg": lambda: str(render(run(cases=CASES), Format.SVG)),
     "topo.html": lambda: str(render(topology(shipped("gb200-tray")), Format.HTML)),
+    "topo-8.html": lambda: str(render(topology(shipped("dgx-h100")), Format.HTML)),
     "topo.svg": lambda: str(render(topology(shipped("gh200x4")), Format.SVG)),
     "doctor.html": lambda: str(render(diagnose(shipped("hgx-h200x4"), Scope(), CHECKS), Format.HTML)),
     "compare.html": lambda: str(render(comparisons.two_runs(), Format.HTML)),
@@ -136,6 +137,20 @@ def test_a_page_can_be_read_in_both_schemes_and_is_never_wider_than_the_window(
     assert (max(ground) < 64) is (scheme == "dark")
     assert tab.evaluate(CONTRASTS) == []
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+CUT = """
+[...document.querySelectorAll(".scroll")].filter(node =>
+  node.checkVisibility() && node.scrollWidth > node.clientWidth + 1).length
+"""
+"""The number of visible tables and drawings that are cut until someone scrolls them."""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_gpu_of_eight_is_cut_off_a_table(tab: Tab, folder: Path, width: int) -> None:
+    for name in ("topo-8.html", "bench.html"):
+        tab.open(folder / name, width=width)
+        assert tab.evaluate(CUT) == 0
 
 
 FIRST = """

@@ -100,8 +100,9 @@ class TestTheTopology:
         from tests.doctor.scenes import RECORDED
 
         node = RECORDED["h200-v2-cgroup-all-asked-for"].machine()
-        told = words(drawing(topology(node)))
-        assert "blocked: " in told
+        drawn = drawing(topology(node))
+        assert "blocked: " in words(drawn)
+        assert not any("bad" in (text.get("class") or "") for text in elements(drawn, "text")), "no cause says a fault"
 
     def test_in_words_it_tells_who_sits_where_and_what_joins_them(self) -> None:
         (told,) = elements(drawing(topology(shipped("gb200-tray"))), "desc")

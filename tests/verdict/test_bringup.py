@@ -117,7 +117,21 @@ def test_a_cause_says_what_it_costs_and_explains_in_words_and_what_an_rma_needs(
     assert "costs GPU -> GPU, push, copy engine: 6 of 12 paths at 50 % of the expected 396.2 GB/s" in text
     assert "explains WARN GPU2: 7 retrains [nvlink.errors]" in text
     assert "RMA Before a reset or a reboot, run nvidia-bug-report.sh as root" in text
+    assert text.index("RMA") < text.index("FAIL"), "before the first remedy, which may be a reset"
     assert "nvidia-bug-report.sh" not in shown(bringup(healthy(), measured()))
+
+
+@pytest.mark.parametrize(
+    ("check_id", "is_part"),
+    [("gpu.health", True), ("pcie.link", True), ("dev.fell-off-bus", True), ("gpu.mig", False), ("pcie.acs", False)],
+)
+def test_the_definition_of_a_check_says_whether_its_failure_may_be_of_a_broken_part(
+    check_id: str, is_part: bool
+) -> None:
+    (cause,) = bringup(sick((check_id, PCIE)), measured()).answer.causes
+    assert (cause.finding.hardware, cause.is_broken_part) == (is_part, is_part)
+    (warned,) = bringup(sick((check_id, replace(PCIE, status=Found.WARN))), measured()).answer.causes
+    assert not warned.is_broken_part
 
 
 def test_names_and_serial_numbers_are_on_the_page_only_where_they_are_asked_for() -> None:
@@ -142,7 +156,10 @@ def test_two_independent_faults_stay_two() -> None:
         (UNEXPLAINED, True),
         ("pcie.link", False),
     ]
-    assert "and 1 more cause\nNext: Inspect" in shown(found)
+    step = (
+        "Next: Look for the cause of GPU0 -> GPU2 (198.1 GB/s, 396.2 expected) with 'egmctl doctor --active --gpus 0,2'"
+    )
+    assert f"and 1 more cause {step}" in " ".join(shown(found).split())
 
 
 def test_a_denied_gpu_is_incomplete_and_named_by_its_cgroup() -> None:
@@ -268,7 +285,7 @@ def test_no_machine_takes_more_than_25_lines_and_a_fault_is_named_first(name: st
 )
 def test_text(name: str, found: Bringup) -> None:
     text = shown(found)
-    assert len(text.splitlines()) <= 26
+    assert len(text.splitlines()) <= 27
     compare(text, GOLDEN / f"{name}.txt")
 
 

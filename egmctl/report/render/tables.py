@@ -14,11 +14,11 @@ from egmctl.report.render.page import arrows, element
 from egmctl.report.render.words import words_html
 
 _CLASSES = {Tone.BAD: "bad", Tone.WARN: "warn", Tone.DIM: "waived", Tone.STRONG: "own"}
-_FEW, _LONG, _WIDE = 2, 5, 12
+_FEW, _LONG, _MANY, _WIDE = 2, 5, 8, 12
 """The maximum number of columns of a heat map that is not stretched, and the numbers of columns from which a table
-without shades, and a heat map, take the full width and can be scrolled with the keyboard."""
+without shades takes the full width, a heat map has narrow cells, and it takes the full width."""
 _STACKED, _LONG_NAME = 3, 16
-_SCROLLED = {"tabindex": "0", "role": "region"}
+_SCROLLED = {"tabindex": "0", "role": "group"}
 """The attributes of an element that can be scrolled with the keyboard."""
 
 
@@ -28,10 +28,15 @@ def matrix_html(matrix: doc.Matrix) -> Element:
         too_many = f"{cells_of(matrix)} cells are too many to show: JSON and CSV have them."
         return element("figure", element("p", list(_caption(matrix))), element("p", too_many, class_="dim"))
     series, best_of = doc.columns(matrix), best(matrix)
-    wide = len(series) >= (_WIDE if best_of else _LONG) or any(column.wrap for column in series)
+    longest = max((len(doc.plain(row)) for row in matrix.rows), default=0)
+    named = not best_of and len(series) >= _STACKED and longest > _LONG_NAME
+    # Headings of several rows are wide words above narrow numbers.
+    deep = not best_of and len(series) > _STACKED and any(len(column.header) > 1 for column in series)
+    wide = len(series) >= (_WIDE if best_of else _LONG) or any(column.wrap for column in series) or named or deep
     # On a phone, rows with long names and several numbers have their names on lines of their own.
-    stacked = not best_of and len(series) >= _STACKED and all(len(column.header) == 1 for column in series)
-    stacked = stacked and not matrix.corner and max(len(doc.plain(row)) for row in matrix.rows) > _LONG_NAME
+    stacked = named and all(len(column.header) == 1 for column in series)
+    few, many = " few" * (len(series) <= _FEW), " many" * (len(series) >= _MANY)
+    is_scrolled = wide or (bool(best_of) and len(series) >= _MANY)
     table = element(
         "table",
         element("caption", list(_caption(matrix)), class_="unseen" if matrix.headed else None)
@@ -39,7 +44,7 @@ def matrix_html(matrix: doc.Matrix) -> Element:
         else None,
         element("thead", list(_heads(matrix))),
         element("tbody", list(_body(matrix, best_of))),
-        class_=f"heat{' few' if len(series) <= _FEW else ''}" if best_of else f"rows{' stacked' * stacked}",
+        class_=f"heat{few}{many}" if best_of else f"rows{' stacked' * stacked}",
     )
     scrolled = element(
         "div",
@@ -47,8 +52,8 @@ def matrix_html(matrix: doc.Matrix) -> Element:
         [element("p", line, class_="after") for line in matrix.after],
         class_="scroll",
         # Python's serializer leaves "<" in attributes as it is, which is no XML.
-        aria_label=(matrix.caption or f"table by {matrix.corner or 'row'}").replace("<", " ") if wide else None,
-        **_SCROLLED if wide else {},
+        aria_label=(matrix.caption or f"table by {matrix.corner or 'row'}").replace("<", " ") if is_scrolled else None,
+        **_SCROLLED if is_scrolled else {},
     )
     return element("figure", scrolled, class_="wide" if wide else None)
 

@@ -19,7 +19,7 @@ from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, number
 from egmctl.report.views import bench_answer
 from egmctl.report.views.bench_classes import class_tables, judged_sections, main_measurements, main_rates
-from egmctl.report.views.bench_details import LOOKS, all_series, families, overlay, swept
+from egmctl.report.views.bench_details import LOOKS, all_series, families, family_notes, overlay, swept
 from egmctl.report.views.bench_matrix import GRADE_TONES, STATUS_TONES, Frame, matrices
 from egmctl.report.views.causes import PATHS, TONES, cause_entries, commands_of, verdict
 from egmctl.report.views.doubts import doubts_section
@@ -255,6 +255,10 @@ def _notes(report: RunReport) -> Mapping[str, str]:
     waived = sum(m.status is Status.WAIVED for m in report.measurements)
     verdict = report.verdict
     return {
+        **family_notes(report),
+        "Further slow paths": several(max(len(_slow_paths(report)) - _BENCH_WORST, 0), "path"),
+        "Outliers": "GPUs and pairs that are slower than their peers",
+        "Each warning": several(len(tuple(bench_answer.warnings(report))), "warning"),
         "References": "" if verdict is None else f"profile {verdict.profile}" if verdict.profile else "no profile",
         "Skipped": several(waived, "measurement"),
         "How it was measured": ", ".join(bench_answer.how(report)[:3]),

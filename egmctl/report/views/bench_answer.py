@@ -137,7 +137,7 @@ def route_line(report: RunReport) -> str | None:
 def false_alarms(profile: str, healthy: HealthyRuns) -> str:
     """Return a sentence on how often a profile called healthy machines slow."""
     runs, machines = several(healthy.runs, "run"), several(healthy.machines, "healthy machine")
-    return f"Profile {profile}: {several(healthy.alarms, 'alarm')} in {runs} of {machines}"
+    return f"Profile {profile}: {several(healthy.alarms, 'false alarm')} in {runs} of {machines}"
 
 
 def alarm_line(report: RunReport) -> str | None:

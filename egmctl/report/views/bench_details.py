@@ -6,6 +6,7 @@ A series is bandwidth or latency by size, footprint, load, number of SMs or stre
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -56,6 +57,12 @@ def families(report: RunReport) -> Iterator[tuple[str, Body]]:
         return
     for family in dict.fromkeys(m.family for m in report.measurements):
         yield _FAMILIES.get(family, family), partial(_family, report, family)
+
+
+def family_notes(report: RunReport) -> Mapping[str, str]:
+    """Return the number of measurements of each family, by the title of its section."""
+    counts = Counter(m.family for m in report.measurements)
+    return {_FAMILIES.get(family, family): several(count, "measurement") for family, count in counts.items()}
 
 
 def _family(report: RunReport, family: str) -> Iterator[Matrix]:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from egmctl.model.answer import TABLE, Answer, State
+from egmctl.model.answer import TABLE, Answer
 from egmctl.model.bringup import Board, Bringup
 from egmctl.model.evidence import EvidenceReport
 from egmctl.model.evidence import State as Settled
-from egmctl.model.finding import UNEXPLAINED, PlaceKind
+from egmctl.model.finding import UNEXPLAINED
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words, plain
 from egmctl.report.views.bench import bench_banners, bench_document, drawings, on_paper, pairs
@@ -105,7 +105,13 @@ def summary(bringup: Bringup) -> Iterator[doc.Block]:
     yield verdict(bringup.answer)
     parts = doc.Parts(tuple(_parts(bringup)))
     yield replace(parts, level=Level.PAGE)
-    # The answer already contains the remedy of the first cause, and that for unexplained paths.
+    if any(cause.is_broken_part for cause in bringup.answer.causes):
+        # Before the causes: a reset, which may be the first remedy, takes the state of the GPU away.
+        collect = doc.Span(_REPORT, code=True)
+        where = "" if bringup.identity else "; serial numbers: --serials"
+        words = ("Before a reset or a reboot, run ", collect, f" as root{where}")
+        yield doc.Entry("RMA", Tone.PLAIN, words)
+    # The answer already contains the remedy of the first cause; of unexplained paths the command says enough.
     entries = (
         cause_entry(
             bringup.run,
@@ -118,36 +124,12 @@ def summary(bringup: Bringup) -> Iterator[doc.Block]:
         for place, cause in enumerate(bringup.answer.causes)
     )
     yield from doc.limited(entries, CAUSES)
-    if _is_broken(bringup):
-        collect = doc.Span(_REPORT, code=True)
-        where = "" if bringup.identity else "; serial numbers: --serials"
-        words = ("Before a reset or a reboot, run ", collect, f" as root{where}")
-        yield doc.Entry("RMA", Tone.PLAIN, words)
     yield replace(parts, paged=False)
     yield doc.Hint("All checks and paths: -v; all of it as a page: -o node.html")
 
 
 _REPORT = "nvidia-bug-report.sh"
 """The script of the driver that collects its logs and the state of the GPUs, which vendors ask for; it needs root."""
-
-
-_OF_HARDWARE = ("gpu", "nvlink", "c2c", "pcie", "kernel", "bench", "dev.fell-off-bus")
-"""The checks, or their areas, whose failures may be of a broken part."""
-
-
-_OF_SETTINGS = (
-    *("gpu.mig", "gpu.compute-mode", "gpu.cc-mode", "gpu.vgpu", "gpu.persistence", "gpu.power-limit"),
-    *("gpu.memory-limit", "nvlink.disabled", "nvlink.bw-mode", "bench.gpu-in-use"),
-)
-"""Checks of these areas whose failures are settings, or what others do."""
-
-
-def _is_broken(bringup: Bringup) -> bool:
-    """Return whether a part of the node may be broken: GPUs, or the links between them."""
-    bad = (cause.finding for cause in bringup.answer.causes if cause.state is State.BAD)
-    on_gpus = (finding.check for finding in bad if finding.place.kind in (PlaceKind.GPU, PlaceKind.PAIR))
-    broken = (check for check in on_gpus if check not in _OF_SETTINGS)
-    return any(check in _OF_HARDWARE or check.partition(".")[0] in _OF_HARDWARE for check in broken)
 
 
 def _parts(bringup: Bringup) -> Iterator[doc.Part]:

@@ -22,6 +22,8 @@ from egmctl.report.views.machine import time_words
 from egmctl.units import fold, format_size, grouped, natural, several
 
 _TONES = {Outcome.WORSE: Tone.BAD, Outcome.BETTER: Tone.GOOD, Outcome.DIFFERENT: Tone.WARN, Outcome.SAME: Tone.GOOD}
+_OF_MACHINES = {**_TONES, Outcome.DIFFERENT: Tone.PLAIN}
+"""The tones of facts of the machines: what is neither better nor worse counts for nothing in the answer."""
 _QUANTITIES = {"GB/s": "Bandwidth", "ns": "Latency", "ms": "Handle life cycle"}
 FINDINGS, FILES, SPEED = "Findings", "Files", "Speed by node"
 """The titles of sections."""
@@ -84,12 +86,12 @@ def _body(comparison: Comparison) -> Iterator[doc.Block]:
         rows = [row for row in comparison.affected if _unit(comparison, row) == unit]
         if comparison.of_nodes or not unit:
             yield doc.Section(title, tuple(_entry(comparison, row) for row in rows))
-    yield _entries(comparison, comparison.words, FINDINGS if comparison.kind is Command.DOCTOR else "Facts")
+    yield _entries(comparison, comparison.words, FINDINGS if comparison.kind is Command.DOCTOR else "Facts", _TONES)
     if comparison.same:
         yield doc.Paragraph((doc.Span("SAME", Tone.GOOD), f"  {comparison.same_folded}"))
     one_sided = doc.Bullets(tuple(_one_sided(comparison)))
     yield doc.Section("Paths on one side, unstable, or over another link", (one_sided,))
-    yield _entries(comparison, comparison.machines, "Machine differences")
+    yield _entries(comparison, comparison.machines, "Machine differences", _OF_MACHINES)
     notes = [*_problems(comparison), *comparison.notes]
     if comparison.kind in (Command.BENCH, Command.BRINGUP) and comparison.of_nodes:
         above = f"above {100 * comparison.tolerance:g} % and above 3x run-to-run noise"
@@ -154,36 +156,19 @@ def _happened(comparison: Comparison, row: Affected) -> str:
     return f"{100 * abs(row.change):.1f} % {'slower' if row.change > 0 else 'faster'}"
 
 
-def _entries(comparison: Comparison, differences: Sequence[AttributeDifference], title: str) -> doc.Section:
+def _entries(
+    comparison: Comparison, differences: Sequence[AttributeDifference], title: str, tones: Mapping[Outcome, Tone]
+) -> doc.Section:
     """Return a section with the differences of findings or facts; ``-v`` shows more than :data:`_SHOWN`."""
     entries = (
-        doc.Entry(difference.outcome.upper(), _TONES[difference.outcome], _difference(comparison, difference))
-        for difference in differences
+        doc.Entry(each.outcome.upper(), tones[each.outcome], each.words(of_nodes=comparison.of_nodes))
+        for each in differences
     )
     shown = [*entries]
     more = shown[_SHOWN:]
     hint = (doc.Hint(f"and {len(more)} more (-v)", more=True),) if more else ()
     rest = doc.Section(f"{len(more)} more", tuple(more), folded=True, level=Level.VERBOSE)
     return doc.Section(title, (*shown[:_SHOWN], *hint, rest))
-
-
-def _difference(comparison: Comparison, difference: AttributeDifference) -> str:
-    subject = " ".join(filter(None, (difference.about, _fact(difference.what))))
-    if comparison.of_nodes:
-        return f"{difference.folded}: {subject}: {difference.value}; most: {difference.reference}"
-    return f"{subject}: {difference.reference} -> {difference.value}"
-
-
-_FACTS = {"nvml": "", "nvlinks": "NVLink", "c2c": "C2C", "pcie": "PCIe", "vbios": "VBIOS", "ecc": "ECC", "bar1": "BAR1"}
-"""The words of facts whose names are others in a document."""
-
-
-def _fact(what: str) -> str:
-    """Return the name of a fact in words: ``NVLink 4 active``; the id of a check as it is."""
-    if "." in what:
-        return what
-    words = (_FACTS.get(word, word) for key in what.split(" ") for word in key.removesuffix("_bytes").split("_"))
-    return " ".join(filter(None, words)) or what.upper()
 
 
 def speed_by_node(comparison: Comparison) -> Iterator[doc.Matrix]:
@@ -241,10 +226,11 @@ def _changes(comparison: Comparison) -> Iterator[doc.Block]:
         yield doc.Hint(f"and {len(more)} more (-v)", more=True)
         yield doc.Section(f"{len(more)} more", (_diagram(more, folded=True),), folded=True, level=Level.VERBOSE)
     if doubted:
-        yield doc.Paragraph(f"{several(len(doubted), 'path')} not compared: the reasons are below", tone=Tone.DIM)
+        words = f"{several(len(doubted), 'path')} different, neither worse nor better: the reasons are below"
+        yield doc.Paragraph(words, tone=Tone.DIM)
         yield replace(_diagram(doubted[:_SHOWN]), level=Level.VERBOSE)
         if more := doubted[_SHOWN:]:
-            title, note = f"{len(more)} more not compared", "before and after"
+            title, note = f"{len(more)} more different", "before and after"
             yield doc.Section(title, (_diagram(more, folded=True),), folded=True, note=note, level=Level.VERBOSE)
     if same:
         band = f"within {100 * comparison.tolerance:g} % or 3x run-to-run noise"

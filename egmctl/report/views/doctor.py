@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from egmctl.model.answer import TABLE, State
+from egmctl.model.answer import TABLE, Answer, State
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import TOLD, Finding, Guard, PlaceKind, RootCause, Status, root_causes
 from egmctl.model.listing import CheckEntry, CheckList
@@ -44,10 +44,16 @@ def doctor_document(diagnosis: Diagnosis) -> doc.Document:
     )
 
 
+def _on_page(answer: Answer) -> doc.Verdict:
+    """Return the answer with its cause, which is the largest text of a page, before the numbers of findings."""
+    cause = answer.blamed if answer.state in (State.BAD, State.WARN) and not answer.purposes else None
+    return verdict(answer if cause is None else replace(answer, sentence=f"{cause.title}; {answer.sentence}"))
+
+
 def _body(diagnosis: Diagnosis) -> Iterator[doc.Block]:
     # The entries below contain the remedies of what was found. A page has the next step in the first lines, too.
     yield replace(verdict(diagnosis.answer, advice=diagnosis.answer.state is State.INCOMPLETE), paged=False)
-    yield replace(verdict(diagnosis.answer), level=Level.PAGE)
+    yield replace(_on_page(diagnosis.answer), level=Level.PAGE)
     for other in diagnosis.answer.purposes[1:]:
         yield doc.Verdict(other.word, Tone(TABLE[other.state].tone), other.sentence)
     process = diagnosis.machine.process

@@ -31,6 +31,8 @@ _MARKS = {
     Unready.UNKNOWN: ("?", Tone.UNKNOWN),
 }
 """The mark of a GPU and its tone, by the word for its state. Each state has its own mark, so colour only adds."""
+_ON_PAGE = {"ready": "\N{CHECK MARK}"}
+"""The marks of GPUs on a page that differ from those of text."""
 _SEVERITY = [Unready.FAULT, Unready.OUTSIDE, Unready.MISSING, Unready.UNKNOWN, "warning", "ready"]
 _OF_NODE = {
     State.BAD: Unready.FAULT,
@@ -153,7 +155,7 @@ def _list(report: FleetReport, answers: Iterable[NodeResult]) -> Element:
 def _square(gpu: FleetGpu) -> Element:
     """Return the square of a GPU: the links that are left, the share of its slowest path, or its mark."""
     state = _state(gpu)
-    mark = "✓" if state == "ready" else _MARKS[state][0]
+    mark = _ON_PAGE.get(state, _MARKS[state][0])
     if gpu.links_active is not None and state == Unready.FAULT:
         mark = f"{gpu.links_active}{mark}"
     elif gpu.share is not None:
@@ -188,7 +190,8 @@ def _key_of_page(answers: Sequence[NodeResult]) -> Element:
     """Return the key to the squares."""
     large = len(answers) > NODES_WITH_GPUS
     states = {_worst(answer) for answer in answers} if large else {_state(g) for answer in answers for g in answer.gpus}
-    key = ", ".join(f"{mark} {state}" for state, (mark, _) in _MARKS.items() if state in states)
+    marks = {state: mark for state, (mark, _) in _MARKS.items()} | ({} if large else _ON_PAGE)
+    key = ", ".join(f"{mark} {state}" for state, mark in marks.items() if state in states)
     gpus = [gpu for answer in answers for gpu in answer.gpus]
     what = "node: the worst of its GPUs" if large else "GPU"
     numbers = []

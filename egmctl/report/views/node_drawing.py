@@ -370,7 +370,10 @@ class _Drawing:
         name = _MEMORY.sub("", name) if self.size.narrow else name
         lines = [(words, "dim" if self.size.narrow else "") for words in wrapped(name, room, size)]
         state, words = node_text.gpu_state(self.topology, gpu)
-        look = {"blocked": "bad rate", "degraded": "warn rate"}.get(state, "dim mono")
+        # A GPU that is denied on purpose is blocked without a fault.
+        fault = self.faults.get(label)
+        worst = {Tone.BAD: "bad rate", Tone.WARN: "warn rate"}.get(fault.tone) if fault else None
+        look = (worst or {"degraded": "warn rate"}.get(state, "rate")) if state else "dim mono"
         if state or not self.size.narrow:
             lines += [(part, look) for part in wrapped(words, room, SMALL)]
         return lines

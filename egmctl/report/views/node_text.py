@@ -20,6 +20,8 @@ from egmctl.units import counted, format_size, gpu_name
 _WIDEST, _NARROWEST = 36, 9
 """The limits of the width of a GPU in text, in characters, with the space after it."""
 _IN_SHORT = {"blocked": "blocked", "degraded": "reduced", "": ""}
+_WITHOUT_FAULT = {"blocked": Tone.UNKNOWN, "degraded": Tone.WARN}
+"""The tones of GPUs with these states about which no cause of the answer is."""
 _MARKS = {"nvlink": ("║", Tone.STRONG), "c2c": ("║", Tone.GOOD), "down": ("╳", Tone.BAD), "": ("│", Tone.PLAIN)}  # noqa: RUF001
 
 
@@ -97,7 +99,8 @@ def _gpu_lines(
     yield from _link_lines(look, symbol or "?", rate, room)
     state, words = gpu_state(topology, gpu)
     fault = faults.get(label)
-    tone = Tone.BAD if state else fault.tone if fault else Tone.PLAIN
+    # A GPU that is denied on purpose is blocked without a fault.
+    tone = fault.tone if fault else _WITHOUT_FAULT.get(state, Tone.PLAIN)
     sign = FAULT_SIGNS[fault.tone] if fault else ""
     name = gpu_name(gpu.name).removeprefix("NVIDIA ")
     yield _edge("╭─╮", size - 1, (2,), "┴"), tone

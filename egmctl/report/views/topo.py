@@ -126,11 +126,17 @@ def summary(topology: Topology) -> tuple[list[doc.Paragraph], list[doc.Entry]]:
     """Return sentences on the connections of a node, and an entry for each hidden GPU and degraded link."""
     sentences = [doc.Paragraph(sentence, level=Level.SUMMARY) for sentence in _sentences(topology)]
     entries = [
-        doc.Entry(note.kind.upper(), _TONES[note.kind], note.words.removeprefix("* "), level=Level.SUMMARY)
+        doc.Entry(note.kind.upper(), _tone(topology, note.kind), note.words.removeprefix("* "), level=Level.SUMMARY)
         for note in topology.notes
         if note.kind in _TONES
     ]
     return sentences, entries
+
+
+def _tone(topology: Topology, kind: NoteKind) -> Tone:
+    """Return the tone of a note. What hides a GPU on purpose is a note of doctor, and no fault."""
+    is_meant = topology.answer.state is State.GOOD and kind is NoteKind.HIDDEN
+    return Tone.UNKNOWN if is_meant else _TONES[kind]
 
 
 def _sentences(topology: Topology) -> Iterator[str]:

@@ -19,7 +19,7 @@ from egmctl.model.measurement import RunReport
 from egmctl.model.remedy import Remedy
 from egmctl.units import several
 from egmctl.verdict.answers.run import unexplained
-from egmctl.verdict.answers.words import advice, cause_words
+from egmctl.verdict.answers.words import advice, cause_words, to_measure
 from egmctl.verdict.explain import IN_USE, Shortfalls, cause_of, explained_by, shortfalls
 
 
@@ -153,7 +153,8 @@ def _next_step(bringup: Bringup, state: State, causes: Sequence[Cause], gaps: Se
     machine = bringup.machine
     if gap.kind is GapKind.NOT_MEASURED and machine.origin.kind is OriginKind.LIVE and not machine.gpus:
         return Remedy(text="run it where the GPUs are; if they are here, 'egmctl topo' says what is missing")
-    return Remedy(text=_NEXT_STEPS.get(gap.kind, "run it again"))
+    own = to_measure(bringup.run, gap) if bringup.run is not None and gap.kind is GapKind.WAIVED else None
+    return Remedy(text=own or _NEXT_STEPS.get(gap.kind, "run it again"))
 
 
 def _of_cause(bringup: Bringup, cause: Cause) -> Remedy:

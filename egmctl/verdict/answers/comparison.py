@@ -38,7 +38,7 @@ def of_comparison(comparison: Comparison) -> Answer:
     gaps = tuple(_gaps(comparison))
     excused = any(gap.kind is GapKind.EXCUSED for gap in gaps) and not _worse_though_idle(comparison)
     gravest = next((outcome for outcome in _STATES if outcome in outcomes), Outcome.SAME)
-    sentence = "; ".join(filter(None, (_common(comparison), _counted(comparison))))
+    sentence = "; ".join(filter(None, (_common(comparison) or _first_worse(comparison), _counted(comparison))))
     if gaps and (gravest is not Outcome.WORSE or excused or not comparison.compared):
         state, first = State.INCOMPLETE, gaps[0]
         if first.kind is GapKind.NOT_DETERMINED:
@@ -130,6 +130,13 @@ def _common(comparison: Comparison) -> str:
     else:
         words = "what is slower has no GPU in common"
     return f"{words}; other processes used {listed(busy)} in {comparison.nodes[-1].name}" if busy else words
+
+
+def _first_worse(comparison: Comparison) -> str:
+    """Return the first finding or fact that is worse, in words; empty if none is."""
+    differences = (*comparison.words, *comparison.machines)
+    worse = (each for each in differences if each.outcome is Outcome.WORSE)
+    return next((each.words(of_nodes=comparison.of_nodes) for each in worse), "")
 
 
 def _only_pair(comparison: Comparison) -> Sequence[str]:

@@ -17,9 +17,10 @@ from egmctl.model.measurement import Status as Ended
 from egmctl.model.nccl import NcclRun, NcclStatus
 from egmctl.model.remedy import Remedy
 from egmctl.model.route import Egm, LinkKind
+from egmctl.model.task import Quantity
 from egmctl.model.verdict import Grade, Yardstick
 from egmctl.topology.platform import in_rack
-from egmctl.units import several, shortened
+from egmctl.units import natural, several, shortened
 from egmctl.verdict.answers.run_words import Decided, left_out, nccl_notes, next_step, sentence, word
 from egmctl.verdict.answers.words import cause_words, crosses_unknown_links, doubt_words, first_causes
 from egmctl.verdict.explain import CHANGED, EXCUSES, IN_USE, Shortfalls, shortfalls
@@ -138,9 +139,41 @@ def unexplained(report: RunReport, numbers: Collection[int], status: Status) -> 
     if len({doubt.measurement for doubt in flapping}) == len(numbers):
         others = f", and {several(len(flapping) - 1, 'more path')}" if len(flapping) > 1 else ""
         summary = f"{doubt_words(report, flapping[0])}{others}, cause unknown"
-    remedy = Remedy(text="Inspect these GPUs and their links, then run it again.")
-    finding = Finding(check=UNEXPLAINED, status=status, summary=summary, remedy=remedy)
+    finding = Finding(check=UNEXPLAINED, status=status, summary=summary, remedy=to_find(report, numbers))
     return Cause(status=status, finding=finding, measurements=tuple(sorted(numbers)))
+
+
+def to_find(report: RunReport, numbers: Collection[int]) -> Remedy:
+    """Return how to find the cause of slow or broken measurements that no known cause explains: where, and with what.
+
+    It names the measurement that is farthest from what its class is expected to reach, and doctor's command for its
+    GPUs, which also copies between them (``--active``).
+    """
+    expected = {
+        number: entry.expected
+        for entry in (report.verdict.classes if report.verdict is not None else ())
+        for number in entry.measurements
+        if entry.expected
+    }
+
+    def share(number: int) -> float:
+        """Return what a measurement reaches of what is expected; 0 without a value, 1 if nothing is expected."""
+        m = report.measurements[number]
+        if m.headline is None:
+            return 0.0
+        ratio = m.headline.median / expected.get(number, m.headline.median or 1)
+        return ratio if m.quantity is Quantity.BANDWIDTH else 1 / (ratio or 1)
+
+    worst = min(sorted(numbers), key=share)
+    m = report.measurements[worst]
+    value = "" if m.headline is None else f" ({m.headline.median:.1f} {m.quantity.unit}"
+    value += f", {expected[worst]:.1f} expected)" if value and worst in expected else ")" * bool(value)
+    indices = sorted({label.removeprefix("GPU") for label in m.ends if label.startswith("GPU")}, key=natural)
+    # Labels of several nodes are no numbers that --gpus takes.
+    gpus = f" --gpus {','.join(indices)}" if indices and all(map(str.isdecimal, indices)) else ""
+    look = f"egmctl doctor --active{gpus}"
+    text = f"Look for the cause of {m.path}{value} with {look!r}, then measure again"
+    return Remedy(text=f"{text}; if nothing changes, inspect these GPUs and their links.", look=look)
 
 
 # --- gaps ------------------------------------------------------------------------------------------------------------

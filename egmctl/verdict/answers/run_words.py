@@ -15,7 +15,7 @@ from egmctl.model.nccl import NcclRun
 from egmctl.model.remedy import Remedy
 from egmctl.model.verdict import BAD_GRADES, Culprit, Grade, RunVerdict
 from egmctl.units import listed, several
-from egmctl.verdict.answers.words import advice, cause_words, first_causes
+from egmctl.verdict.answers.words import advice, cause_words, first_causes, to_measure
 from egmctl.verdict.explain import Shortfalls
 
 
@@ -244,7 +244,7 @@ def next_step(run: Decided) -> Remedy | None:
         return Remedy(text="choose other cases: 'egmctl bench --list' shows them")
     if gap.kind is GapKind.BROKE:
         return Remedy(text="run 'egmctl doctor', then measure again")
-    return Remedy(text="see what stops it with 'egmctl doctor'")
+    return Remedy(text=to_measure(report, gap) or "see what stops it with 'egmctl doctor'")
 
 
 def _to_repair(run: Decided) -> Remedy:
@@ -259,7 +259,10 @@ def _to_repair(run: Decided) -> Remedy:
     if run.whole_node and run.causes:
         # A bring-up has run doctor already.
         return _of_finding(run.causes[0].finding)
-    return Remedy(text="see what stops them with 'egmctl doctor'" if run.broken else _LOOK)
+    if run.broken:
+        return Remedy(text="see what stops them with 'egmctl doctor'")
+    unexplained = next((cause for cause in run.causes if cause.finding.check == UNEXPLAINED), None)
+    return _of_finding(unexplained.finding) if unexplained is not None else Remedy(text=_LOOK)
 
 
 def _of_finding(finding: Finding) -> Remedy:

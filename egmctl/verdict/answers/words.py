@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from egmctl.model.answer import Cause
+from egmctl.model.answer import Cause, Gap
 from egmctl.model.doubt import Doubt, DoubtReason
-from egmctl.model.finding import Finding
+from egmctl.model.finding import Finding, WaiverKind
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.route import LinkKind
 from egmctl.units import several
@@ -17,6 +17,17 @@ def advice(finding: Finding) -> str:
     if finding.remedy is None:
         return "see what it is about with 'egmctl doctor'"
     return finding.remedy.words.removesuffix(".")
+
+
+_STEPS = {WaiverKind.NO_ROOM: "free memory there, then run it again"}
+"""The next step for measurements that were not made, by the kind of the reason."""
+
+
+def to_measure(report: RunReport, gap: Gap) -> str | None:
+    """Return the next step for a gap whose measurements were all waived for the same kind of reason; ``None``: it has
+    none of its own."""
+    kinds = {waiver.kind for number in gap.measurements for waiver in report.measurements[number].waivers}
+    return _STEPS.get(next(iter(kinds))) if len(kinds) == 1 else None
 
 
 def cause_words(report: RunReport | None, cause: Cause) -> str:
