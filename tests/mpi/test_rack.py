@@ -11,11 +11,11 @@ import pytest
 
 from egmctl.model.host import System
 from egmctl.model.machine import Machine
-from tests.docs.test_schemas import check as validate
 from tests.doctor.machines import of_two_gpus, patched
 from tests.fake.plugin import MakeFakeNode
 from tests.mpi.nodes import RANK, Place, egmctl_under_mpi, in_domain, wait_for
 from tests.mpi.test_fabric import IMPATIENT, RECOVER
+from tests.schemas import validate
 
 pytestmark = pytest.mark.processes
 
