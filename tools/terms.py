@@ -73,7 +73,7 @@ def found(text: str, words: Sequence[Term]) -> Iterator[tuple[int, str, str]]:
         searched = lower if term.any_case else text
         for match in term.pattern.finditer(searched) if term.longest in lower else ():
             line = searched.count("\n", 0, match.start()) + 1
-            # A few letters are two in lower case, such as a capital I with a dot: the places in the text are others then.
+            # A few letters are two in lower case, such as a capital I with a dot, which moves all that follows.
             written = text[match.start() : match.end()] if len(lower) == len(text) else match[0]
             yield line, " ".join(written.split()), term.better
 
