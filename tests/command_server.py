@@ -133,6 +133,25 @@ def _run(little: bool) -> None:
         runpy.run_module("egmctl", run_name="__main__", alter_sys=True)
 
 
+def _warm_up() -> None:
+    """Read once what each command would read again: the fields of records, and the texts of checks and messages."""
+    from egmctl.doctor.check import EVERYTHING
+    from egmctl.doctor.runner import CHECKS, diagnose
+    from egmctl.driver.messages import messages
+    from egmctl.driver.signatures import signatures
+    from egmctl.facts import replay
+    from egmctl.facts.redact import redact
+    from egmctl.model.codec import _reading
+    from egmctl.model.measurement import RunReport
+
+    machine = replay.load("gb200-tray")
+    diagnose(redact(machine), EVERYTHING, CHECKS)
+    replay.text(machine)
+    _reading(RunReport)
+    messages()
+    signatures()
+
+
 if __name__ == "__main__":
     sys.path.remove(str(Path(__file__).parent))
     from egmctl.cli.app import parser
@@ -140,6 +159,7 @@ if __name__ == "__main__":
 
     forked.import_all()
     parser()
+    _warm_up()
     gc.freeze()
     sys.argv[1:], little = serve(socket.socket(fileno=int(sys.argv[1])))
     forked.end_after(lambda: _run(little))

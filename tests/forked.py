@@ -162,9 +162,16 @@ def import_bindings() -> None:
 
 
 @contextmanager
-def children() -> Iterator[None]:
-    """Have this process' children of ``egmctl`` be forks of it."""
-    import_all()
+def children(*, ahead: bool = True) -> Iterator[None]:
+    """Have this process' children of ``egmctl`` be forks of it.
+
+    Parameters
+    ----------
+    ahead
+        Whether it imports all of egmctl first, which takes as long as the start of three children.
+    """
+    if ahead:
+        import_all()
     usual, subprocess.Popen = subprocess.Popen, ForkedPopen  # type: ignore[misc]
     try:
         yield

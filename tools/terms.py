@@ -26,6 +26,8 @@ class Term(NamedTuple):
     longest: str
     """The longest of the old words, in lower case. A text without it needs no search."""
     pattern: re.Pattern[str]
+    any_case: bool
+    """Whether the pattern is that of the text in lower case."""
     better: str
 
 
@@ -56,10 +58,11 @@ def terms(text: str) -> Sequence[Term]:
         old, _, better = line.partition(" = ")
         if not better:
             raise ValueError(f"line {number}: {line!r} is not 'old words = the field's word'")
-        apart = r"[\s#*>]+".join(re.escape(word) for word in old.split())
-        flags = re.IGNORECASE if old == old.lower() else re.RegexFlag(0)
-        pattern = re.compile(rf"(?<![\w-]){apart}(?![\w-])", flags)
-        words.append(Term(max(old.lower().split(), key=len), pattern, better.strip()))
+        first, *others = (re.escape(word) for word in old.split())
+        # With the word itself first, and only then what stands before it, re looks for the word alone, which is fast.
+        apart = r"[\s#*>]+".join((rf"{first}(?<![\w-]{first})", *others))
+        pattern = re.compile(rf"{apart}(?![\w-])")
+        words.append(Term(max(old.lower().split(), key=len), pattern, old == old.lower(), better.strip()))
     return words
 
 
@@ -67,8 +70,12 @@ def found(text: str, words: Sequence[Term]) -> Iterator[tuple[int, str, str]]:
     """Yield the line number, the old term and its replacement for each place in a text."""
     lower = text.lower()
     for term in words:
-        for match in term.pattern.finditer(text) if term.longest in lower else ():
-            yield text.count("\n", 0, match.start()) + 1, " ".join(match[0].split()), term.better
+        searched = lower if term.any_case else text
+        for match in term.pattern.finditer(searched) if term.longest in lower else ():
+            line = searched.count("\n", 0, match.start()) + 1
+            # A few letters are two in lower case, such as a capital I with a dot, which moves all that follows.
+            written = text[match.start() : match.end()] if len(lower) == len(text) else match[0]
+            yield line, " ".join(written.split()), term.better
 
 
 def known_to_git() -> list[str]:

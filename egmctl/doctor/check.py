@@ -150,7 +150,8 @@ def findings_on(target: PlaceOrGpus, verdicts: Iterable[Finding | Evidence]) -> 
                 evidence += (item,)
             else:
                 item_place = place if item.place == NODE else item.place
-                yield replace(item, place=item_place, evidence=evidence + item.evidence)
+                is_complete = item_place == item.place and not evidence
+                yield item if is_complete else replace(item, place=item_place, evidence=evidence + item.evidence)
     except _Ended as ended:
         yield replace(ended.finding, place=place, evidence=evidence + ended.finding.evidence)
 
@@ -164,7 +165,10 @@ def _merged(machine: Machine, findings: Iterable[Finding]) -> tuple[Finding, ...
         verdict = (finding.status, finding.summary, finding.cause, finding.remedy, finding.confidence, finding.note)
         groups.setdefault((place.kind if joins else place, *verdict, finding.blocks), []).append(finding)
     merged = [_joined(machine, group) if len(group) > 1 else group[0] for group in groups.values()]
-    return tuple(sorted(merged, key=lambda finding: list(Status).index(finding.status)))
+    return tuple(sorted(merged, key=lambda finding: _SEVERITIES.index(finding.status)))
+
+
+_SEVERITIES = tuple(Status)
 
 
 def _joined(machine: Machine, group: list[Finding]) -> Finding:

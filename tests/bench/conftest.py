@@ -6,17 +6,16 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jsonschema
 import pytest
 
 from egmctl.model.machine import Machine
 from tests.bench.four import OPTIONS
-from tests.conftest import ROOT, RunEgmctl
+from tests.conftest import RunEgmctl
 from tests.fake.calls import Call
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
+from tests.schemas import validate
 
-SCHEMA = json.loads((ROOT / "docs/schemas/bench.schema.json").read_text())
 FEW = ("--size", "1M", "--samples", "2", "--copies", "2")
 SMALL = (*FEW, *OPTIONS)
 TWO_GPUS = ("bench", "--numa", "1", "--gpus", "0-1", *SMALL)
@@ -96,7 +95,7 @@ def bench(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> Bench:
         assert "Traceback" not in ended.err
         document = json.loads(ended.out)
         assert document["result"] is not None, document["errors"]
-        jsonschema.Draft202012Validator(SCHEMA).validate(document)
+        validate(document, "bench")
         assert document["exit_code"] == ended.code
         return Run(ended.code, document["result"], node)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 
-import jsonschema
 import pytest
 import typer
 
@@ -22,12 +21,13 @@ from egmctl.report.render.text import WIDTH
 from egmctl.units import MIB
 from tests.bench.four import NAMES
 from tests.bench.plans import SETTINGS, plan_of
-from tests.conftest import ROOT, Ended, RunEgmctl
+from tests.conftest import Ended, RunEgmctl
 from tests.fake.machines import with_imex_channel
 from tests.fake.node import load
 from tests.fake.plugin import MakeFakeNode
 from tests.in_process import run
 from tests.launch.start import children
+from tests.schemas import validate
 
 
 def dry_run(machine: str, *options: str) -> Ended:
@@ -55,8 +55,7 @@ def test_a_dry_run_of_the_gb200_has_every_family_and_touches_nothing(egmctl: Run
 
 def test_a_dry_run_in_json_is_the_plan() -> None:
     document = json.loads(dry_run("gb200-tray", "--pair", "0:1", "--quick", "--json").out)
-    schema = json.loads((ROOT / "docs/schemas/plan.schema.json").read_text())
-    jsonschema.Draft202012Validator(schema).validate(document)
+    validate(document, "plan")
     result = document["result"]
     assert document["machine"]["name"] == "gb200-tray"
     assert {task["case"]: len(task["flows"]) for task in result["tasks"]} == {

@@ -12,14 +12,13 @@ import sys
 import time
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from tests.conftest import ROOT, RunEgmctl, command_environment
 from tests.fake.plugin import MakeFakeNode
 from tests.launch.start import is_alive, wait_until
+from tests.schemas import validate
 
-SCHEMA = json.loads((ROOT / "docs/schemas/bench.schema.json").read_text())
 CASES = ("--case", "ipc_posix_fd_device_write_ce", "--case", "ipc_socket_round_trip")
 SMALL = ("bench", "--gpus", "0-1", "--numa", "1", "--size", "1M", "--samples", "2", "--copies", "2", *CASES)
 
@@ -44,7 +43,7 @@ def test_text_has_the_ratio_and_the_round_trips(run: Path) -> None:
 
 def test_json_fits_its_schema_and_names_the_ranks(run: Path) -> None:
     document = json.loads((run / "run.json").read_text())
-    jsonschema.Draft202012Validator(SCHEMA).validate(document)
+    validate(document, "bench")
     result = document["result"]
     assert [rank["label"] for rank in result["ranks"]] == ["GPU0", "GPU1"]
     copies = [m for m in result["measurements"] if m["case"] == "ipc_posix_fd_device_write_ce"]

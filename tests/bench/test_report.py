@@ -8,7 +8,6 @@ import json
 import re
 from dataclasses import replace
 
-import jsonschema
 import pytest
 
 from egmctl.bench.plan import Plan
@@ -24,11 +23,10 @@ from tests.answers import code_of
 from tests.bench.four import FOUR, NAMES
 from tests.bench.plans import SETTINGS, plan_of
 from tests.bench.reports import measured, report
-from tests.conftest import ROOT
 from tests.doctor.machines import patched, shipped
 from tests.report.texts import matrices_text, text_of
+from tests.schemas import validate
 
-SCHEMA = json.loads((ROOT / "docs/schemas/bench.schema.json").read_text())
 EGM = plan_of(*NAMES, machine="gb200-tray", gpus=2)
 PCIE, ONE_GPU = (plan_of(*NAMES, gpus=gpus) for gpus in (2, 1))
 
@@ -137,7 +135,7 @@ def sampled(reason: str) -> RunReport:
 def test_json_has_every_sample_as_a_number_with_its_unit_in_the_key() -> None:
     document = json.loads(result_json(sampled("not here")))
     assert (document["schema"], document["exit_code"]) == ("egmctl.bench/3", 3)
-    jsonschema.Draft202012Validator(SCHEMA).validate(document)
+    validate(document, "bench")
     assert document["result"]["settings"]["size_bytes"] == 536870912
     first, waived = document["result"]["measurements"][:2]
     summary = {"median": 210.0, "min": 200.0, "max": 220.0, "cv": pytest.approx(0.047619, abs=1e-6)}

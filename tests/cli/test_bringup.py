@@ -11,17 +11,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from egmctl.facts import replay as record
 from egmctl.model.gpu import FAKE, GpuProcess
 from egmctl.units import MIB
-from tests.conftest import LITTLE, ROOT, RunEgmctl, ended
+from tests.conftest import LITTLE, RunEgmctl, ended
 from tests.doctor.cgroups import pids
 from tests.doctor.machines import patched, shipped
 from tests.fake.plugin import MakeFakeNode
 from tests.in_process import run
+from tests.schemas import validate
 
 
 @pytest.mark.long
@@ -33,8 +33,7 @@ def test_on_a_node_it_checks_and_measures_and_writes_everything(
     options = ("bringup", "--gpus", "0-1", "--numa", "0", "-o", "-", "-o", kept, "-o", page)
     ended = egmctl(*options, env=node.environment(), little=True)
     document = json.loads(kept.read_text())
-    schema = json.loads((ROOT / "docs/schemas/bringup.schema.json").read_text())
-    jsonschema.Draft202012Validator(schema).validate(document)
+    validate(document, "bringup")
     result = document["result"]
     assert (ended.code, document["exit_code"], document["answer"]["state"]) == (3, 3, "incomplete")
     assert result["diagnosis"]["machines"][0]["probes"], "the active probes were run"

@@ -9,12 +9,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from tests.bench.four import OPTIONS
 from tests.conftest import ROOT, Ended, RunEgmctl
 from tests.fake.plugin import MakeFakeNode
+from tests.schemas import validate
 
 BENCH = ("bench", "--numa", "1", "--gpus", "0-1", "--size", "1M", "--samples", "3", "--copies", "2", *OPTIONS)
 
@@ -57,8 +57,7 @@ def test_a_path_that_broke_since_is_named(compared: Any, runs: Path) -> None:
 @pytest.mark.long
 def test_json_fits_its_schema_and_csv_has_a_row_for_each_path(compared: Any, runs: Path) -> None:
     document = json.loads(compared("monday tuesday", "--json").out)
-    schema = json.loads((ROOT / "docs/schemas/comparison.schema.json").read_text())
-    jsonschema.Draft202012Validator(schema).validate(document)
+    validate(document, "comparison")
     paths = document["result"]["paths"]
     assert len(paths) == len(measurements(runs, "monday"))
     rows = list(csv.DictReader(io.StringIO(compared("monday tuesday", "--csv").out)))

@@ -28,11 +28,11 @@ from egmctl.mpi.world import RanksMissing, World
 from egmctl.report.kinds import BRINGUP
 from egmctl.saved import load_any
 from egmctl.verdict.bringup import bringup
-from tests.docs.test_schemas import check as validate
 from tests.doctor.faults import OUTSIDE, healthy
 from tests.doctor.machines import patched, shipped
 from tests.report.texts import text_of
 from tests.saved.documents import measured_report
+from tests.schemas import validate
 
 WELL = healthy()
 HOSTS = ("tray01", "tray01", "tray02", "tray02", "tray03", "tray03")

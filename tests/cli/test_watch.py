@@ -22,7 +22,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jsonschema
 import pynvml
 import pytest
 
@@ -40,6 +39,7 @@ from tests.conftest import ROOT, Ended, RunEgmctl, command_environment
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
 from tests.in_process import run
+from tests.schemas import validate
 
 GPU, OTHER = "0000:1b:00.0", "0000:1c:00.0"
 RATES: Mapping[str, float | None] = {"nvlink": 450.0, "pcie": 63.0}
@@ -377,9 +377,8 @@ def test_json_is_a_document_per_line_and_nvml_alone_is_asked(fake_node: MakeFake
     env = node.environment(faults="nvmlDeviceGetFieldValues@23=error:15") | {"EGMCTL_FAKE_COUNTERS": "older"}
     done = egmctl("watch", "--json", "--count", "3", "--interval", "0.3", "--gpus", "0,2", env=env)
     documents = [json.loads(line) for line in done.out.splitlines()]
-    schema = json.loads((ROOT / "docs/schemas/watch.schema.json").read_text())
     for document in documents:
-        jsonschema.validate(document, schema)
+        validate(document, "watch")
     assert (done.code, done.err, len(documents)) == (0, "", 3)
     assert [gpu["index"] for gpu in documents[0]["result"]["gpus"]] == [0, 2]
     assert {call.name[:2] for call in node.calls()} == {"nv"}

@@ -18,8 +18,8 @@ from egmctl.report.exports.json import result_json
 from egmctl.saved import Saved, load
 from egmctl.verdict.profiles import load_all
 from tests.conftest import ROOT
-from tests.docs.test_schemas import check
 from tests.report.texts import text_of
+from tests.schemas import validate
 
 RUNS = ("idle", "idle-again", "beside-traffic")
 
@@ -50,7 +50,7 @@ def test_they_state_no_answer_and_are_answered_when_they_are_loaded(name: str, t
     result = load(path).result
     assert isinstance(result, RunReport)
     assert result.answer.word in ("PASS", "INCOMPLETE", "FAIL")
-    check(json.loads(result_json(result)), "bench")
+    validate(json.loads(result_json(result)), "bench")
 
 
 def test_two_idle_runs_are_the_same(runs: dict[str, Saved]) -> None:

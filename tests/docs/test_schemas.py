@@ -10,7 +10,6 @@ from typing import Any
 
 import jsonschema
 import pytest
-from referencing import Registry, Resource
 
 from egmctl.facts.kernel_log import event
 from egmctl.journal.events import Begin, Journal, Logged, Note, Outcome, Problem, StepBegun
@@ -19,17 +18,9 @@ from egmctl.model.task import NumberedTask
 from tests.conftest import ROOT
 from tests.in_process import run
 from tests.saved.documents import measured_report
+from tests.schemas import SCHEMAS, InvalidDocument, validate
 
-FOLDER = ROOT / "docs/schemas"
-SCHEMAS = {path.name.removesuffix(".schema.json"): json.loads(path.read_text()) for path in FOLDER.glob("*.json")}
-REGISTRY: Any = Registry().with_resources(
-    (f"{name}.schema.json", Resource.from_contents(schema)) for name, schema in SCHEMAS.items()
-)
 MACHINE = ("--machine", "hgx-h200x4")
-
-
-def check(document: dict[str, Any], name: str) -> None:
-    jsonschema.Draft202012Validator(SCHEMAS[name], registry=REGISTRY).validate(document)
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
@@ -78,19 +69,19 @@ def journal(tmp_path: Path) -> Path:
 def test_what_a_command_writes_fits_its_schema(words: tuple[str, ...], name: str) -> None:
     document = json.loads(run(*words, "--json").out)
     assert document["schema"].startswith(f"egmctl.{name}/")
-    check(document, name)
+    validate(document, name)
 
 
 def test_a_history_and_each_line_of_a_journal_fit_theirs(journal: Path) -> None:
     document = json.loads(run("history", "--journal", journal.parent, "--json").out)
     assert [one["ending"] for one in document["result"]["runs"]] == ["ended between two steps"]
-    check(document, "history")
+    validate(document, "history")
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     for line in lines:
-        check(line, "journal")
+        validate(line, "journal")
     assert {line["event"] for line in lines} == {one["properties"]["event"]["const"] for one in _events()}
-    with pytest.raises(jsonschema.ValidationError):
-        check({"event": "step"}, "journal")
+    with pytest.raises(InvalidDocument):
+        validate({"event": "step"}, "journal")
 
 
 def _events() -> list[dict[str, Any]]:

@@ -28,6 +28,7 @@ from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Status
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
+from tests import forked
 from tests.answers import diagnose
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import of_two_gpus
@@ -74,21 +75,22 @@ def outcomes(
 ) -> Iterator[tuple[str, JsonValue | ChildFailed]]:
     """Ask NVML, or CUDA, once under each fault plan, several at a time; one that hangs is given up where it does."""
     waiting = iter(plans)
-    while batch := list(islice(waiting, 6)):
-        children = [
-            launch.Child(target, {"pairs": True}, environment=node.environment(plan), grace_s=0) for plan in batch
-        ]
-        for plan, child in zip(batch, children, strict=True):
-            call, _, action = plan.partition("=")
-            with child:
-                until = time.monotonic() + 30
-                while action == "hang" and not (child.last_call() or "").startswith(call):
-                    assert time.monotonic() < until, f"{call} was not reached"
-                    time.sleep(0.005)
-                try:
-                    yield plan, child.result(0.05 if action == "hang" else 30)
-                except ChildFailed as error:
-                    yield plan, error
+    with forked.children():
+        while batch := list(islice(waiting, 6)):
+            children = [
+                launch.Child(target, {"pairs": True}, environment=node.environment(plan), grace_s=0) for plan in batch
+            ]
+            for plan, child in zip(batch, children, strict=True):
+                call, _, action = plan.partition("=")
+                with child:
+                    until = time.monotonic() + 30
+                    while action == "hang" and not (child.last_call() or "").startswith(call):
+                        assert time.monotonic() < until, f"{call} was not reached"
+                        time.sleep(0.005)
+                    try:
+                        yield plan, child.result(0.05 if action == "hang" else 30)
+                    except ChildFailed as error:
+                        yield plan, error
 
 
 def joined(machine: Machine, nvml: JsonValue | ChildFailed, cuda: JsonValue | ChildFailed | None = None) -> Machine:

@@ -10,12 +10,12 @@ import functools
 import os
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import pytest
 
-from egmctl.doctor.check import EVERYTHING, Scope
+from egmctl.doctor.check import EVERYTHING, Check, Scope
 from egmctl.doctor.commands import Step, UndocumentedError, programs, steps
 from egmctl.doctor.kernel_faults import catalogue
 from egmctl.doctor.remedies import fitted_anywhere, fitted_remedy, site
@@ -75,27 +75,42 @@ def cases() -> tuple[Case, ...]:
     """Every remedy that a check gives on any of the machines, at each site; each once."""
     choice = random.Random(7)  # noqa: S311
     scene_machines = [scene.machine() for scene in {**scenes(), **SICK}.values()]
-    asked = [(fault.machine(), fault.scope) for fault in faults().values()]
-    asked += [(machine, replace(scope, purposes=tuple(Guard))) for machine, scope in asked]
-    asked += [(machine, scope) for machine in scene_machines for scope in (EVERYTHING, NAMED)]
-    asked += [(shipped(name), NAMED) for name in replay.names()]
+    asked = [
+        (fault.machine(), (fault.scope, replace(fault.scope, purposes=tuple(Guard)))) for fault in faults().values()
+    ]
+    asked += [(machine, (EVERYTHING, NAMED)) for machine in scene_machines]
+    asked += [(shipped(name), (NAMED,)) for name in replay.names()]
     for _ in range(RANDOM_MACHINES):
         machine = mutated(choice.choice(scene_machines), choice)
         if not any(replay._faults(machine)):
-            asked.append((machine, choice.choice((EVERYTHING, NAMED))))
+            asked.append((machine, (choice.choice((EVERYTHING, NAMED)),)))
     return tuple(_distinct(asked))
 
 
-def _distinct(asked: list[tuple[Machine, Scope]]) -> Iterator[Case]:
+def _distinct(asked: list[tuple[Machine, tuple[Scope, ...]]]) -> Iterator[Case]:
     known = set()
-    for machine, scope in asked:
+    for machine, scopes in asked:
         for here in Site:
             here_machine = at(machine, here)
-            for finding in diagnose(here_machine, scope, CHECKS).findings:
+            checks = [_judging_once(check) for check in CHECKS]
+            for finding in (f for scope in scopes for f in diagnose(here_machine, scope, checks).findings):
                 key = finding.check, here, finding.place, finding.remedy
                 if finding.remedy is not None and key not in known:
                     known.add(key)
                     yield Case(here_machine, here, finding)
+
+
+def _judging_once(check: Check) -> Check:
+    """Return a check that judges one machine: once, as no check reads the purposes of a scope."""
+    findings: dict[Scope, Iterable[Finding]] = {}
+
+    def judge(machine: Machine, scope: Scope) -> Iterable[Finding]:
+        of_any_purpose = replace(scope, purposes=None)
+        if of_any_purpose not in findings:
+            findings[of_any_purpose] = check.judge(machine, scope)
+        return findings[of_any_purpose]
+
+    return replace(check, judge=judge)
 
 
 def known_causes() -> Iterator[KnownCause]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import threading
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from egmctl import launch
@@ -20,11 +18,11 @@ from egmctl.facts.root import SYSROOT_VARIABLE, Root
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import SECTION_VERSIONS, Machine, OriginKind
 from egmctl.model.record import Reason, Unread
-from tests.conftest import ROOT
 from tests.facts.sysroot import GPU, Tree, grace_hopper
 from tests.invariants import broken_invariants
 from tests.known import known
 from tests.launch.start import children, wait_until
+from tests.schemas import validate
 
 pytestmark = pytest.mark.processes
 
@@ -50,7 +48,7 @@ def test_this_machine_itself() -> None:
     assert known(machine.host).page_size_bytes
     assert known(machine.process).cgroups is not None
     assert from_json(Machine, to_json(machine)) == machine
-    jsonschema.validate(replay.document(machine), json.loads((ROOT / "docs/schemas/machine.schema.json").read_text()))
+    validate(replay.document(machine), "machine")
 
 
 def test_what_is_not_asked_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

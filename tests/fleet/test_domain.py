@@ -26,11 +26,11 @@ from egmctl.report.exports.json import result_json
 from egmctl.saved import load
 from egmctl.units import fold
 from egmctl.verdict.bringup import bringup
-from tests.docs.test_schemas import check as validate
 from tests.doctor.faults import OUTSIDE, healthy
 from tests.doctor.machines import of_two_gpus, patched, shipped
 from tests.doctor.sick import with_cluster
 from tests.report.texts import text_of
+from tests.schemas import validate
 
 TRAYS = tuple(f"tray{number:02}" for number in range(1, 19))
 

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from egmctl import __version__
@@ -26,12 +25,11 @@ from tests.doctor.machines import patched
 from tests.fake.node import load
 from tests.fake.plugin import MakeFakeNode
 from tests.fleet.lab import ANSWERS, SAYS_VERSION, Lab, on, settle
+from tests.schemas import validate
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.needs("ssh", "sshd", "ip")]
 
 BENCH = ("--case", "device_to_device_memcpy_write_ce", "--samples", "1", "--size", "1M", "--gpus", "0-1")
-
-SCHEMA = json.loads((ROOT / "docs/schemas/fleet.schema.json").read_text())
 
 
 @pytest.fixture
@@ -43,7 +41,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 def result(ended: Ended) -> dict[str, Any]:
     """Return the report that was printed, whatever else was."""
     document = json.loads(ended.out)
-    jsonschema.Draft202012Validator(SCHEMA).validate(document)
+    validate(document, "fleet")
     assert document["exit_code"] == ended.code
     results: dict[str, Any] = document["result"]
     return results

@@ -8,7 +8,6 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from egmctl.doctor.checks.egm import FIRMWARE
@@ -40,10 +39,10 @@ from egmctl.report.views.fleet import CAUSES_SHOWN
 from egmctl.saved import load
 from egmctl.verdict.answers import answered
 from tests.answers import render
-from tests.conftest import ROOT
 from tests.in_process import run
 from tests.report.texts import text_of
 from tests.saved.documents import bench_document, measured_report
+from tests.schemas import validate
 
 ANSWERS = (
     *(
@@ -226,8 +225,7 @@ def test_a_node_that_is_worse_counts_also_where_it_is_the_first_of_two(nodes: in
 
 def test_the_document_fits_its_schema_and_reads_back() -> None:
     document = json.loads(result_json(REPORT))
-    schema = json.loads((ROOT / "docs/schemas/fleet.schema.json").read_text())
-    jsonschema.Draft202012Validator(schema).validate(document)
+    validate(document, "fleet")
     assert (document["exit_code"], document["machine"]) == (1, None)
     assert from_json(FleetReport, document["result"] | {"answer": document["answer"]}) == REPORT
 

@@ -72,10 +72,10 @@ def readable_folder(*cgroups: str) -> Iterator[Path]:
 
 
 def install(folder: Path, place: Path, variables: Mapping[str, str | None], *, little: bool = False) -> None:
-    """Install at ``place`` egmctl on a fake node with these variables; ``little``: as ``tests/little.py`` runs it."""
+    """Install at ``place`` egmctl on a fake node with these variables; ``little``: as ``tests/mpi/rank.py`` runs it."""
     python = folder / "python/bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
     kept = {name: value for name, value in variables.items() if value is not None and name != "EGMCTL_FAKE_LOG"}
-    words = f"{folder}/tree/tests/little.py" if little else "-m egmctl"
+    words = f"{folder}/tree/tests/mpi/rank.py --little" if little else "-m egmctl"
     libraries = place.with_suffix(".driver")
     shutil.copytree(str(kept["LD_LIBRARY_PATH"]).partition(os.pathsep)[0], libraries)
     kept |= {"LD_LIBRARY_PATH": str(libraries), "PYTHONPATH": f"{folder}/tree:{folder}/packages"}

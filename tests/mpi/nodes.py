@@ -28,6 +28,8 @@ DOMAIN = Fabric(
 )
 QUICK = ("--suite", "fabric", "--size", "1M", "--copies", "2", "--samples", "2")
 """Small and few: what is looked at is who does what with whom."""
+RANK = ("tests/mpi/rank.py",)
+"""egmctl, whose children are forks of it."""
 
 
 def in_domain(host: str, *, driver: str | None = None, clique: int = 7, channel: bool = True) -> Machine:
@@ -58,14 +60,17 @@ class Place:
     def signal_commands(self, number: int) -> None:
         """Send a signal to the commands that MPI has started on this node."""
         here = f"EGMCTL_SYSROOT={self.node.sysroot}".encode()
-        signalled = 0
+        parents: dict[int, int] = {}
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 words = (process / "cmdline").read_bytes().split(b"\0")
                 if {b"bench", b"bringup"} & {*words} and here in (process / "environ").read_bytes().split(b"\0"):
-                    os.kill(int(process.name), number)
-                    signalled += 1
-        assert signalled == self.ranks
+                    parents[int(process.name)] = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+        # Their children have the same words, as forks of them (tests/mpi/rank.py).
+        commands = [pid for pid, parent in parents.items() if parent not in parents]
+        for pid in commands:
+            os.kill(pid, number)
+        assert len(commands) == self.ranks
 
 
 def wait_for(condition: Callable[[], bool], job: Future[Ended]) -> None:
@@ -79,7 +84,7 @@ def egmctl_under_mpi(
     places: Sequence[Place],
     *arguments: str | Path,
     options: Sequence[str] = (),
-    program: Sequence[str] = ("-m", "egmctl"),
+    program: Sequence[str] = RANK,
     timeout_s: float = 280,
 ) -> Ended:
     """Run the command as one job over the nodes; each rank has its node's environment."""

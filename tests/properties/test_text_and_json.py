@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from egmctl.facts import replay as record
-from tests.docs.test_schemas import check
 from tests.doctor.scenes import scenes
 from tests.in_process import run
+from tests.schemas import validate
 
 SCENES = scenes()
 COUNTED = {
@@ -109,7 +109,7 @@ def counted(findings: list[dict[str, Any]]) -> dict[str, str]:
 @pytest.mark.parametrize("name", ["hgx-h200x4", "gb200-nvl72", "gh200", "gb200-slurm-denies-one", "h200-links-down"])
 def test_what_a_dry_run_shows_the_plan_states(tmp_path: Path, name: str) -> None:
     text, document = both(tmp_path, name, "bench", "--dry-run")
-    check(document, "plan")
+    validate(document, "plan")
     plan = document["result"]
     measured = {number for step in plan["steps"] for number in step["tasks"]}
     assert measured <= {*range(len(plan["tasks"]))}

@@ -11,7 +11,6 @@ import json
 import random
 from typing import Any
 
-import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -22,16 +21,15 @@ from egmctl.model.machine import Machine
 from egmctl.report.kinds import TOPO, Format
 from egmctl.topology.topology import topology
 from tests.answers import render
-from tests.conftest import ROOT
 from tests.mutation import mutate
 from tests.random_machines import machines
+from tests.schemas import validate
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
-SCHEMA = jsonschema.Draft202012Validator(json.loads((ROOT / "docs/schemas/topo.schema.json").read_text()))
 shipped = functools.cache(lambda name: replay.document(replay.load(name)))
 
 
@@ -46,7 +44,7 @@ def show(machine: Machine) -> None:
             case Format.CSV:
                 assert len({len(row) for row in csv.reader(io.StringIO(text))}) == 1
             case Format.JSON:
-                SCHEMA.validate(json.loads(text))
+                validate(json.loads(text), "topo")
 
 
 @pytest.mark.long

@@ -29,11 +29,11 @@ from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge, with_verdict
 from egmctl.verdict.profiles import load
 from tests.answers import diagnose, render
-from tests.docs.test_schemas import check as validate
 from tests.doctor.builders import check, diagnosis
 from tests.doctor.machines import patched, shipped, with_gpu_denied
 from tests.doctor.scenes import scenes
 from tests.golden import compare
+from tests.schemas import validate
 from tests.verdict.runs import H2D, OF_GPU2, WRITE, run, slow_at, usual, with_status
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -15,10 +15,10 @@ from egmctl.model.profile import Profile, Reference, Signature, Unit
 from egmctl.verdict.learning import dump
 from egmctl.verdict.profiles import load
 from tests.conftest import RunEgmctl
-from tests.docs.test_schemas import check
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
 from tests.in_process import run
+from tests.schemas import validate
 
 WRITE = "device_to_device_memcpy_write_ce"
 BENCH = ("bench", "--case", WRITE, "--samples", "1", "--copies", "1", "--size", "64M", "--gpus", "0,1", "--json", "-q")
@@ -142,7 +142,7 @@ def test_match_says_why() -> None:
     """Of a machine that fits: tests/frozen."""
     ended = run("profile", "match", "--machine", "gh200x4", "--json")
     document = json.loads(ended.out)
-    check(document, "match")
+    validate(document, "match")
     assert (ended.code, document["exit_code"], document["result"]["profile"]) == (3, 3, None)
     assert "PCI device id unknown, not 10de:2342" in document["result"]["reason"]
 

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from egmctl.api.bench import Bench
@@ -34,6 +33,7 @@ from tests.doctor.faults import healthy
 from tests.doctor.machines import patched, shipped
 from tests.fake.plugin import MakeFakeNode
 from tests.report.runs import run
+from tests.schemas import validate
 from tests.verdict.test_owners import CASE, EACH_ITSELF, FIRST_OF_CPU, GB200, Owner, counted
 
 MARKER = re.compile(
@@ -241,8 +241,7 @@ def test_one_command_makes_a_file_that_show_reads_back(
     environment = {**node.environment(), "EGMCTL_FAKE_COUNTERS": "1"}
     ended = egmctl("snapshot", "--evidence", "-o", file, env=environment, little=True)
     document = json.loads(file.read_text())
-    schema = json.loads((ROOT / "docs/schemas/evidence.schema.json").read_text())
-    jsonschema.Draft202012Validator(schema).validate(document)
+    validate(document, "evidence")
     result = document["result"]
     assert (ended.code, document["schema"], "secret-tray" in file.read_text()) == (0, "egmctl.evidence/1", False)
     assert {each["case"] for each in result["run"]["measurements"]} == set(cases())

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
 
-import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,11 +18,10 @@ from egmctl.model.verdict import Grade
 from egmctl.verdict.judge import judge
 from egmctl.verdict.learning import dump
 from egmctl.verdict.profiles import FILE_LIMIT, folders, load, load_all, parse
-from tests.conftest import ROOT
+from tests.schemas import validate
 from tests.verdict.runs import H200, WRITE, run
 
 SHIPPED = sorted(profiles_dir().glob("*.toml"))
-SCHEMA = json.loads((ROOT / "docs/schemas/profile.schema.json").read_text())
 
 GOOD = """\
 schema = "egmctl.profile/2"
@@ -77,7 +74,7 @@ def _no_profiles_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_profile_fits_the_schema_and_names_the_source_of_each_number(path: Path) -> None:
     document = read_toml(path.read_text())
-    jsonschema.validate(document, SCHEMA)
+    validate(document, "profile")
     profile = load(path.stem)
     assert profile.sources, "without a source there is no number"
     for reference in profile.references:
