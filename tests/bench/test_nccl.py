@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from egmctl.api.bench import Bench, judge_run
@@ -34,11 +33,11 @@ from egmctl.model.measurement import RunReport, Settings
 from egmctl.model.nccl import NcclProgram, NcclRun, NcclStatus
 from egmctl.verdict.answers import answered
 from egmctl.verdict.nccl import beside_links, with_nccl_cause
-from tests.bench.conftest import SCHEMA
 from tests.conftest import ROOT, RunEgmctl
 from tests.doctor.machines import shipped, with_gpu_denied
 from tests.fake.plugin import MakeFakeNode
 from tests.report.runs import run as run_of_links
+from tests.schemas import validate
 
 TORCH = str(ROOT / "tests/fake/pytorch")
 LOG = """\
@@ -282,7 +281,7 @@ def test_what_was_not_run_does_not_pass(egmctl: RunEgmctl, fake_node: MakeFakeNo
     options = ("bench", "--suite", "nccl", "--gpus", "0-1", "--size", "1M", "--copies", "2", "--samples", "2")
     done = egmctl(*options, "--json", env=node.environment())
     document = json.loads(done.out)
-    jsonschema.validate(document, SCHEMA)
+    validate(document, "bench")
     nccl, answer = document["result"]["nccl"], document["answer"]
     assert (done.code, answer["state"], nccl["status"]) == (3, "incomplete", "waived")
     assert answer["sentence"].startswith("NCCL was not run: neither PyTorch nor nccl-tests (all_reduce_perf")

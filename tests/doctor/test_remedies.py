@@ -10,7 +10,7 @@ import functools
 import os
 import random
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -75,7 +75,7 @@ def cases() -> tuple[Case, ...]:
     """Every remedy that a check gives on any of the machines, at each site; each once."""
     choice = random.Random(7)  # noqa: S311
     scene_machines = [scene.machine() for scene in {**scenes(), **SICK}.values()]
-    asked = [
+    asked: list[tuple[Machine, tuple[Scope, ...]]] = [
         (fault.machine(), (fault.scope, replace(fault.scope, purposes=tuple(Guard)))) for fault in faults().values()
     ]
     asked += [(machine, (EVERYTHING, NAMED)) for machine in scene_machines]
@@ -87,7 +87,7 @@ def cases() -> tuple[Case, ...]:
     return tuple(_distinct(asked))
 
 
-def _distinct(asked: list[tuple[Machine, tuple[Scope, ...]]]) -> Iterator[Case]:
+def _distinct(asked: Sequence[tuple[Machine, tuple[Scope, ...]]]) -> Iterator[Case]:
     known = set()
     for machine, scopes in asked:
         for here in Site:
