@@ -140,6 +140,14 @@ def test_a_path_is_held_against_its_peers_by_the_bounds_of_its_kind(
     assert set(grades_by_path.values()) == {Grade.PASS}
 
 
+@pytest.mark.parametrize(("case", "part"), [(WRITE, 0.98), (LATENCY, 1.02)])
+def test_the_worst_of_a_class_is_the_lowest_bandwidth_or_the_longest_latency(case: str, part: float) -> None:
+    report = run(case, value=lambda task, flow: usual(task, flow) * (part if flow.path == "GPU0 -> GPU1" else 1))
+    (path_class,) = verdict_of(report).classes
+    assert path_class.worst == pytest.approx(USUAL[case] * part)
+    assert path_class.median == pytest.approx(USUAL[case])
+
+
 def test_a_slow_gpu_is_named_in_every_class_that_shows_it() -> None:
     culprits = verdict_of(run(WRITE, BOTH, H2D, value=slow_at("GPU1", source=False))).culprits
     assert [(culprit.label, culprit.direction) for culprit in culprits] == [("GPU1", Direction.INGRESS)] * 3
