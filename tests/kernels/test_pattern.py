@@ -1,4 +1,4 @@
-"""The host's twin of the pattern is SplitMix64, as ``pattern.cu`` defines it; what a check's result says of a region."""
+"""The host's twin of the pattern is SplitMix64, as ``pattern.cu`` defines it; and what a check's result says."""
 
 from __future__ import annotations
 
