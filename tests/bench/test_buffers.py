@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from egmctl.bench.buffers import (
     ROTATED_BELOW_BYTES,
     ROTATED_OVER_BYTES,
+    Buffer,
     FlowBuffers,
     Lifetimes,
     assign,
@@ -18,7 +20,7 @@ from egmctl.bench.buffers import (
     span_bytes,
     window,
 )
-from egmctl.bench.peaks import Peak, peaks
+from egmctl.bench.peaks import Peak, Place, peaks, places
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import select_cases
@@ -125,6 +127,24 @@ def test_host_memory_of_no_known_node_is_the_host_s() -> None:
     (flow,) = task.flows
     unknown = replace(task, flows=(replace(flow, source=replace(flow.source, numa_node=None)),))
     assert [peak.bytes for peak in peaks([[unknown]]) if peak.name == "host"] == [task.size_bytes]
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_peak_of_a_place_is_the_most_that_its_assigned_buffers_hold_at_once(keep: bool) -> None:
+    names = ("one_to_all_write_ce", "all_to_one_write_ce", "ring_write_ce", "all_to_host_numa_one_node_memcpy_ce")
+    plan = plans.plan_of(*names, "device_to_device_latency_sm", machine="hgx-h200x4", gpus=4)
+    steps = [[plan.tasks[number] for number in step.tasks] for step in plan.steps]
+    lifetimes = Lifetimes(map(buffers_of, steps))
+    held: set[Buffer] = set()
+    most: Counter[Place] = Counter()
+    for buffers in map(buffers_of, steps):
+        held |= {*buffers}
+        now: Counter[Place] = Counter()
+        for buffer in held:
+            now.update(dict.fromkeys(places(buffer.end, None), buffer.size_bytes))
+        most |= now
+        held -= set() if keep else {*lifetimes.finish(buffers)}
+    assert {peak.key: peak.bytes for peak in peaks(steps, keep=keep)} == most
 
 
 def with_l2(machine: Machine, size_bytes: int) -> Machine:

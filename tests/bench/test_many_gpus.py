@@ -12,13 +12,14 @@ from egmctl.bench.plan.alike import Known
 from egmctl.bench.plan.budget import fitted, memory_of
 from egmctl.bench.plan.cost import case_list, plan_report
 from egmctl.bench.plan.make import make_plan
-from egmctl.bench.plan.task import planned_task
+from egmctl.bench.plan.task import Candidate, planned_task
 from egmctl.bench.suites import select_cases
+from egmctl.model.gpu import GpuProcess
 from egmctl.model.machine import Machine
 from egmctl.report.kinds import Format, render
 from egmctl.units import MIB
 from tests.bench.plans import SETTINGS
-from tests.doctor.machines import patched, shipped
+from tests.doctor.machines import patched, shipped, with_gpu_denied
 
 WRITE = "device_to_device_memcpy_write_ce"
 
@@ -77,6 +78,38 @@ def test_a_task_that_stands_for_others_is_equal_to_them(monkeypatch: pytest.Monk
     shared = plan_for(machine, suite=suite)
     monkeypatch.setattr(make, "looks_at_each", lambda _case: True)
     assert plan_for(machine, suite=suite) == shared
+
+
+ONE_BUSY = patched(shipped("hgx-h200x4"), "gpus[3].nvml", processes=(GpuProcess(pid=4711),))
+ONE_DENIED = with_gpu_denied(shipped("hgx-h200x4"), 3)
+ONE_WITHOUT_P2P = patched(
+    shipped("hgx-h200x4"),
+    "pairs[0]",
+    can_access_peer=False,
+    p2p_status=dict.fromkeys(("read", "write", "nvlink"), "CNS"),
+)
+
+
+@pytest.mark.parametrize("machine", [ONE_BUSY, ONE_DENIED, ONE_WITHOUT_P2P], ids=["busy", "denied", "no P2P"])
+def test_a_task_of_a_gpu_or_a_path_that_cannot_be_used_stands_for_itself(
+    monkeypatch: pytest.MonkeyPatch, machine: Machine
+) -> None:
+    shared = plan_for(machine)
+    assert 0 < sum(bool(task.waivers) for task in shared.tasks) < len(shared.tasks)
+    monkeypatch.setattr(make, "looks_at_each", lambda _case: True)
+    assert plan_for(machine) == shared
+
+
+def test_flows_that_one_process_verifies_in_turn_are_of_another_kind_than_those_of_several() -> None:
+    machine = node_of(4)
+    known = Known(machine, allow_busy=False)
+    plan_for(machine, WRITE, known=known)
+    flows, paths = zip(*list(known.flows.values())[:2], strict=True)
+    candidate = Candidate(flows, paths, (machine.gpus or ())[:2], None)
+    ranks = (replace(flow, destination=replace(flow.destination, rank=rank)) for rank, flow in enumerate(flows))
+    kinds = known.kind_of(candidate), known.kind_of(replace(candidate, flows=tuple(ranks)))
+    assert None not in kinds
+    assert kinds[0] != kinds[1]
 
 
 def test_gpus_that_differ_do_not_stand_for_each_other() -> None:

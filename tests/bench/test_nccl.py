@@ -25,12 +25,12 @@ from egmctl.bench.nccl.table import NoTable, read_table
 from egmctl.bench.suites import select_collectives
 from egmctl.errors import ChildNotStarted, UsageError
 from egmctl.launch import Child
-from egmctl.model.answer import State
+from egmctl.model.answer import GapKind, State
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport, Settings
-from egmctl.model.nccl import NcclProgram, NcclRun, NcclStatus
+from egmctl.model.nccl import NcclPlan, NcclProgram, NcclRun, NcclStatus
 from egmctl.verdict.answers import answered
 from egmctl.verdict.nccl import beside_links, with_nccl_cause
 from tests.conftest import ROOT, RunEgmctl
@@ -38,6 +38,8 @@ from tests.doctor.machines import shipped, with_gpu_denied
 from tests.fake.plugin import MakeFakeNode
 from tests.report.runs import run as run_of_links
 from tests.schemas import validate
+from tests.verdict.runs import WRITE
+from tests.verdict.runs import run as measured_links
 
 TORCH = str(ROOT / "tests/fake/pytorch")
 LOG = """\
@@ -100,6 +102,19 @@ def test_bus_bandwidths_are_counted_as_nccl_tests_counts_them() -> None:
     assert factors == {"all_reduce": 1.75, "all_gather": 0.875, "sendrecv": 1}
 
 
+def little(node: Machine, gpus: int = 2, timeout_s: float = 60, program: NcclProgram = NcclProgram.TORCH) -> NcclPlan:
+    """Return the plan of all collectives with little data."""
+    return nccl_plan(
+        node,
+        (node.gpus or ())[:gpus],
+        Settings(size_bytes=1 << 16, copies=2, samples=2, timeout_s=timeout_s),
+        collectives=tuple(COLLECTIVES),
+        size_bytes=1 << 16,
+        nvls=False,
+        program=program,
+    )
+
+
 # --- its processes ---------------------------------------------------------------------------------------------------
 
 
@@ -117,16 +132,7 @@ def ran(
     node = shipped(machine) if isinstance(machine, str) else machine
     for name, value in {"PYTHONPATH": f"{TORCH}{os.pathsep}{ROOT}", **variables}.items():
         monkeypatch.setenv(name, value)
-    settings = Settings(size_bytes=1 << 16, copies=2, samples=2, timeout_s=timeout_s)
-    plan = nccl_plan(
-        node,
-        (node.gpus or ())[:gpus],
-        settings,
-        collectives=tuple(COLLECTIVES),
-        size_bytes=1 << 16,
-        nvls=False,
-        program=program,
-    )
+    plan = little(node, gpus, timeout_s, program)
     assert plan.waivers == ()
     return measure(plan, node, timeout_s, start)
 
@@ -273,6 +279,14 @@ def test_a_gpu_a_task_is_the_cause_that_is_named(monkeypatch: pytest.MonkeyPatch
     assert "the device cgroup denies /dev/nvidia" in finding.cause
     assert finding.remedy is not None
     assert "Give every process all GPUs of the job" in finding.remedy.text
+
+
+def test_a_failure_of_no_known_reason_does_not_pass() -> None:
+    reason = "NCCL failed in all_reduce: GPU0, GPU1: no rank has responded for 60 s"
+    failed = NcclRun(plan=little(shipped("hgx-h200x4")), status=NcclStatus.FAILED, reason=reason)
+    answer = answered(with_nccl_cause(replace(measured_links(WRITE, gpus=2), nccl=failed))).answer
+    assert (answer.state, answer.exit_code) == (State.BROKE, 4)
+    assert [(gap.kind, gap.reason) for gap in answer.gaps] == [(GapKind.BROKE, reason)]
 
 
 def test_what_was_not_run_does_not_pass(egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path) -> None:

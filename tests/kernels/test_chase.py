@@ -57,3 +57,11 @@ def test_a_chain_knows_where_walks_end_without_walking(lines: int, stride: int, 
         assert chain.offset_bytes == offset
     chain.rewind()
     assert chain.offset_bytes == place(0, lines, 7) * stride
+
+
+@given(lines=st.integers(2, 50), loads=st.integers(0, 200), elsewhere=st.integers(0, 49))
+def test_a_walk_that_ends_elsewhere_is_wrong_by_where_it_ended(lines: int, loads: int, elsewhere: int) -> None:
+    chain = Chain(0, lines * 128, 128, seed=7)
+    chain.advance(loads)
+    ended = elsewhere % lines * 128
+    assert chain.wrong(ended) == (None if ended == chain.offset_bytes else ended)

@@ -1,11 +1,16 @@
-"""The host's twin of the pattern is SplitMix64, as ``pattern.cu`` defines it."""
+"""The host's twin of the pattern is SplitMix64, as ``pattern.cu`` defines it; and what a check's result says."""
 
 from __future__ import annotations
 
+import ctypes
+from typing import Any
+
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egmctl.gpu.pattern import pattern_words
+from egmctl.gpu.chase import Result
+from egmctl.gpu.pattern import WORD_BYTES, Difference, Region, first_difference, pattern_words
 
 MASK = (1 << 64) - 1
 WORDS = st.integers(0, MASK)
@@ -40,3 +45,52 @@ def test_any_part_is_what_the_definition_says(seed: int, first: int, count: int)
 def test_seeds_that_the_bench_uses_make_buffers_that_share_no_word_at_one_place(seed: int, other: int) -> None:
     same = (pattern_words(seed, 0, 1000) == pattern_words(other, 0, 1000)).sum()
     assert same == (1000 if seed == other else 0)
+
+
+# --- the result of a check -------------------------------------------------------------------------------------------
+
+SEED, OFFSET_BYTES, COUNT = 7, 4096, 64
+EXPECTED = 0x600D
+
+
+class HostStream:
+    """A stream on which the host makes each copy at once."""
+
+    def __init__(self) -> None:
+        self.context = self
+
+    def make_current(self) -> None: ...
+
+    def copy(self, destination: int, source: int, size_bytes: int) -> None:
+        ctypes.memmove(destination, source, size_bytes)
+
+    def synchronize(self) -> None: ...
+
+
+def difference(count: int, inverse: int, words: list[int]) -> Difference | None:
+    """Return what a kernel's pair of results says of a region that holds these words."""
+    held = np.array(words, dtype=np.uint64)
+    result = np.array([count, inverse], dtype=np.uint64)
+    region = Region(held.ctypes.data, WORD_BYTES * len(words), SEED, OFFSET_BYTES)
+    stream: Any = HostStream()
+    return first_difference(stream, Result(stream, result.ctypes.data), region, lambda index: EXPECTED + index)
+
+
+@given(first=st.integers(0, COUNT - 1), found=WORDS, data=st.data())
+def test_a_difference_is_told_with_the_first_word_that_differs(first: int, found: int, data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, COUNT - first))
+    words = [0] * COUNT
+    words[first] = found
+    offset_bytes = OFFSET_BYTES + WORD_BYTES * first
+    assert difference(count, first ^ MASK, words) == Difference(count, offset_bytes, EXPECTED + first, found)
+
+
+def test_a_check_that_counted_no_difference_tells_none() -> None:
+    assert difference(0, 0, [0] * COUNT) is None
+
+
+@given(count=WORDS, inverse=WORDS)
+def test_a_result_that_no_kernel_writes_is_a_difference_without_a_place(count: int, inverse: int) -> None:
+    first = inverse ^ MASK
+    if (count, inverse) != (0, 0) and not 0 < count <= COUNT - first:
+        assert difference(count, inverse, [0] * COUNT) == Difference(0, OFFSET_BYTES, 0, count)

@@ -140,5 +140,8 @@ ROWS = {
     "a little slow": Row(bench="PASS WITH WARNINGS", bringup=WARN, value=a_little_slow),
     "a little slow, --strict": Row(bench="FAIL", bringup=BAD, value=a_little_slow, strict=True),
     "no profile, --strict": Row(bench="NO REFERENCE", bringup=INCOMPLETE, profile=None, strict=True),
+    "slow beside others and elsewhere": Row(
+        bench="FAIL", bringup=BAD, value=slow_at("GPU1", "GPU3"), change=beside_others
+    ),
     "slow beside others": Row(bench="INCOMPLETE", bringup=INCOMPLETE, value=slow_at("GPU1"), change=beside_others),
 }

@@ -24,10 +24,12 @@ from egmctl.model.answer import TABLE, State, worst
 from egmctl.model.bringup import Bringup
 from egmctl.model.comparison import Comparison
 from egmctl.model.diagnosis import Diagnosis
+from egmctl.model.finding import Status as FindingStatus
 from egmctl.model.fleet import Asked, FleetReport, NodeResult, Reach
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport, Status
 from egmctl.model.record import Command
+from egmctl.verdict.answers import answered
 from egmctl.verdict.bringup import bringup
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import with_verdict
@@ -139,6 +141,7 @@ def compared(first: RunReport, second: RunReport) -> Comparison:
         ("GPU3 is busy", "NOT COMPARED"),
         ("interrupted", "NOT COMPARED"),
         ("slow beside others", "NOT COMPARED"),
+        ("slow beside others and elsewhere", "WORSE"),
     ],
 )
 def test_what_is_not_believed_is_never_the_same_nor_better(name: str, word: str) -> None:
@@ -159,6 +162,13 @@ def test_nor_is_it_learnt(name: str) -> None:
     assert learnt < cases
 
 
+@pytest.mark.parametrize("name", ["GPU3 is busy and named", "slow beside others"])
+def test_what_others_do_is_no_failure_among_the_causes_of_a_run(name: str) -> None:
+    causes = ROWS[name].run.causes
+    assert causes
+    assert not [cause.finding.title for cause in causes if cause.state is State.BAD]
+
+
 # --- doctor, topo, explain -------------------------------------------------------------------------------------------
 
 
@@ -170,6 +180,17 @@ def test_doctor_of_a_machine_without_data_is_not_determined() -> None:
     empty = answered_doctor(patched(H200, "", gpus=()))
     assert (empty.answer.word, empty.exit_code) == ("NOT DETERMINED", 3)
     assert contradictions(empty) == []
+
+
+@pytest.mark.parametrize(
+    ("passed", "unknown", "state"), [(2, 1, State.GOOD), (2, 2, State.INCOMPLETE), (1, 2, State.INCOMPLETE)]
+)
+def test_a_node_is_healthy_only_if_more_checks_passed_than_had_no_data(passed: int, unknown: int, state: State) -> None:
+    whole = answered_doctor(H200)
+    by_check = {finding.check: finding for finding in whole.findings if finding.status is FindingStatus.PASS}
+    kept = [*by_check.values()][: passed + unknown]
+    blind = (replace(finding, status=FindingStatus.UNKNOWN) for finding in kept[passed:])
+    assert answered(replace(whole, findings=(*kept[:passed], *blind))).answer.state is state
 
 
 def test_a_note_is_a_problem_with_strict_in_all_formats() -> None:

@@ -117,6 +117,37 @@ def test_unknown_hardware_has_no_reference_and_still_the_other_two() -> None:
     assert [(c.label, c.direction) for c in slow.culprits] == [("GPU2", Direction.EGRESS)]
 
 
+@pytest.mark.parametrize(
+    ("case", "path", "part", "grade"),
+    [
+        *((WRITE, "GPU0 -> GPU1", part, grade) for part, grade in ((0.96, Grade.PASS), (0.9, Grade.WARN))),
+        (WRITE, "GPU0 -> GPU1", 0.8, Grade.FAIL),
+        *((H2D, "NUMA0 -> GPU1", part, grade) for part, grade in ((0.85, Grade.PASS), (0.7, Grade.WARN))),
+        (H2D, "NUMA0 -> GPU1", 0.5, Grade.FAIL),
+        *((LATENCY, "GPU0 -> GPU1", part, grade) for part, grade in ((0.8, Grade.PASS), (1.3, Grade.WARN))),
+        (LATENCY, "GPU0 -> GPU1", 2.0, Grade.FAIL),
+    ],
+)
+def test_a_path_is_held_against_its_peers_by_the_bounds_of_its_kind(
+    case: str, path: str, part: float, grade: Grade
+) -> None:
+    def value(task: Task, flow: Flow) -> float:
+        return usual(task, flow) * (part if flow.path == path else 1)
+
+    judgements = by(verdict_of(run(case, value=value), None), Yardstick.PEERS)
+    grades_by_path = {judgement.reason.split(": ")[0]: judgement.grade for judgement in judgements}
+    assert grades_by_path.pop(path) is grade
+    assert set(grades_by_path.values()) == {Grade.PASS}
+
+
+@pytest.mark.parametrize(("case", "part"), [(WRITE, 0.98), (LATENCY, 1.02)])
+def test_the_worst_of_a_class_is_the_lowest_bandwidth_or_the_longest_latency(case: str, part: float) -> None:
+    report = run(case, value=lambda task, flow: usual(task, flow) * (part if flow.path == "GPU0 -> GPU1" else 1))
+    (path_class,) = verdict_of(report).classes
+    assert path_class.worst == pytest.approx(USUAL[case] * part)
+    assert path_class.median == pytest.approx(USUAL[case])
+
+
 def test_a_slow_gpu_is_named_in_every_class_that_shows_it() -> None:
     culprits = verdict_of(run(WRITE, BOTH, H2D, value=slow_at("GPU1", source=False))).culprits
     assert [(culprit.label, culprit.direction) for culprit in culprits] == [("GPU1", Direction.INGRESS)] * 3

@@ -41,6 +41,7 @@ PROFILE = load("hgx-h200")
 PATH = "GPU0 -> GPU1"
 FLAPS = (112.0, 396.0, 396.0)
 Change = Callable[[Measurement], Measurement]
+R = DoubtReason
 
 
 def sampled(measurement: Measurement, *values: float) -> Measurement:
@@ -244,6 +245,25 @@ def test_numbers_of_other_paths_are_no_measure_for_the_rest() -> None:
     assert report.verdict.culprits == ()
 
 
+@pytest.mark.parametrize(
+    ("reason", "forbidden"),
+    [
+        *((reason, {Use.COMPARE_BETTER}) for reason in (R.UNSTABLE, R.WORST_SAMPLE, R.ATTEMPTS_DIFFER)),
+        *((reason, {Use.COMPARE_WORSE}) for reason in (R.OTHER_PROCESSES, R.HOST_BUSY)),
+        *(
+            (reason, {Use.COMPARE_BETTER, Use.COMPARE_WORSE})
+            for reason in (R.PLACEMENT, R.ROUTE, R.TOO_FAST, R.DEGRADED)
+        ),
+        *((reason, set()) for reason in (R.THROTTLED, R.ERRORS_ROSE, R.UNGATED, R.UNVERIFIED)),
+    ],
+)
+def test_what_is_doubted_is_not_learnt_and_compared_only_where_the_doubt_is_not_its_explanation(
+    reason: DoubtReason, forbidden: set[Use]
+) -> None:
+    doubt = Doubt(reason=reason, effect=Effect.WARN, measurement=5)
+    assert {use for use in Use if unbelieved([doubt], use) == {5}} == {Use.LEARN, *forbidden}
+
+
 class TestAnswer:
     """What a run answers, and with which code."""
 
@@ -259,6 +279,10 @@ class TestAnswer:
 
     def test_one_bad_attempt_is_a_warning(self) -> None:
         answer = self.answer_of(lambda m: attempted(m, [FLAPS, 3 * [396.0]]))
+        assert (answer.state, answer.exit_code) == (State.WARN, 0)
+
+    def test_clocks_that_were_lowered_are_a_warning_even_where_the_path_is_fast(self) -> None:
+        answer = self.answer_of(beside(throttle_reasons=["hw-thermal-slowdown"]))
         assert (answer.state, answer.exit_code) == (State.WARN, 0)
 
     def test_memory_on_another_node_than_named_fails(self) -> None:
