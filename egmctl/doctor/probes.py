@@ -123,10 +123,7 @@ def _results(gpus: Sequence[str], planned: _Plan, on_probe: OnProbe, *, at_once:
     processes: dict[str, Prober] = {}
     with ReleaseStack() as cleanup:
         try:
-            for name in (name for probe in probes for name in _names(probe)):
-                if name not in processes:
-                    processes[name] = Prober()
-                    cleanup.callback(processes[name].close)
+            _start_missing(probes, processes, cleanup)
             answer, _ = processes[_names(probes[0])[0]].ask({"do": "visible"})
         except ChildFailed as error:
             answer = {"failed": _end(error)}
@@ -138,6 +135,12 @@ def _results(gpus: Sequence[str], planned: _Plan, on_probe: OnProbe, *, at_once:
         last = [probe for probe in probes if probe.kind is ProbeKind.DMA_BUF]
         apart = (*_ALONE, ProbeKind.DMA_BUF)
         probes = alone + [probe for probe in planned(visible) if probe.kind not in apart] + last
+        # Of two GPUs that CUDA was to show one may be hidden: two processes on the other then share memory.
+        try:
+            _start_missing(probes, processes, cleanup)
+        except ChildFailed as error:
+            yield from (replace(probe, **_end(error)) for probe in probes)
+            return
         if at_once:
             _open_contexts(probes, processes, visible)
         for number, probe in enumerate(probes):
@@ -292,6 +295,14 @@ def _names(probe: Probe) -> list[str]:
         return ["peers"]
     owner, importer = probe.gpus
     return [owner, importer if importer != owner else "the other process on the GPU"]
+
+
+def _start_missing(probes: Iterable[Probe], processes: dict[str, Prober], cleanup: ReleaseStack) -> None:
+    """Start the processes that probes need and that do not run yet."""
+    for name in (name for probe in probes for name in _names(probe)):
+        if name not in processes:
+            processes[name] = Prober()
+            cleanup.callback(processes[name].close)
 
 
 def _open_contexts(probes: Iterable[Probe], processes: Mapping[str, Prober], visible: Sequence[str]) -> None:

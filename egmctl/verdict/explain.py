@@ -393,12 +393,20 @@ def during(report: RunReport) -> Iterator[tuple[Finding, set[int]]]:
         finding = warned("memory is not on the NUMA node that was asked for", remedy, check=OTHER_NODE)
         yield replace(finding, evidence=(fact("placement", detail),)), set(numbers)
     rerouted = by_reason.get(DoubtReason.ROUTE, [])
-    by_cpu = [doubt for doubt in rerouted if _is_left_to_the_cpu(report.measurements[doubt.measurement])]
+    by_cpu = [
+        doubt
+        for doubt in rerouted
+        if doubt.detail == LinkKind.PCIE and _is_left_to_the_cpu(report.measurements[doubt.measurement])
+    ]
     if by_cpu:
         text = (
             "Measure a GPU's path between host memory with kernels: egmctl bench --case 'host_numa_to_host_numa_*_sm'."
         )
-        finding = noted("the driver let the CPU copy between host memory", check=OTHER_LINK, remedy=todo(text))
+        finding = noted(
+            "PCIe carried too little: the driver probably let the CPU copy between host memory",
+            check=OTHER_LINK,
+            remedy=todo(text),
+        )
         yield finding, {doubt.measurement for doubt in by_cpu}
     others = [doubt for doubt in rerouted if doubt not in by_cpu]
     for link, numbers in grouped((doubt.detail, doubt.measurement) for doubt in others).items():
@@ -480,7 +488,7 @@ def _gpu_findings(report: RunReport, check: str) -> Iterator[tuple[Finding, set[
         if all(map(str.isdecimal, indices)):
             label = f"GPU{format_kernel_list(set(map(int, indices)))}"
         place = Place(kind=PlaceKind.GPU, ids=tuple(dict.fromkeys(gpu.bus_id for _, gpu in affected)), label=label)
-        finding = warned(sentence, remedy, place, check=check, hardware=check == THROTTLED)
+        finding = warned(sentence, remedy, place, check=check)
         yield finding, {number for number, _ in affected}
 
 

@@ -58,6 +58,16 @@ class TestOnFakeNodes:
         assert sizes == {2 << 20}
 
     @pytest.mark.long
+    @pytest.mark.parametrize("mode", ["default", "exclusive-process"])
+    def test_where_cuda_shows_one_gpu_two_processes_share_its_memory(
+        self, egmctl: RunEgmctl, fake_node: MakeFakeNode, mode: str
+    ) -> None:
+        machine = patched(with_imex_channel(nvl4()), "gpus[*].nvml", compute_mode=mode)
+        node = fake_node(machine)
+        _, findings = active(egmctl, node, *ONLY_ACTIVE, CUDA_VISIBLE_DEVICES="0")
+        assert statuses(findings, "ipc.legacy-active") == ["pass"]
+
+    @pytest.mark.long
     @pytest.mark.parametrize(("mode", "is_at_once"), [("default", True), ("exclusive-process", False)])
     def test_contexts_are_opened_at_once_unless_a_gpu_may_have_one(
         self, egmctl: RunEgmctl, fake_node: MakeFakeNode, mode: str, is_at_once: bool

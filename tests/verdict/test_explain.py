@@ -122,7 +122,7 @@ def test_a_copy_between_host_memory_that_the_cpu_made_blames_no_link() -> None:
     report = with_causes(with_verdict(replace(made, machines=(H200,)), PROFILE))
     ((finding, numbers),) = [(cause.finding, cause.measurements) for cause in report.causes]
     assert (finding.check, finding.status) == ("bench.other-link", FindingStatus.NOTE)
-    assert finding.summary == "the driver let the CPU copy between host memory"
+    assert finding.summary.endswith("the driver probably let the CPU copy between host memory")
     assert set(numbers) == set(range(len(report.measurements)))
 
 

@@ -278,24 +278,24 @@ def _planned_tasks(
 
 
 def _planned_task(
-    case: Case, point: Point, known: Known, made: Candidate, settings: Settings, not_installed: str
+    case: Case, point: Point, known: Known, candidate: Candidate, settings: Settings, not_installed: str
 ) -> PlannedTask:
     machine = known.machine
-    gpu_waivers = {gpu.bus_id: known.gpu_waiver(gpu.bus_id) for gpu in made.gpus}
-    waivers = [*gpu_waivers.values(), *(path.waiver for path in made.paths)]
-    waivers += [handle_waiver(machine, case.handle, gpu) for gpu in made.gpus]
-    waivers += [capability_waiver(case.engine, gpu) for gpu in made.gpus]
-    waivers += [blocks_waiver(point, gpu) for gpu in made.gpus]
-    waivers += [atomics_waiver(case.engine, machine, flow) for flow in made.flows]
+    gpu_waivers = {gpu.bus_id: known.gpu_waiver(gpu.bus_id) for gpu in candidate.gpus}
+    waivers = [*gpu_waivers.values(), *(path.waiver for path in candidate.paths)]
+    waivers += [handle_waiver(machine, case.handle, gpu) for gpu in candidate.gpus]
+    waivers += [capability_waiver(case.engine, gpu) for gpu in candidate.gpus]
+    waivers += [blocks_waiver(point, gpu) for gpu in candidate.gpus]
+    waivers += [atomics_waiver(case.engine, machine, flow) for flow in candidate.flows]
     if not_installed:
         waivers.append(Waiver(kind=WaiverKind.UNSUPPORTED_ENGINE, reason=not_installed))
     if not settings.allow_busy:
         # Users of a GPU that is already unusable here are not reported.
-        waivers += [busy_waiver(gpu) for gpu in made.gpus if gpu_waivers[gpu.bus_id] is None]
-    planned = planned_task(case, point, made, settings, waivers)
+        waivers += [busy_waiver(gpu) for gpu in candidate.gpus if gpu_waivers[gpu.bus_id] is None]
+    planned = planned_task(case, point, candidate, settings, waivers)
     if planned.waiver is not None or not takes_pages(case):
         return planned
-    waiver = pages_waiver(machine, planned, made.gpus)
+    waiver = pages_waiver(machine, planned, candidate.gpus)
     return planned if waiver is None else replace(planned, waivers=(waiver,))
 
 

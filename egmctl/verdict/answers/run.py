@@ -20,7 +20,7 @@ from egmctl.model.route import Egm, LinkKind
 from egmctl.model.task import Quantity
 from egmctl.model.verdict import Grade, Yardstick
 from egmctl.topology.platform import in_rack
-from egmctl.units import natural, several, shortened
+from egmctl.units import several, shortened
 from egmctl.verdict.answers.run_words import Decided, left_out, nccl_notes, next_step, sentence, word
 from egmctl.verdict.answers.words import cause_words, crosses_unknown_links, doubt_words, first_causes
 from egmctl.verdict.explain import CHANGED, EXCUSES, IN_USE, Shortfalls, shortfalls
@@ -40,8 +40,8 @@ def of_run(report: RunReport, *, whole_node: bool = False) -> Answer:
     """
     short = shortfalls(report)
     causes = tuple(_causes(report, short))
-    found = [*_gaps(report, causes, short, whole_node=whole_node), *_nccl_gaps(report.nccl, causes)]
-    gaps = tuple(sorted(found, key=lambda gap: list(GapKind).index(gap.kind)))
+    all_gaps = [*_gaps(report, causes, short, whole_node=whole_node), *_nccl_gaps(report.nccl, causes)]
+    gaps = tuple(sorted(all_gaps, key=lambda gap: list(GapKind).index(gap.kind)))
     verdict = report.verdict
     states = [cause.state for cause in causes] + [gap.kind.state for gap in gaps]
     doubted = any(doubt.effect is Effect.WARN for doubt in report.doubts)
@@ -168,12 +168,12 @@ def to_find(report: RunReport, numbers: Collection[int]) -> Remedy:
     m = report.measurements[worst]
     value = "" if m.headline is None else f" ({m.headline.median:.1f} {m.quantity.unit}"
     value += f", {expected[worst]:.1f} expected)" if value and worst in expected else ")" * bool(value)
-    indices = sorted({label.removeprefix("GPU") for label in m.ends if label.startswith("GPU")}, key=natural)
-    # Labels of several nodes are no numbers that --gpus takes.
-    gpus = f" --gpus {','.join(indices)}" if indices and all(map(str.isdecimal, indices)) else ""
-    look = f"egmctl doctor --active{gpus}"
+    indices = sorted(gpu.index for gpu in report.gpus if gpu.label in m.ends)
+    look = f"egmctl doctor --active --gpus {','.join(map(str, indices))}" if indices else "egmctl doctor --active"
     text = f"Look for the cause of {m.path}{value} with {look!r}, then measure again"
-    return Remedy(text=f"{text}; if nothing changes, inspect these GPUs and their links.", look=look)
+    if indices:
+        text += "; if nothing changes, inspect these GPUs and their links"
+    return Remedy(text=f"{text}.", look=look)
 
 
 # --- gaps ------------------------------------------------------------------------------------------------------------
