@@ -75,7 +75,7 @@ def cases() -> tuple[Case, ...]:
     """Every remedy that a check gives on any of the machines, at each site; each once."""
     choice = random.Random(7)  # noqa: S311
     scene_machines = [scene.machine() for scene in {**scenes(), **SICK}.values()]
-    asked = [
+    asked: list[tuple[Machine, tuple[Scope, ...]]] = [
         (fault.machine(), (fault.scope, replace(fault.scope, purposes=tuple(Guard)))) for fault in faults().values()
     ]
     asked += [(machine, (EVERYTHING, NAMED)) for machine in scene_machines]
