@@ -91,7 +91,11 @@ def test_a_table_is_read_only_to_its_end() -> None:
     assert (row.size_bytes, row.time_us, row.bus_gb_s, row.verified) == (1 << 30, 3296.0, 325.77, True)
     wrong = TABLE.replace("325.77      0", "325.77     12").replace(": 0 OK", ": 12 FAILED")
     assert [row.verified for row in read_table(wrong)] == [False]
-    assert [row.verified for row in read_table(TABLE.replace("325.77      0", "325.77    N/A"))] == [None]
+    for wrong_in_place in ("12", "1e+06"):
+        wrong = TABLE.replace("325.27      0", f"325.27  {wrong_in_place:>5}")
+        assert [row.verified for row in read_table(wrong)] == [False], "in place counts too"
+    assert [row.verified for row in read_table(TABLE.replace(": 0 OK", ": 3 FAILED"))] == [False]
+    assert [row.verified for row in read_table(TABLE.replace("      0", "    N/A"))] == [None]
     for cut in (TABLE.partition("# Out of bounds")[0], "", "all_reduce_perf: not found"):
         with pytest.raises(NoTable):
             read_table(cut)
@@ -222,6 +226,11 @@ def test_nccl_tests_is_used_where_pytorch_is_not(monkeypatch: pytest.MonkeyPatch
     assert (nccl.status, nccl.plan.samples) == (NcclStatus.OK, 1)
     assert {each.name: round(each.bus_gb_s, 1) for each in nccl.results}["all_reduce"] == 325.8
     assert nccl.transports["P2P/CUMEM"] == 2 * 3
+    wrong = TABLE.replace("325.27      0", "325.27     12").replace(": 0 OK", ": 12 FAILED")
+    binary(tmp_path, "all_gather_perf", wrong, code=1)
+    nccl = ran(monkeypatch, program=NcclProgram.NCCL_TESTS, **path)
+    assert (nccl.status, nccl.failures) == (NcclStatus.CORRUPT, ()), "wrong values end no later collective"
+    assert [each.verified for each in nccl.results] == [True, False, True]
     binary(tmp_path, "all_gather_perf", "Test NCCL failure common.cu:1005 'unhandled cuda error'", code=3)
     nccl = ran(monkeypatch, program=NcclProgram.NCCL_TESTS, **path)
     assert [each.name for each in nccl.results] == ["all_reduce"], "what was measured before stays"

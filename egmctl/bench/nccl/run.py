@@ -19,7 +19,7 @@ from typing import Any
 from egmctl.bench.nccl.collectives import result_of
 from egmctl.bench.nccl.log import NcclLog, read_log
 from egmctl.bench.nccl.plan import binaries
-from egmctl.bench.nccl.table import read_table
+from egmctl.bench.nccl.table import is_complete, read_table
 from egmctl.bench.nccl.torch_rank import WARM_UP
 from egmctl.errors import ChildFailed, ChildNotStarted
 from egmctl.facts.error_log import read_failures
@@ -310,7 +310,7 @@ class Gathering:
         """Take one collective of nccl-tests: the mean of its iterations, out of place."""
         if ran.collective != name:
             raise ValueError(f"{ran.collective} in place of {name}")
-        rows = () if ran.exit_code and "# Out of bounds" not in ran.output else read_table(ran.output)
+        rows = () if ran.exit_code and not is_complete(ran.output) else read_table(ran.output)
         if not rows:
             self.outputs.append(ran.output)
             reason = f"{name}_perf ended with exit code {ran.exit_code}"
