@@ -18,9 +18,10 @@ import pytest
 
 from egmctl.api.bench import Bench, judge_run
 from egmctl.bench.nccl.collectives import COLLECTIVES
+from egmctl.bench.nccl.job import Part, plan_of_job
 from egmctl.bench.nccl.log import read_log
-from egmctl.bench.nccl.plan import BINARIES, nccl_plan
-from egmctl.bench.nccl.run import Start, measure, start_process
+from egmctl.bench.nccl.plan import BINARIES, NcclRequest, fitting_bytes, free_bytes, nccl_plan, room_of
+from egmctl.bench.nccl.run import Start, measure, not_measured, start_process
 from egmctl.bench.nccl.table import NoTable, read_table
 from egmctl.bench.suites import select_collectives
 from egmctl.errors import ChildNotStarted, UsageError
@@ -106,12 +107,15 @@ def test_bus_bandwidths_are_counted_as_nccl_tests_counts_them() -> None:
     assert factors == {"all_reduce": 1.75, "all_gather": 0.875, "sendrecv": 1}
 
 
+LITTLE = Settings(size_bytes=1 << 16, copies=2, samples=2, timeout_s=60)
+
+
 def little(node: Machine, gpus: int = 2, timeout_s: float = 60, program: NcclProgram = NcclProgram.TORCH) -> NcclPlan:
     """Return the plan of all collectives with little data."""
     return nccl_plan(
         node,
         (node.gpus or ())[:gpus],
-        Settings(size_bytes=1 << 16, copies=2, samples=2, timeout_s=timeout_s),
+        replace(LITTLE, timeout_s=timeout_s),
         collectives=tuple(COLLECTIVES),
         size_bytes=1 << 16,
         nvls=False,
@@ -336,11 +340,41 @@ def test_the_plan_takes_what_fits_and_leaves_out_what_cannot_be_used() -> None:
     assert planned(small).size_bytes == 1 << 28
     large = planned(small, size="400M", cases=("nccl_all_reduce",))
     assert [waiver.kind for waiver in large.waivers] == [WaiverKind.NO_ROOM]
+    assert little(small, program=NcclProgram.NCCL_TESTS).waivers == ()
+    room = room_of([free_bytes(small, gpu) for gpu in small.gpus or ()], LITTLE)
+    assert room is not None
+    third = room // 3
+    assert (
+        fitting_bytes(None, 2, room, NcclProgram.NCCL_TESTS) <= third < fitting_bytes(None, 2, room, NcclProgram.TORCH)
+    )
     (alone,) = planned(node, gpus="0").waivers
     assert alone.reason == "NCCL needs two GPUs"
     denied = with_gpu_denied(shipped("hgx-h200x4"), 1)
     assert len(planned(denied).gpus) == 3
     assert [waiver.kind for waiver in planned(denied, gpus="0,3").waivers] == [WaiverKind.GPU_UNUSABLE]
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "has_torch", "kind", "remedy"),
+    [
+        (None, False, WaiverKind.NOT_INSTALLED, "Install PyTorch for this Python"),
+        (1 << 30, True, WaiverKind.NO_ROOM, "Give a smaller --size"),
+        (None, True, None, ""),
+    ],
+)
+def test_a_job_is_told_why_it_is_not_measured(
+    size_bytes: int | None, has_torch: bool, kind: WaiverKind | None, remedy: str
+) -> None:
+    node = shipped("hgx-h200x4")
+    gpus = (node.gpus or ())[:2]
+    parts = [Part(gpu=gpu, folder="", has_torch=has_torch, free_bytes=1 << 30, busy=None) for gpu in gpus]
+    request = NcclRequest(collectives=("all_reduce",), settings=LITTLE, size_bytes=size_bytes, nvls=False)
+    plan = plan_of_job(node, [gpu.bus_id for gpu in gpus], parts, request)
+    assert [waiver.kind for waiver in plan.waivers] == ([] if kind is None else [kind])
+    for waiver in plan.waivers:
+        run = answered(with_nccl_cause(replace(measured_links(WRITE, gpus=2), nccl=not_measured(plan, waiver.reason))))
+        assert run.causes[-1].finding.remedy is not None
+        assert run.causes[-1].finding.remedy.text.startswith(remedy)
 
 
 def with_free(gpu: Any, free_bytes: int) -> Any:

@@ -11,12 +11,20 @@ import datetime
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from egmctl import __version__
-from egmctl.bench.nccl.plan import ITERATIONS, NcclRequest, fitting_bytes, free_bytes, installed
+from egmctl.bench.nccl.plan import (
+    ITERATIONS,
+    NcclRequest,
+    fitting_bytes,
+    free_bytes,
+    installed,
+    room_of,
+    waivers_of,
+)
 from egmctl.bench.nccl.run import (
     TORCH,
     Gathering,
@@ -39,7 +47,7 @@ from egmctl.errors import ChildNotStarted, UsageError
 from egmctl.facts.redact import redact
 from egmctl.launch import Child
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.finding import Waiver, WaiverKind
+from egmctl.model.finding import Waiver
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport
@@ -55,7 +63,7 @@ LOG_LIMIT = 256 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class Part:
     """What one rank tells all others before the plan."""
 
     gpu: Gpu
@@ -102,16 +110,16 @@ def measure_job(
         raise UsageError(f"--suite nccl is for the GPUs of one node, and this job has {len(hosts(infos))} nodes")
     gpu = machine.gpu(bus_ids[world.rank])
     with tempfile.TemporaryDirectory(prefix="egmctl-nccl-") as folder:
-        own = _Part(
+        own = Part(
             gpu=gpu,
             folder=folder,
             has_torch=installed() is NcclProgram.TORCH,
             free_bytes=free_bytes(machine, gpu),
             busy=None if request.settings.allow_busy else busy_waiver(gpu),
         )
-        parts = [from_json(_Part, part) for part in world.all_gather(to_json(own), GATHER_S)]
+        parts = [from_json(Part, part) for part in world.all_gather(to_json(own), GATHER_S)]
         node = merge_gpus(machine, [part.gpu for part in parts])
-        plan = _plan(node, bus_ids, parts, request)
+        plan = plan_of_job(node, bus_ids, parts, request)
         if plan.waivers:
             nccl = not_measured(plan, plan.waivers[0].reason)
         else:
@@ -136,32 +144,28 @@ def measure_job(
     return report, machine
 
 
-def _plan(node: Machine, bus_ids: Sequence[str], parts: Sequence[_Part], request: NcclRequest) -> NcclPlan:
+def plan_of_job(node: Machine, bus_ids: Sequence[str], parts: Sequence[Part], request: NcclRequest) -> NcclPlan:
     """Return the plan, which all ranks make alike."""
-    frees = [part.free_bytes for part in parts if part.free_bytes is not None]
-    waivers = [part.busy for part in parts if part.busy is not None]
-    if not all(part.has_torch for part in parts):
-        waivers.append(Waiver(kind=WaiverKind.UNSUPPORTED_ENGINE, reason="PyTorch is not installed for every task"))
-    if any(part.gpu.uuid is None for part in parts):
-        reason = "NCCL's processes choose GPUs by UUID, and a task's has none"
-        waivers.append(Waiver(kind=WaiverKind.UNSUPPORTED_ENGINE, reason=reason))
-    if len(parts) < 2:
-        waivers.append(Waiver(kind=WaiverKind.UNSUPPORTED_ENGINE, reason="NCCL needs two GPUs"))
-    share = request.settings.memory_percent
-    return NcclPlan(
+    settings = request.settings
+    room = room_of((part.free_bytes for part in parts), settings)
+    program = NcclProgram.TORCH if all(part.has_torch for part in parts) else None
+    plan = NcclPlan(
         collectives=request.collectives,
         gpus=tuple(bus_ids),
         labels=tuple(f"GPU{node.gpu(bus_id).index}" for bus_id in bus_ids),
-        size_bytes=fitting_bytes(request.size_bytes, len(parts), min(frees) * share // 100 if frees else None),
-        iterations=request.settings.copies or ITERATIONS,
-        samples=request.settings.samples,
+        size_bytes=fitting_bytes(request.size_bytes, len(parts), room, program),
+        iterations=settings.copies or ITERATIONS,
+        samples=settings.samples,
         nvls=request.nvls,
-        program=NcclProgram.TORCH,
-        waivers=tuple(waivers),
+        program=program,
     )
+    busy = [part.busy for part in parts if part.busy is not None]
+    missing = "" if program is not None else "PyTorch is not installed for every task"
+    own = waivers_of(plan, [part.gpu for part in parts], settings, room, missing=missing)
+    return replace(plan, waivers=(*busy, *own))
 
 
-def _measure(world: World, plan: NcclPlan, parts: Sequence[_Part], own: _Part, request: NcclRequest) -> NcclRun:
+def _measure(world: World, plan: NcclPlan, parts: Sequence[Part], own: Part, request: NcclRequest) -> NcclRun:
     """Run this rank's process through all rounds; return the outcome, which is complete on rank 0."""
     timeout_s = request.settings.timeout_s
     # Device 0 of a process that sees its own GPU alone, as under a launcher that binds.
