@@ -31,8 +31,11 @@ from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport, Settings
-from egmctl.model.nccl import NcclPlan, NcclProgram, NcclRun, NcclStatus
+from egmctl.model.nccl import NcclPlan, NcclProgram, NcclRun, NcclStatus, RankFailure
+from egmctl.model.verdict import Grade
+from egmctl.report.views.nccl import nccl_section
 from egmctl.verdict.answers import answered
+from egmctl.verdict.explain import with_causes
 from egmctl.verdict.nccl import beside_links, with_nccl_cause
 from tests.conftest import ROOT, RunEgmctl
 from tests.doctor.machines import shipped, with_gpu_denied
@@ -211,6 +214,22 @@ def test_wrong_values_are_no_bandwidth_that_passes(monkeypatch: pytest.MonkeyPat
     assert (nccl.status, [each.verified for each in nccl.results]) == (NcclStatus.CORRUPT, [False, True, True])
     run = whole(nccl)
     assert (run.answer.state, run.causes[-1].finding.check) == (State.BAD, "bench.nccl")
+
+
+def test_corrupt_data_comes_before_slow_links_and_hides_no_failure() -> None:
+    failure = RankFailure(rank=1, label="GPU1", how="crashed", reason="its process died from SIGKILL")
+    reason = "NCCL left wrong values in all_reduce"
+    nccl = NcclRun(plan=little(shipped("hgx-h200x4")), status=NcclStatus.CORRUPT, reason=reason, failures=(failure,))
+    slow = judge_run(measured_links(WRITE, gpus=2, value=lambda *_: 1.0), shipped("hgx-h200x4"))
+    assert slow.verdict is not None
+    assert {entry.grade for entry in slow.verdict.classes} == {Grade.FAIL}
+    run = answered(with_nccl_cause(with_causes(replace(slow, nccl=nccl))))
+    answer = run.answer
+    assert (answer.state, answer.sentence) == (State.BAD, f"GPU0, GPU1: {reason}")
+    assert answer.causes[0].finding.check == "bench.nccl"
+    assert answer.next_step is not None
+    assert answer.next_step.text.startswith("Drain the node: data arrived corrupt")
+    assert "GPU1: its process died from SIGKILL" in str([*nccl_section(run)])
 
 
 def binary(folder: Path, name: str, printed: str, code: int = 0) -> None:

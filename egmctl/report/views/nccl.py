@@ -71,7 +71,8 @@ def _lines(report: RunReport, nccl: NcclRun) -> Iterator[str]:
         names = [f"{printable(name)} ({count})" for name, count in nccl.transports.items()]
         channels = "" if nccl.channels is None else f"; {several(nccl.channels, 'channel')}"
         yield f"connections by transport: {shortened(names, _TRANSPORTS)}{channels}"
-    for failure in nccl.failures[1:]:
+    # The reason of a run that failed names its first failure.
+    for failure in nccl.failures[1:] if nccl.status is NcclStatus.FAILED else nccl.failures:
         yield printable(f"{failure.label}: {failure.reason}")
 
 
