@@ -21,7 +21,7 @@ from egmctl.bench.nccl.collectives import COLLECTIVES
 from egmctl.bench.nccl.job import Part, plan_of_job
 from egmctl.bench.nccl.log import read_log
 from egmctl.bench.nccl.plan import BINARIES, NcclRequest, fitting_bytes, free_bytes, nccl_plan, room_of
-from egmctl.bench.nccl.run import Start, measure, not_measured, start_process
+from egmctl.bench.nccl.run import Gathering, Start, measure, not_measured, put_together, start_process
 from egmctl.bench.nccl.table import NoTable, read_table
 from egmctl.bench.suites import select_collectives
 from egmctl.errors import ChildNotStarted, UsageError
@@ -257,9 +257,17 @@ def test_nccl_tests_is_used_where_pytorch_is_not(monkeypatch: pytest.MonkeyPatch
     binary(tmp_path, "all_gather_perf", "Test NCCL failure common.cu:1005 'unhandled cuda error'", code=3)
     nccl = ran(monkeypatch, program=NcclProgram.NCCL_TESTS, **path)
     assert [each.name for each in nccl.results] == ["all_reduce"], "what was measured before stays"
-    assert nccl.reason == "NCCL failed in all_gather: GPU0, GPU1: transport/p2p.cc:275: Cuda failure 101 " + (
-        "'invalid device ordinal'"
+    assert nccl.reason == "NCCL failed in all_gather: GPU0, GPU1: all_gather_perf ended with exit code 3; " + (
+        "NCCL warned: transport/p2p.cc:275: Cuda failure 101 'invalid device ordinal'"
     )
+
+
+def test_a_warning_of_any_rank_is_beside_how_all_hung() -> None:
+    plan = little(shipped("hgx-h200x4"))
+    hung = RankFailure(rank=None, label="GPU0, GPU1", how="timed-out", reason="no rank has responded for 60 s")
+    nccl = put_together(plan, Gathering(plan, failures=[hung]), {0: "", 1: LOG}, {})
+    (failure,) = nccl.failures
+    assert failure.reason.startswith("no rank has responded for 60 s; NCCL warned: transport/p2p.cc:275: Cuda failure")
 
 
 # --- its answer ------------------------------------------------------------------------------------------------------
@@ -296,9 +304,10 @@ def test_the_bus_bandwidth_is_set_beside_the_slowest_direction_of_a_link(monkeyp
 def test_a_gpu_a_task_is_the_cause_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """As NCCL 2.28 died on two H200: each process may use one GPU alone, by the device cgroup."""
     nccl = ran(monkeypatch, FAKE_TORCH="cuda101:01")
-    assert [failure.reason for failure in nccl.failures] == [
-        "transport/p2p.cc:275: Cuda failure 101 'invalid device ordinal'"
-    ] * 2
+    for failure in nccl.failures:
+        assert failure.reason.startswith("its process raised DistBackendError: ")
+        assert failure.reason.endswith("; NCCL warned: transport/p2p.cc:275: Cuda failure 101 'invalid device ordinal'")
+    assert len(nccl.failures) == 2
     assert "host" not in json.dumps(to_json(nccl)), "its lines name the host"
     elsewhere = whole(nccl)
     finding = elsewhere.causes[-1].finding

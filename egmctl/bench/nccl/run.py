@@ -378,11 +378,16 @@ def _step(plan: NcclPlan, gathering: Gathering) -> str:
 
 
 def _with_warning(failure: RankFailure, logs: Mapping[int, str]) -> RankFailure:
-    """Return a failure with NCCL's own words, which say more than the exception that follows from them."""
-    warnings = read_log([logs.get(failure.rank or 0, "")]).warnings
+    """Return a failure with a warning of NCCL's after it, of all ranks where its rank is not known.
+
+    A warning need not be why the process ended: NCCL also warns of what it can do without.
+    """
+    texts = logs.values() if failure.rank is None else [logs.get(failure.rank, "")]
+    warnings = read_log(texts).warnings
     if not warnings or failure.how == "garbled":
         return failure
-    return replace(failure, reason=next((words for words in warnings if "failure" in words), warnings[-1]))
+    warning = next((words for words in warnings if "failure" in words), warnings[-1])
+    return replace(failure, reason=f"{failure.reason}; NCCL warned: {warning}")
 
 
 def _known(log: NcclLog, outputs: Sequence[str]) -> tuple[Any, ...]:

@@ -118,7 +118,7 @@ def _causes(report: RunReport, short: Shortfalls) -> Iterator[Cause]:
     is_corrupt = report.nccl is not None and report.nccl.status is NcclStatus.CORRUPT
 
     def place(cause: Cause) -> tuple[bool, bool, int, int]:
-        # Corrupt data comes before all that is slow; then what changed during the run, as the others may be its effects.
+        # Corrupt data first; then what changed during the run: the other causes may only be its effects.
         ordered = not (is_corrupt and cause.finding.check == NCCL), cause.finding.check != CHANGED
         return *ordered, list(Status).index(cause.status), -len(cause.measurements)
 
