@@ -53,7 +53,7 @@ class NcclStatus(StrEnum):
     FAILED = "failed"
     """A rank failed, died or hung, or what it reported has not the form that it must have."""
     WAIVED = "waived"
-    """It was not run, because of its waivers or because the run ended before it."""
+    """It was not run because of its waivers, or it was interrupted: the results are those until then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

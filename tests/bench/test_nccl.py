@@ -6,6 +6,7 @@ its binary printed. On GPUs: ``tests/gpu/test_nccl.py``.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -21,9 +22,20 @@ from egmctl.bench.nccl.collectives import COLLECTIVES
 from egmctl.bench.nccl.job import Part, plan_of_job
 from egmctl.bench.nccl.log import read_log
 from egmctl.bench.nccl.plan import BINARIES, NcclRequest, fitting_bytes, free_bytes, nccl_plan, room_of
-from egmctl.bench.nccl.run import Gathering, Start, measure, not_measured, put_together, start_process
+from egmctl.bench.nccl.run import (
+    Gathering,
+    Round,
+    Start,
+    interrupted,
+    measure,
+    next_round,
+    not_measured,
+    put_together,
+    start_process,
+)
 from egmctl.bench.nccl.table import NoTable, read_table
 from egmctl.bench.suites import select_collectives
+from egmctl.bench.supervisor import supervise
 from egmctl.errors import ChildNotStarted, UsageError
 from egmctl.launch import Child
 from egmctl.model.answer import GapKind, State
@@ -260,6 +272,31 @@ def test_nccl_tests_is_used_where_pytorch_is_not(monkeypatch: pytest.MonkeyPatch
     assert nccl.reason == "NCCL failed in all_gather: GPU0, GPU1: all_gather_perf ended with exit code 3; " + (
         "NCCL warned: transport/p2p.cc:275: Cuda failure 101 'invalid device ordinal'"
     )
+
+
+@pytest.mark.processes
+def test_what_was_measured_before_an_interrupt_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = itertools.count()
+
+    def until_all_gather(*arguments: Any) -> Round:
+        if next(rounds) == 2:
+            raise KeyboardInterrupt
+        return next_round(*arguments)
+
+    monkeypatch.setattr("egmctl.bench.nccl.run.next_round", until_all_gather)
+    monkeypatch.setenv("PYTHONPATH", f"{TORCH}{os.pathsep}{ROOT}")
+    node = shipped("hgx-h200x4")
+    links = Bench(suites=("nccl",), cases=("nccl_all_reduce",)).plan(node)
+    report = supervise(replace(links, nccl=little(node)), node, on_progress=lambda *_: None)
+    assert report.interrupted
+    assert report.nccl is not None
+    assert [each.name for each in report.nccl.results] == ["all_reduce"]
+    assert (report.nccl.status, report.nccl.reason) == (NcclStatus.WAIVED, "interrupted before it was done")
+    answer = answered(with_nccl_cause(report)).answer
+    assert (answer.state, answer.exit_code) == (State.INTERRUPTED, 130)
+    assert "all_reduce" in str([*nccl_section(report)])
+    few = little(node, gpus=1)
+    assert interrupted(few).plan == few, "it would not have been measured without the interrupt either"
 
 
 def test_a_warning_of_any_rank_is_beside_how_all_hung() -> None:

@@ -43,6 +43,7 @@ TORCH, TESTS = "egmctl.bench.nccl.torch_rank:run", "egmctl.bench.nccl.tests_proc
 _DEBUG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV"}
 """What makes NCCL log its version, variables and connections; all of it when it starts, nothing in a collective."""
 _HIDDEN = {*_DEBUG, "NCCL_DEBUG_FILE"}
+_INTERRUPTED = "interrupted before it was done"
 _RECORDED = ("NCCL_", "TORCH_NCCL_")
 
 Message = dict[str, Any]
@@ -58,6 +59,8 @@ def start_process(_rank: int, target: str, arguments: dict[str, Any], environmen
 def measure(plan: NcclPlan, machine: Machine, timeout_s: float, start: Start = start_process) -> NcclRun:
     """Measure a plan without waivers, and return how it went; waived if the plan has waivers.
 
+    KeyboardInterrupt ends it: the result then has the collectives so far, and a waiver that it was interrupted.
+
     Parameters
     ----------
     machine
@@ -70,6 +73,7 @@ def measure(plan: NcclPlan, machine: Machine, timeout_s: float, start: Start = s
     if plan.waivers:
         return not_measured(plan, plan.waivers[0].reason)
     devices = ",".join(machine.gpu(bus_id).uuid or "" for bus_id in plan.gpus)
+    is_interrupted = False
     with tempfile.TemporaryDirectory(prefix="egmctl-nccl-") as name:
         folder = Path(name)
         environment = environment_of(plan, devices)
@@ -82,8 +86,11 @@ def measure(plan: NcclPlan, machine: Machine, timeout_s: float, start: Start = s
                     end(members)
         except ChildNotStarted as error:
             gathering.failures.append(failure_of(plan, None, error.how, str(error)))
+        except KeyboardInterrupt:
+            is_interrupted = True
         logs = {rank: read_text(log_file(folder, rank)) for rank in range(len(plan.gpus))}
-    return put_together(plan, gathering, logs, environment)
+    whole = put_together(plan, gathering, logs, environment)
+    return _until_interrupted(whole) if is_interrupted else whole
 
 
 def not_measured(plan: NcclPlan, reason: str) -> NcclRun:
@@ -92,10 +99,19 @@ def not_measured(plan: NcclPlan, reason: str) -> NcclRun:
 
 
 def interrupted(plan: NcclPlan) -> NcclRun:
-    """Return the outcome of a plan whose run was interrupted before it was done."""
-    reason = "interrupted before it was done"
-    waiver = Waiver(kind=WaiverKind.INTERRUPTED, reason=reason)
-    return not_measured(replace(plan, waivers=(*plan.waivers, waiver)), reason)
+    """Return the outcome of a plan whose run was interrupted before NCCL; of a waived one, that it was waived."""
+    if plan.waivers:
+        return not_measured(plan, plan.waivers[0].reason)
+    return _until_interrupted(not_measured(plan, _INTERRUPTED))
+
+
+def _until_interrupted(nccl: NcclRun) -> NcclRun:
+    """Return what was measured until the run was interrupted. Wrong values stay the outcome."""
+    waiver = Waiver(kind=WaiverKind.INTERRUPTED, reason=_INTERRUPTED)
+    plan = replace(nccl.plan, waivers=(*nccl.plan.waivers, waiver))
+    if nccl.status is not NcclStatus.OK:
+        return replace(nccl, plan=plan)
+    return replace(nccl, plan=plan, status=NcclStatus.WAIVED, reason=_INTERRUPTED)
 
 
 def environment_of(plan: NcclPlan, devices: str) -> dict[str, str | None]:

@@ -59,7 +59,7 @@ def _lines(report: RunReport, nccl: NcclRun) -> Iterator[str]:
         yield f"the slowest link direction measured in this run: {path}, {nccl.slowest.gb_s:.1f} GB/s by copies"
     if nccl.not_comparable:
         yield f"not set beside the links: {nccl.not_comparable}"
-    if nccl.status is NcclStatus.WAIVED:
+    if nccl.status is NcclStatus.WAIVED and not nccl.results:
         return
     plan, versions = nccl.plan, nccl.versions
     by = _PROGRAMS.get(plan.program, "") if plan.program is not None else ""
