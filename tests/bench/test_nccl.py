@@ -220,6 +220,16 @@ def test_a_process_that_cannot_be_started_costs_only_this(monkeypatch: pytest.Mo
     )
 
 
+def test_without_a_temporary_folder_only_nccl_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    nccl = ran(monkeypatch)
+    assert nccl.status is NcclStatus.FAILED
+    assert nccl.reason == (
+        "NCCL failed in all_reduce: GPU0, GPU1: no folder for its logs can be made: TMPDIR must name a folder that can "
+        "be written"
+    )
+
+
 @pytest.mark.processes
 def test_wrong_values_are_no_bandwidth_that_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     nccl = ran(monkeypatch, FAKE_TORCH="wrong:1")
@@ -386,6 +396,17 @@ def test_what_was_not_run_does_not_pass(egmctl: RunEgmctl, fake_node: MakeFakeNo
     assert "all_reduce" in done.out
     assert "P2P/CUMEM (4); 24 channels" in " ".join(done.out.split())
     assert "P2P/CUMEM (4); 24 channels" in " ".join(egmctl("show", journal).out.split())
+
+
+@pytest.mark.parametrize(
+    ("allowed", "value", "words"),
+    [(True, None, "NVLS allowed"), (True, "0", "NVLS off (NCCL_NVLS_ENABLE=0)"), (False, "0", "NVLS off")],
+)
+def test_nvls_is_what_the_processes_had(allowed: bool, value: str | None, words: str) -> None:
+    plan = replace(little(shipped("hgx-h200x4")), nvls=allowed)
+    variables = {} if value is None else {"NCCL_NVLS_ENABLE": value}
+    nccl = NcclRun(plan=plan, status=NcclStatus.OK, environment=variables)
+    assert f"; {words}'" in str([*nccl_section(replace(measured_links(WRITE, gpus=2), nccl=nccl))])
 
 
 # --- its plan --------------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -39,6 +38,8 @@ from egmctl.bench.nccl.run import (
     rank_arguments,
     read_text,
     start_process,
+    temporary_folder,
+    without_folder,
 )
 from egmctl.bench.plan import bench_gpu
 from egmctl.bench.plan.flows import busy_waiver
@@ -67,8 +68,8 @@ class Part:
     """What one rank tells all others before the plan."""
 
     gpu: Gpu
-    folder: str
-    """The folder of rank 0, by which the ranks find each other."""
+    folder: str | None
+    """The rank's folder; the ranks find each other by that of rank 0. ``None`` if none could be made."""
     has_torch: bool
     free_bytes: int | None
     busy: Waiver | None
@@ -109,10 +110,11 @@ def measure_job(
     if len(hosts(infos)) > 1:
         raise UsageError(f"--suite nccl is for the GPUs of one node, and this job has {len(hosts(infos))} nodes")
     gpu = machine.gpu(bus_ids[world.rank])
-    with tempfile.TemporaryDirectory(prefix="egmctl-nccl-") as folder:
+    with contextlib.ExitStack() as removed:
+        folder = temporary_folder(removed)
         own = Part(
             gpu=gpu,
-            folder=folder,
+            folder=None if folder is None else str(folder),
             has_torch=installed() is NcclProgram.TORCH,
             free_bytes=free_bytes(machine, gpu),
             busy=None if request.settings.allow_busy else busy_waiver(gpu),
@@ -122,8 +124,10 @@ def measure_job(
         plan = plan_of_job(node, bus_ids, parts, request)
         if plan.waivers:
             nccl = not_measured(plan, plan.waivers[0].reason)
+        elif folder is None or parts[0].folder is None or any(part.folder is None for part in parts):
+            nccl = put_together(plan, without_folder(plan), {}, {})
         else:
-            nccl = _measure(world, plan, parts, own, request)
+            nccl = _measure(world, plan, own, (folder, Path(parts[0].folder)), request)
         # Rank 0's folder is in use until the last rank is done.
         world.all_gather(None, GATHER_S)
     if world.rank:
@@ -165,13 +169,19 @@ def plan_of_job(node: Machine, bus_ids: Sequence[str], parts: Sequence[Part], re
     return replace(plan, waivers=(*busy, *own))
 
 
-def _measure(world: World, plan: NcclPlan, parts: Sequence[Part], own: Part, request: NcclRequest) -> NcclRun:
-    """Run this rank's process through all rounds; return the outcome, which is complete on rank 0."""
+def _measure(world: World, plan: NcclPlan, own: Part, folders: tuple[Path, Path], request: NcclRequest) -> NcclRun:
+    """Run this rank's process through all rounds; return the outcome, which is complete on rank 0.
+
+    Parameters
+    ----------
+    folders
+        This rank's folder, and that of rank 0.
+    """
     timeout_s = request.settings.timeout_s
     # Device 0 of a process that sees its own GPU alone, as under a launcher that binds.
     changes = environment_of(plan, own.gpu.uuid or "")
-    log = log_file(Path(own.folder), world.rank)
-    arguments = rank_arguments(plan, world.rank, 0, Path(parts[0].folder), timeout_s)
+    log = log_file(folders[0], world.rank)
+    arguments = rank_arguments(plan, world.rank, 0, folders[1], timeout_s)
     gathering = Gathering(plan)
     with contextlib.ExitStack() as ended:
         members: dict[int, Child] = {}

@@ -74,10 +74,12 @@ def measure(plan: NcclPlan, machine: Machine, timeout_s: float, start: Start = s
         return not_measured(plan, plan.waivers[0].reason)
     devices = ",".join(machine.gpu(bus_id).uuid or "" for bus_id in plan.gpus)
     is_interrupted = False
-    with tempfile.TemporaryDirectory(prefix="egmctl-nccl-") as name:
-        folder = Path(name)
-        environment = environment_of(plan, devices)
-        gathering = Gathering(plan)
+    environment = environment_of(plan, devices)
+    gathering = Gathering(plan)
+    with contextlib.ExitStack() as removed:
+        folder = temporary_folder(removed)
+        if folder is None:
+            return put_together(plan, without_folder(plan), {}, environment)
         try:
             with _processes(plan, folder, environment, timeout_s, start) as children:
                 members = dict(enumerate(children))
@@ -125,6 +127,20 @@ def environment_of(plan: NcclPlan, devices: str) -> dict[str, str | None]:
     multicast = {} if plan.nvls else {"NCCL_NVLS_ENABLE": "0"}
     # With blocking launches no collective would be queued behind another.
     return {**_DEBUG, **multicast, "CUDA_VISIBLE_DEVICES": devices, "CUDA_LAUNCH_BLOCKING": None}
+
+
+def temporary_folder(removed: contextlib.ExitStack) -> Path | None:
+    """Return a new folder, which the stack removes; ``None`` if none can be made, as on a full or read-only disk."""
+    try:
+        return Path(removed.enter_context(tempfile.TemporaryDirectory(prefix="egmctl-nccl-")))
+    except OSError:
+        return None
+
+
+def without_folder(plan: NcclPlan) -> Gathering:
+    """Return what the processes of a plan report that cannot be started without a temporary folder."""
+    reason = "no folder for its logs can be made: TMPDIR must name a folder that can be written"
+    return Gathering(plan, failures=[failure_of(plan, None, "raised", reason)])
 
 
 def log_file(folder: Path, rank: int) -> Path:
