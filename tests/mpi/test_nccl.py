@@ -53,6 +53,7 @@ def test_a_job_without_a_collective_is_refused(fake_node: MakeFakeNode) -> None:
 
 
 def test_a_task_that_dies_ends_all_and_several_nodes_are_refused(fake_node: MakeFakeNode) -> None:
+    # The other task hears of it when its own rank, which waits in the collective, has been silent for the timeout.
     done = egmctl_under_mpi(tasks(fake_node, "n1", "n1", fault="die:1"), *NCCL, "--timeout", "5")
     reason = json.loads(done.out)["result"]["nccl"]["reason"]
     assert (done.code, reason) == (4, "NCCL failed in all_reduce: rank 1 (GPU1): its process died from SIGKILL")
