@@ -135,9 +135,11 @@ def supervise(
         if plan.nccl is not None:
             # The workers have ended: NCCL has the GPUs and their memory to itself.
             measured_by_nccl = _by_nccl(plan.nccl, machine, plan.settings.timeout_s)
+            interrupted = any(waiver.kind is WaiverKind.INTERRUPTED for waiver in measured_by_nccl.plan.waivers)
     except KeyboardInterrupt:
         interrupted = True
-        measured_by_nccl = None if plan.nccl is None else _by_nccl(plan.nccl, machine, None)
+        if plan.nccl is not None and measured_by_nccl is None:
+            measured_by_nccl = _by_nccl(plan.nccl, machine, None)
     run.waive_rest("interrupted before it was done" if interrupted else None)
     run.tell()
     if measured_by_nccl is not None:

@@ -150,9 +150,16 @@ def _measure_fabric(options: BenchOptions, run: RunOptions, outputs: Outputs, la
 def _measure_by_tasks(options: BenchOptions, run: RunOptions, outputs: Outputs, launch: Launched) -> int:
     """Run NCCL between the tasks of a job, and exit the command by ``typer.Exit``."""
     from egmctl.api.bench import Bench, judge_run
+    from egmctl.bench.nccl.collectives import collective_names
     from egmctl.bench.nccl.job import measure_job
+    from egmctl.units import listed
 
     bench = Bench(**vars(options))
+    if not bench.nccl_request.collectives:
+        raise UsageError(
+            f"--case: the tasks of a job measure NCCL's collectives only, {listed(collective_names())}; with --mpi off "
+            "this node measures other cases"
+        )
     profiles = run.profiles()
     kept = open_journal(replace(run, no_journal=True), outputs)
     with job(launch) as world:

@@ -53,7 +53,7 @@ class NcclStatus(StrEnum):
     FAILED = "failed"
     """A rank failed, died or hung, or what it reported has not the form that it must have."""
     WAIVED = "waived"
-    """It was not run, because of its waivers or because the run ended before it."""
+    """It was not run because of its waivers, or it was interrupted: the results are those until then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,8 @@ class RankFailure:
     how: Plain
     """``raised``, ``crashed``, ``timed-out`` or ``garbled``."""
     reason: str
-    """One sentence: the last warning of NCCL's own log if there is one, otherwise how the process ended."""
+    """How the process ended; then, if NCCL's own log has warnings, the first one of a failure, or else the last one.
+    Where the rank is not known, the warnings of all ranks count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

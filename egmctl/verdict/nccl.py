@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from egmctl.doctor.check import Scope
@@ -13,12 +13,21 @@ from egmctl.model.finding import OF_GPUS, Finding, Guard, Place, PlaceKind, Stat
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.nccl import NcclRun, NcclStatus, SlowestDirection
+from egmctl.model.remedy import Remedy
 from egmctl.model.route import MemoryKind
 from egmctl.model.task import Engine, Pattern
 from egmctl.units import shortened
 
 CHECK = "bench.nccl"
 """The check id of a run's finding on NCCL."""
+_REMEDIES: Mapping[WaiverKind | None, Remedy] = {
+    WaiverKind.NOT_INSTALLED: todo(
+        "Install PyTorch for this Python; without a job, nccl-tests' binaries in PATH do as well."
+    ),
+    WaiverKind.TOO_FEW_GPUS: todo("Measure two or more GPUs."),
+    WaiverKind.NO_ROOM: todo("Give a smaller --size or a larger --memory, or free the GPUs' memory."),
+}
+"""What to do so that NCCL is run, by the kind of the waiver."""
 _LABELS = 8
 """The number of GPUs named in a finding."""
 
@@ -97,11 +106,9 @@ def _finding(nccl: NcclRun, machine: Machine | None) -> Finding | None:
             kinds = {waiver.kind for waiver in nccl.plan.waivers}
             if kinds & {*OF_GPUS, WaiverKind.INTERRUPTED}:
                 return None
-            remedy = todo("Install PyTorch for this Python, or put nccl-tests' binaries in PATH.")
-            if kinds == {WaiverKind.NO_ROOM}:
-                remedy = todo("Give a smaller --size, or free the GPUs' memory.")
-            elif nccl.plan.program is not None or len(nccl.plan.gpus) < 2:
-                remedy = todo("Measure two or more GPUs.")
+            # The reason of a run is that of its first waiver.
+            first = nccl.plan.waivers[0].kind if nccl.plan.waivers else None
+            remedy = _REMEDIES.get(first, todo("See what stops it.", look="egmctl doctor"))
             return unknown(f"NCCL was not run: {nccl.reason}", check=CHECK, remedy=remedy)
         case _:
             return None

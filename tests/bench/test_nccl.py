@@ -6,6 +6,7 @@ its binary printed. On GPUs: ``tests/gpu/test_nccl.py``.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -18,11 +19,23 @@ import pytest
 
 from egmctl.api.bench import Bench, judge_run
 from egmctl.bench.nccl.collectives import COLLECTIVES
+from egmctl.bench.nccl.job import Part, plan_of_job
 from egmctl.bench.nccl.log import read_log
-from egmctl.bench.nccl.plan import BINARIES, nccl_plan
-from egmctl.bench.nccl.run import Start, measure, start_process
+from egmctl.bench.nccl.plan import BINARIES, NcclRequest, fitting_bytes, free_bytes, nccl_plan, room_of
+from egmctl.bench.nccl.run import (
+    Gathering,
+    Round,
+    Start,
+    interrupted,
+    measure,
+    next_round,
+    not_measured,
+    put_together,
+    start_process,
+)
 from egmctl.bench.nccl.table import NoTable, read_table
 from egmctl.bench.suites import select_collectives
+from egmctl.bench.supervisor import supervise
 from egmctl.errors import ChildNotStarted, UsageError
 from egmctl.launch import Child
 from egmctl.model.answer import GapKind, State
@@ -30,8 +43,11 @@ from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport, Settings
-from egmctl.model.nccl import NcclPlan, NcclProgram, NcclRun, NcclStatus
+from egmctl.model.nccl import NcclPlan, NcclProgram, NcclRun, NcclStatus, RankFailure
+from egmctl.model.verdict import Grade
+from egmctl.report.views.nccl import nccl_section
 from egmctl.verdict.answers import answered
+from egmctl.verdict.explain import with_causes
 from egmctl.verdict.nccl import beside_links, with_nccl_cause
 from tests.conftest import ROOT, RunEgmctl
 from tests.doctor.machines import shipped, with_gpu_denied
@@ -91,7 +107,11 @@ def test_a_table_is_read_only_to_its_end() -> None:
     assert (row.size_bytes, row.time_us, row.bus_gb_s, row.verified) == (1 << 30, 3296.0, 325.77, True)
     wrong = TABLE.replace("325.77      0", "325.77     12").replace(": 0 OK", ": 12 FAILED")
     assert [row.verified for row in read_table(wrong)] == [False]
-    assert [row.verified for row in read_table(TABLE.replace("325.77      0", "325.77    N/A"))] == [None]
+    for wrong_in_place in ("12", "1e+06"):
+        wrong = TABLE.replace("325.27      0", f"325.27  {wrong_in_place:>5}")
+        assert [row.verified for row in read_table(wrong)] == [False], "in place counts too"
+    assert [row.verified for row in read_table(TABLE.replace(": 0 OK", ": 3 FAILED"))] == [False]
+    assert [row.verified for row in read_table(TABLE.replace("      0", "    N/A"))] == [None]
     for cut in (TABLE.partition("# Out of bounds")[0], "", "all_reduce_perf: not found"):
         with pytest.raises(NoTable):
             read_table(cut)
@@ -102,12 +122,15 @@ def test_bus_bandwidths_are_counted_as_nccl_tests_counts_them() -> None:
     assert factors == {"all_reduce": 1.75, "all_gather": 0.875, "sendrecv": 1}
 
 
+LITTLE = Settings(size_bytes=1 << 16, copies=2, samples=2, timeout_s=60)
+
+
 def little(node: Machine, gpus: int = 2, timeout_s: float = 60, program: NcclProgram = NcclProgram.TORCH) -> NcclPlan:
     """Return the plan of all collectives with little data."""
     return nccl_plan(
         node,
         (node.gpus or ())[:gpus],
-        Settings(size_bytes=1 << 16, copies=2, samples=2, timeout_s=timeout_s),
+        replace(LITTLE, timeout_s=timeout_s),
         collectives=tuple(COLLECTIVES),
         size_bytes=1 << 16,
         nvls=False,
@@ -197,12 +220,38 @@ def test_a_process_that_cannot_be_started_costs_only_this(monkeypatch: pytest.Mo
     )
 
 
+def test_without_a_temporary_folder_only_nccl_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    nccl = ran(monkeypatch)
+    assert nccl.status is NcclStatus.FAILED
+    assert nccl.reason == (
+        "NCCL failed in all_reduce: GPU0, GPU1: no folder for its logs can be made: TMPDIR must name a folder that can "
+        "be written"
+    )
+
+
 @pytest.mark.processes
 def test_wrong_values_are_no_bandwidth_that_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     nccl = ran(monkeypatch, FAKE_TORCH="wrong:1")
     assert (nccl.status, [each.verified for each in nccl.results]) == (NcclStatus.CORRUPT, [False, True, True])
     run = whole(nccl)
     assert (run.answer.state, run.causes[-1].finding.check) == (State.BAD, "bench.nccl")
+
+
+def test_corrupt_data_comes_before_slow_links_and_hides_no_failure() -> None:
+    failure = RankFailure(rank=1, label="GPU1", how="crashed", reason="its process died from SIGKILL")
+    reason = "NCCL left wrong values in all_reduce"
+    nccl = NcclRun(plan=little(shipped("hgx-h200x4")), status=NcclStatus.CORRUPT, reason=reason, failures=(failure,))
+    slow = judge_run(measured_links(WRITE, gpus=2, value=lambda *_: 1.0), shipped("hgx-h200x4"))
+    assert slow.verdict is not None
+    assert {entry.grade for entry in slow.verdict.classes} == {Grade.FAIL}
+    run = answered(with_nccl_cause(with_causes(replace(slow, nccl=nccl))))
+    answer = run.answer
+    assert (answer.state, answer.sentence) == (State.BAD, f"GPU0, GPU1: {reason}")
+    assert answer.causes[0].finding.check == "bench.nccl"
+    assert answer.next_step is not None
+    assert answer.next_step.text.startswith("Drain the node: data arrived corrupt")
+    assert "GPU1: its process died from SIGKILL" in str([*nccl_section(run)])
 
 
 def binary(folder: Path, name: str, printed: str, code: int = 0) -> None:
@@ -222,12 +271,50 @@ def test_nccl_tests_is_used_where_pytorch_is_not(monkeypatch: pytest.MonkeyPatch
     assert (nccl.status, nccl.plan.samples) == (NcclStatus.OK, 1)
     assert {each.name: round(each.bus_gb_s, 1) for each in nccl.results}["all_reduce"] == 325.8
     assert nccl.transports["P2P/CUMEM"] == 2 * 3
+    wrong = TABLE.replace("325.27      0", "325.27     12").replace(": 0 OK", ": 12 FAILED")
+    binary(tmp_path, "all_gather_perf", wrong, code=1)
+    nccl = ran(monkeypatch, program=NcclProgram.NCCL_TESTS, **path)
+    assert (nccl.status, nccl.failures) == (NcclStatus.CORRUPT, ()), "wrong values end no later collective"
+    assert [each.verified for each in nccl.results] == [True, False, True]
     binary(tmp_path, "all_gather_perf", "Test NCCL failure common.cu:1005 'unhandled cuda error'", code=3)
     nccl = ran(monkeypatch, program=NcclProgram.NCCL_TESTS, **path)
     assert [each.name for each in nccl.results] == ["all_reduce"], "what was measured before stays"
-    assert nccl.reason == "NCCL failed in all_gather: GPU0, GPU1: transport/p2p.cc:275: Cuda failure 101 " + (
-        "'invalid device ordinal'"
+    assert nccl.reason == "NCCL failed in all_gather: GPU0, GPU1: all_gather_perf ended with exit code 3; " + (
+        "NCCL warned: transport/p2p.cc:275: Cuda failure 101 'invalid device ordinal'"
     )
+
+
+@pytest.mark.processes
+def test_what_was_measured_before_an_interrupt_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = itertools.count()
+
+    def until_all_gather(*arguments: Any) -> Round:
+        if next(rounds) == 2:
+            raise KeyboardInterrupt
+        return next_round(*arguments)
+
+    monkeypatch.setattr("egmctl.bench.nccl.run.next_round", until_all_gather)
+    monkeypatch.setenv("PYTHONPATH", f"{TORCH}{os.pathsep}{ROOT}")
+    node = shipped("hgx-h200x4")
+    links = Bench(suites=("nccl",), cases=("nccl_all_reduce",)).plan(node)
+    report = supervise(replace(links, nccl=little(node)), node, on_progress=lambda *_: None)
+    assert report.interrupted
+    assert report.nccl is not None
+    assert [each.name for each in report.nccl.results] == ["all_reduce"]
+    assert (report.nccl.status, report.nccl.reason) == (NcclStatus.WAIVED, "interrupted before it was done")
+    answer = answered(with_nccl_cause(report)).answer
+    assert (answer.state, answer.exit_code) == (State.INTERRUPTED, 130)
+    assert "all_reduce" in str([*nccl_section(report)])
+    few = little(node, gpus=1)
+    assert interrupted(few).plan == few, "it would not have been measured without the interrupt either"
+
+
+def test_a_warning_of_any_rank_is_beside_how_all_hung() -> None:
+    plan = little(shipped("hgx-h200x4"))
+    hung = RankFailure(rank=None, label="GPU0, GPU1", how="timed-out", reason="no rank has responded for 60 s")
+    nccl = put_together(plan, Gathering(plan, failures=[hung]), {0: "", 1: LOG}, {})
+    (failure,) = nccl.failures
+    assert failure.reason.startswith("no rank has responded for 60 s; NCCL warned: transport/p2p.cc:275: Cuda failure")
 
 
 # --- its answer ------------------------------------------------------------------------------------------------------
@@ -264,9 +351,10 @@ def test_the_bus_bandwidth_is_set_beside_the_slowest_direction_of_a_link(monkeyp
 def test_a_gpu_a_task_is_the_cause_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """As NCCL 2.28 died on two H200: each process may use one GPU alone, by the device cgroup."""
     nccl = ran(monkeypatch, FAKE_TORCH="cuda101:01")
-    assert [failure.reason for failure in nccl.failures] == [
-        "transport/p2p.cc:275: Cuda failure 101 'invalid device ordinal'"
-    ] * 2
+    for failure in nccl.failures:
+        assert failure.reason.startswith("its process raised DistBackendError: ")
+        assert failure.reason.endswith("; NCCL warned: transport/p2p.cc:275: Cuda failure 101 'invalid device ordinal'")
+    assert len(nccl.failures) == 2
     assert "host" not in json.dumps(to_json(nccl)), "its lines name the host"
     elsewhere = whole(nccl)
     finding = elsewhere.causes[-1].finding
@@ -310,6 +398,17 @@ def test_what_was_not_run_does_not_pass(egmctl: RunEgmctl, fake_node: MakeFakeNo
     assert "P2P/CUMEM (4); 24 channels" in " ".join(egmctl("show", journal).out.split())
 
 
+@pytest.mark.parametrize(
+    ("allowed", "value", "words"),
+    [(True, None, "NVLS allowed"), (True, "0", "NVLS off (NCCL_NVLS_ENABLE=0)"), (False, "0", "NVLS off")],
+)
+def test_nvls_is_what_the_processes_had(allowed: bool, value: str | None, words: str) -> None:
+    plan = replace(little(shipped("hgx-h200x4")), nvls=allowed)
+    variables = {} if value is None else {"NCCL_NVLS_ENABLE": value}
+    nccl = NcclRun(plan=plan, status=NcclStatus.OK, environment=variables)
+    assert f"; {words}'" in str([*nccl_section(replace(measured_links(WRITE, gpus=2), nccl=nccl))])
+
+
 # --- its plan --------------------------------------------------------------------------------------------------------
 
 
@@ -327,11 +426,41 @@ def test_the_plan_takes_what_fits_and_leaves_out_what_cannot_be_used() -> None:
     assert planned(small).size_bytes == 1 << 28
     large = planned(small, size="400M", cases=("nccl_all_reduce",))
     assert [waiver.kind for waiver in large.waivers] == [WaiverKind.NO_ROOM]
+    assert little(small, program=NcclProgram.NCCL_TESTS).waivers == ()
+    room = room_of([free_bytes(small, gpu) for gpu in small.gpus or ()], LITTLE)
+    assert room is not None
+    third = room // 3
+    assert (
+        fitting_bytes(None, 2, room, NcclProgram.NCCL_TESTS) <= third < fitting_bytes(None, 2, room, NcclProgram.TORCH)
+    )
     (alone,) = planned(node, gpus="0").waivers
     assert alone.reason == "NCCL needs two GPUs"
     denied = with_gpu_denied(shipped("hgx-h200x4"), 1)
     assert len(planned(denied).gpus) == 3
     assert [waiver.kind for waiver in planned(denied, gpus="0,3").waivers] == [WaiverKind.GPU_UNUSABLE]
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "has_torch", "kind", "remedy"),
+    [
+        (None, False, WaiverKind.NOT_INSTALLED, "Install PyTorch for this Python"),
+        (1 << 30, True, WaiverKind.NO_ROOM, "Give a smaller --size"),
+        (None, True, None, ""),
+    ],
+)
+def test_a_job_is_told_why_it_is_not_measured(
+    size_bytes: int | None, has_torch: bool, kind: WaiverKind | None, remedy: str
+) -> None:
+    node = shipped("hgx-h200x4")
+    gpus = (node.gpus or ())[:2]
+    parts = [Part(gpu=gpu, folder="", has_torch=has_torch, free_bytes=1 << 30, busy=None) for gpu in gpus]
+    request = NcclRequest(collectives=("all_reduce",), settings=LITTLE, size_bytes=size_bytes, nvls=False)
+    plan = plan_of_job(node, [gpu.bus_id for gpu in gpus], parts, request)
+    assert [waiver.kind for waiver in plan.waivers] == ([] if kind is None else [kind])
+    for waiver in plan.waivers:
+        run = answered(with_nccl_cause(replace(measured_links(WRITE, gpus=2), nccl=not_measured(plan, waiver.reason))))
+        assert run.causes[-1].finding.remedy is not None
+        assert run.causes[-1].finding.remedy.text.startswith(remedy)
 
 
 def with_free(gpu: Any, free_bytes: int) -> Any:

@@ -46,7 +46,14 @@ def test_each_task_runs_its_rank_and_rank_0_answers(fake_node: MakeFakeNode) -> 
     assert "the other rank's GPU is denied to this process" in finding["cause"]
 
 
+def test_a_job_without_a_collective_is_refused(fake_node: MakeFakeNode) -> None:
+    done = egmctl_under_mpi(tasks(fake_node, "n1", "n1"), *NCCL, "--case", "device_to_device_memcpy_write_ce")
+    assert done.code == 2, done.out
+    assert "NCCL's collectives only, nccl_all_reduce, nccl_all_gather and nccl_sendrecv" in done.err
+
+
 def test_a_task_that_dies_ends_all_and_several_nodes_are_refused(fake_node: MakeFakeNode) -> None:
+    # The other task hears of it when its own rank, which waits in the collective, has been silent for the timeout.
     done = egmctl_under_mpi(tasks(fake_node, "n1", "n1", fault="die:1"), *NCCL, "--timeout", "5")
     reason = json.loads(done.out)["result"]["nccl"]["reason"]
     assert (done.code, reason) == (4, "NCCL failed in all_reduce: rank 1 (GPU1): its process died from SIGKILL")

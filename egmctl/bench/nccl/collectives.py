@@ -35,6 +35,11 @@ PREFIX = "nccl_"
 """What the names of these measurements begin with for ``--case``."""
 
 
+def collective_names() -> tuple[str, ...]:
+    """Return the names that ``--case`` takes."""
+    return tuple(f"{PREFIX}{name}" for name in COLLECTIVES)
+
+
 def result_of(
     name: str, ranks: int, size_bytes: int, elapsed_ms: Sequence[float], verified: bool | None
 ) -> CollectiveResult:

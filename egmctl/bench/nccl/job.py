@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from egmctl import __version__
-from egmctl.bench.nccl.plan import ITERATIONS, NcclRequest, fitting_bytes, free_bytes, installed
+from egmctl.bench.nccl.plan import (
+    ITERATIONS,
+    NcclRequest,
+    fitting_bytes,
+    free_bytes,
+    installed,
+    room_of,
+    waivers_of,
+)
 from egmctl.bench.nccl.run import (
     TORCH,
     Gathering,
@@ -31,6 +38,8 @@ from egmctl.bench.nccl.run import (
     rank_arguments,
     read_text,
     start_process,
+    temporary_folder,
+    without_folder,
 )
 from egmctl.bench.plan import bench_gpu
 from egmctl.bench.plan.flows import busy_waiver
@@ -39,7 +48,7 @@ from egmctl.errors import ChildNotStarted, UsageError
 from egmctl.facts.redact import redact
 from egmctl.launch import Child
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.finding import Waiver, WaiverKind
+from egmctl.model.finding import Waiver
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport
@@ -55,12 +64,12 @@ LOG_LIMIT = 256 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class Part:
     """What one rank tells all others before the plan."""
 
     gpu: Gpu
-    folder: str
-    """The folder of rank 0, by which the ranks find each other."""
+    folder: str | None
+    """The rank's folder; the ranks find each other by that of rank 0. ``None`` if none could be made."""
     has_torch: bool
     free_bytes: int | None
     busy: Waiver | None
@@ -101,21 +110,24 @@ def measure_job(
     if len(hosts(infos)) > 1:
         raise UsageError(f"--suite nccl is for the GPUs of one node, and this job has {len(hosts(infos))} nodes")
     gpu = machine.gpu(bus_ids[world.rank])
-    with tempfile.TemporaryDirectory(prefix="egmctl-nccl-") as folder:
-        own = _Part(
+    with contextlib.ExitStack() as removed:
+        folder = temporary_folder(removed)
+        own = Part(
             gpu=gpu,
-            folder=folder,
+            folder=None if folder is None else str(folder),
             has_torch=installed() is NcclProgram.TORCH,
             free_bytes=free_bytes(machine, gpu),
             busy=None if request.settings.allow_busy else busy_waiver(gpu),
         )
-        parts = [from_json(_Part, part) for part in world.all_gather(to_json(own), GATHER_S)]
+        parts = [from_json(Part, part) for part in world.all_gather(to_json(own), GATHER_S)]
         node = merge_gpus(machine, [part.gpu for part in parts])
-        plan = _plan(node, bus_ids, parts, request)
+        plan = plan_of_job(node, bus_ids, parts, request)
         if plan.waivers:
             nccl = not_measured(plan, plan.waivers[0].reason)
+        elif folder is None or parts[0].folder is None or any(part.folder is None for part in parts):
+            nccl = put_together(plan, without_folder(plan), {}, {})
         else:
-            nccl = _measure(world, plan, parts, own, request)
+            nccl = _measure(world, plan, own, (folder, Path(parts[0].folder)), request)
         # Rank 0's folder is in use until the last rank is done.
         world.all_gather(None, GATHER_S)
     if world.rank:
@@ -136,38 +148,40 @@ def measure_job(
     return report, machine
 
 
-def _plan(node: Machine, bus_ids: Sequence[str], parts: Sequence[_Part], request: NcclRequest) -> NcclPlan:
+def plan_of_job(node: Machine, bus_ids: Sequence[str], parts: Sequence[Part], request: NcclRequest) -> NcclPlan:
     """Return the plan, which all ranks make alike."""
-    frees = [part.free_bytes for part in parts if part.free_bytes is not None]
-    waivers = [part.busy for part in parts if part.busy is not None]
-    if not all(part.has_torch for part in parts):
-        waivers.append(Waiver(kind=WaiverKind.UNSUPPORTED_ENGINE, reason="PyTorch is not installed for every task"))
-    if any(part.gpu.uuid is None for part in parts):
-        reason = "NCCL's processes choose GPUs by UUID, and a task's has none"
-        waivers.append(Waiver(kind=WaiverKind.UNSUPPORTED_ENGINE, reason=reason))
-    if len(parts) < 2:
-        waivers.append(Waiver(kind=WaiverKind.UNSUPPORTED_ENGINE, reason="NCCL needs two GPUs"))
-    share = request.settings.memory_percent
-    return NcclPlan(
+    settings = request.settings
+    room = room_of((part.free_bytes for part in parts), settings)
+    program = NcclProgram.TORCH if all(part.has_torch for part in parts) else None
+    plan = NcclPlan(
         collectives=request.collectives,
         gpus=tuple(bus_ids),
         labels=tuple(f"GPU{node.gpu(bus_id).index}" for bus_id in bus_ids),
-        size_bytes=fitting_bytes(request.size_bytes, len(parts), min(frees) * share // 100 if frees else None),
-        iterations=request.settings.copies or ITERATIONS,
-        samples=request.settings.samples,
+        size_bytes=fitting_bytes(request.size_bytes, len(parts), room, program),
+        iterations=settings.copies or ITERATIONS,
+        samples=settings.samples,
         nvls=request.nvls,
-        program=NcclProgram.TORCH,
-        waivers=tuple(waivers),
+        program=program,
     )
+    busy = [part.busy for part in parts if part.busy is not None]
+    missing = "" if program is not None else "PyTorch is not installed for every task"
+    own = waivers_of(plan, [part.gpu for part in parts], settings, room, missing=missing)
+    return replace(plan, waivers=(*busy, *own))
 
 
-def _measure(world: World, plan: NcclPlan, parts: Sequence[_Part], own: _Part, request: NcclRequest) -> NcclRun:
-    """Run this rank's process through all rounds; return the outcome, which is complete on rank 0."""
+def _measure(world: World, plan: NcclPlan, own: Part, folders: tuple[Path, Path], request: NcclRequest) -> NcclRun:
+    """Run this rank's process through all rounds; return the outcome, which is complete on rank 0.
+
+    Parameters
+    ----------
+    folders
+        This rank's folder, and that of rank 0.
+    """
     timeout_s = request.settings.timeout_s
     # Device 0 of a process that sees its own GPU alone, as under a launcher that binds.
     changes = environment_of(plan, own.gpu.uuid or "")
-    log = log_file(Path(own.folder), world.rank)
-    arguments = rank_arguments(plan, world.rank, 0, Path(parts[0].folder), timeout_s)
+    log = log_file(folders[0], world.rank)
+    arguments = rank_arguments(plan, world.rank, 0, folders[1], timeout_s)
     gathering = Gathering(plan)
     with contextlib.ExitStack() as ended:
         members: dict[int, Child] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
@@ -26,8 +26,9 @@ USUAL_BYTES = GIB
 """The size without ``--size``. NCCL reaches its full bandwidth between H200s with it (docs/bench.md)."""
 ITERATIONS = 20
 """The number of collectives in one sample without ``--copies``: as nccl-tests, 66 ms between two H200."""
-_BUFFERS = 2
-"""The buffers of ``size_bytes`` on each GPU at once: sendrecv has two, the others fewer. nccl-tests has three."""
+_BUFFERS: Mapping[NcclProgram, int] = {NcclProgram.TORCH: 2, NcclProgram.NCCL_TESTS: 3}
+"""The buffers of ``size_bytes`` on each GPU at once: by PyTorch sendrecv has two, the others fewer; nccl-tests has one
+to send, one to receive and one of expected values (``src/common.cu``)."""
 START_S, STEP_S = 12.0, 1.0
 """The estimated time until all ranks have imported PyTorch and NCCL is set up, and that of each collective."""
 BINARIES: Mapping[str, str] = {name: f"{name}_perf" for name in COLLECTIVES}
@@ -85,46 +86,58 @@ def nccl_plan(
         Whether a program is assumed to be there, as for a model of a machine.
     """
     able = [gpu for gpu in gpus if not any(_against(machine, gpu, settings))]
-    least = min((free for gpu in able if (free := free_bytes(machine, gpu)) is not None), default=None)
-    room = None if least is None else least * settings.memory_percent // 100
+    room = room_of((free_bytes(machine, gpu) for gpu in able), settings)
     plan = NcclPlan(
         collectives=tuple(collectives),
         gpus=tuple(gpu.bus_id for gpu in able),
         labels=tuple(f"GPU{gpu.index}" for gpu in able),
-        size_bytes=fitting_bytes(size_bytes, len(able), room),
+        size_bytes=fitting_bytes(size_bytes, len(able), room, program),
         iterations=settings.copies or ITERATIONS,
         samples=1 if program is NcclProgram.NCCL_TESTS else settings.samples,
         nvls=nvls,
         program=program,
     )
-    return replace(plan, waivers=tuple(_waivers(machine, gpus, able, settings, plan, room, assumed=assumed)))
+    binary_names = ", ".join(BINARIES.values())
+    missing = f"neither PyTorch nor nccl-tests ({binary_names} in PATH) is installed"
+    left_out = [waiver for gpu in gpus for waiver in _against(machine, gpu, settings)] if len(able) < 2 else []
+    own = waivers_of(plan, able, settings, room, missing="" if program is not None or assumed else missing)
+    # Where enough GPUs were chosen, those that cannot be used are why there are too few.
+    enough = len(gpus) > 1
+    kept = [waiver for waiver in own if not (enough and waiver.kind is WaiverKind.TOO_FEW_GPUS)]
+    return replace(plan, waivers=(*left_out, *kept))
 
 
-def _waivers(
-    machine: Machine,
-    gpus: Sequence[Gpu],
-    able: Sequence[Gpu],
-    settings: Settings,
-    plan: NcclPlan,
-    room: int | None,
-    *,
-    assumed: bool,
+def room_of(frees: Iterable[int | None], settings: Settings) -> int | None:
+    """Return the bytes that buffers may take on each GPU, from the free bytes of all; ``None`` if unknown."""
+    least = min((free for free in frees if free is not None), default=None)
+    return None if least is None else least * settings.memory_percent // 100
+
+
+def waivers_of(
+    plan: NcclPlan, gpus: Sequence[Gpu], settings: Settings, room: int | None, *, missing: str = ""
 ) -> Iterator[Waiver]:
-    """Yield all reasons against the measurement: of GPUs that are missing, then of the program and the memory."""
-    if len(able) < 2:
-        yield from (waiver for gpu in gpus for waiver in _against(machine, gpu, settings))
-        if len(gpus) < 2:
-            yield Waiver(kind=WaiverKind.UNSUPPORTED_ENGINE, reason="NCCL needs two GPUs")
-    if not assumed and (unnamed := [gpu for gpu in able if gpu.uuid is None]):
-        reason = f"NCCL's processes choose GPUs by UUID, and {listed([f'GPU{gpu.index}' for gpu in unnamed])} has none"
-        yield Waiver.about(WaiverKind.UNSUPPORTED_ENGINE, reason, *unnamed)
-    if plan.program is None and not assumed:
-        reason = f"neither PyTorch nor nccl-tests ({', '.join(BINARIES.values())} in PATH) is installed"
-        yield Waiver(kind=WaiverKind.UNSUPPORTED_ENGINE, reason=reason)
-    if room is not None and _BUFFERS * plan.size_bytes > room:
+    """Yield the reasons against a plan: too few GPUs, then the program and the memory.
+
+    Parameters
+    ----------
+    gpus
+        The plan's GPUs.
+    room
+        The result of :func:`room_of`.
+    missing
+        The reason if no program is installed that could measure it; empty if one is, or is assumed.
+    """
+    if len(gpus) < 2:
+        yield Waiver(kind=WaiverKind.TOO_FEW_GPUS, reason="NCCL needs two GPUs")
+    if missing:
+        yield Waiver(kind=WaiverKind.NOT_INSTALLED, reason=missing)
+    if room is not None and _buffers(plan.program) * plan.size_bytes > room:
         share = f"{settings.memory_percent} % of a GPU's free memory"
         reason = f"NCCL's buffers of {format_size(plan.size_bytes)} are more than {share}"
         yield Waiver(kind=WaiverKind.NO_ROOM, reason=reason)
+    if plan.program is not None and (unnamed := [gpu for gpu in gpus if gpu.uuid is None]):
+        reason = f"NCCL's processes choose GPUs by UUID, and {listed([f'GPU{gpu.index}' for gpu in unnamed])} has none"
+        yield Waiver.about(WaiverKind.UNSUPPORTED_ENGINE, reason, *unnamed)
 
 
 def _against(machine: Machine, gpu: Gpu, settings: Settings) -> Iterator[Waiver]:
@@ -135,7 +148,12 @@ def _against(machine: Machine, gpu: Gpu, settings: Settings) -> Iterator[Waiver]
         yield busy
 
 
-def fitting_bytes(size_bytes: int | None, ranks: int, room: int | None) -> int:
+def _buffers(program: NcclProgram | None) -> int:
+    """Return the number of buffers on each GPU; for a machine that is not this node those of PyTorch."""
+    return _BUFFERS[program or NcclProgram.TORCH]
+
+
+def fitting_bytes(size_bytes: int | None, ranks: int, room: int | None, program: NcclProgram | None) -> int:
     """Return a size of whole blocks: the one that the user chose, else the usual one, halved until it fits.
 
     Parameters
@@ -144,7 +162,7 @@ def fitting_bytes(size_bytes: int | None, ranks: int, room: int | None) -> int:
         The bytes that buffers may take on each GPU; ``None`` if unknown.
     """
     unit, size = _unit(ranks), size_bytes or USUAL_BYTES
-    while size_bytes is None and room is not None and _BUFFERS * size > room and size > unit:
+    while size_bytes is None and room is not None and _buffers(program) * size > room and size > unit:
         size //= 2
     return max(size // unit, 1) * unit
 

@@ -19,7 +19,7 @@ from typing import Any
 from egmctl.bench.nccl.collectives import result_of
 from egmctl.bench.nccl.log import NcclLog, read_log
 from egmctl.bench.nccl.plan import binaries
-from egmctl.bench.nccl.table import read_table
+from egmctl.bench.nccl.table import is_complete, read_table
 from egmctl.bench.nccl.torch_rank import WARM_UP
 from egmctl.errors import ChildFailed, ChildNotStarted
 from egmctl.facts.error_log import read_failures
@@ -43,6 +43,7 @@ TORCH, TESTS = "egmctl.bench.nccl.torch_rank:run", "egmctl.bench.nccl.tests_proc
 _DEBUG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV"}
 """What makes NCCL log its version, variables and connections; all of it when it starts, nothing in a collective."""
 _HIDDEN = {*_DEBUG, "NCCL_DEBUG_FILE"}
+_INTERRUPTED = "interrupted before it was done"
 _RECORDED = ("NCCL_", "TORCH_NCCL_")
 
 Message = dict[str, Any]
@@ -58,6 +59,8 @@ def start_process(_rank: int, target: str, arguments: dict[str, Any], environmen
 def measure(plan: NcclPlan, machine: Machine, timeout_s: float, start: Start = start_process) -> NcclRun:
     """Measure a plan without waivers, and return how it went; waived if the plan has waivers.
 
+    KeyboardInterrupt ends it: the result then has the collectives so far, and a waiver that it was interrupted.
+
     Parameters
     ----------
     machine
@@ -70,10 +73,13 @@ def measure(plan: NcclPlan, machine: Machine, timeout_s: float, start: Start = s
     if plan.waivers:
         return not_measured(plan, plan.waivers[0].reason)
     devices = ",".join(machine.gpu(bus_id).uuid or "" for bus_id in plan.gpus)
-    with tempfile.TemporaryDirectory(prefix="egmctl-nccl-") as name:
-        folder = Path(name)
-        environment = environment_of(plan, devices)
-        gathering = Gathering(plan)
+    is_interrupted = False
+    environment = environment_of(plan, devices)
+    gathering = Gathering(plan)
+    with contextlib.ExitStack() as removed:
+        folder = temporary_folder(removed)
+        if folder is None:
+            return put_together(plan, without_folder(plan), {}, environment)
         try:
             with _processes(plan, folder, environment, timeout_s, start) as children:
                 members = dict(enumerate(children))
@@ -82,8 +88,11 @@ def measure(plan: NcclPlan, machine: Machine, timeout_s: float, start: Start = s
                     end(members)
         except ChildNotStarted as error:
             gathering.failures.append(failure_of(plan, None, error.how, str(error)))
+        except KeyboardInterrupt:
+            is_interrupted = True
         logs = {rank: read_text(log_file(folder, rank)) for rank in range(len(plan.gpus))}
-    return put_together(plan, gathering, logs, environment)
+    whole = put_together(plan, gathering, logs, environment)
+    return _until_interrupted(whole) if is_interrupted else whole
 
 
 def not_measured(plan: NcclPlan, reason: str) -> NcclRun:
@@ -92,10 +101,19 @@ def not_measured(plan: NcclPlan, reason: str) -> NcclRun:
 
 
 def interrupted(plan: NcclPlan) -> NcclRun:
-    """Return the outcome of a plan whose run was interrupted before it was done."""
-    reason = "interrupted before it was done"
-    waiver = Waiver(kind=WaiverKind.INTERRUPTED, reason=reason)
-    return not_measured(replace(plan, waivers=(*plan.waivers, waiver)), reason)
+    """Return the outcome of a plan whose run was interrupted before NCCL; of a waived one, that it was waived."""
+    if plan.waivers:
+        return not_measured(plan, plan.waivers[0].reason)
+    return _until_interrupted(not_measured(plan, _INTERRUPTED))
+
+
+def _until_interrupted(nccl: NcclRun) -> NcclRun:
+    """Return what was measured until the run was interrupted. Wrong values stay the outcome."""
+    waiver = Waiver(kind=WaiverKind.INTERRUPTED, reason=_INTERRUPTED)
+    plan = replace(nccl.plan, waivers=(*nccl.plan.waivers, waiver))
+    if nccl.status is not NcclStatus.OK:
+        return replace(nccl, plan=plan)
+    return replace(nccl, plan=plan, status=NcclStatus.WAIVED, reason=_INTERRUPTED)
 
 
 def environment_of(plan: NcclPlan, devices: str) -> dict[str, str | None]:
@@ -109,6 +127,20 @@ def environment_of(plan: NcclPlan, devices: str) -> dict[str, str | None]:
     multicast = {} if plan.nvls else {"NCCL_NVLS_ENABLE": "0"}
     # With blocking launches no collective would be queued behind another.
     return {**_DEBUG, **multicast, "CUDA_VISIBLE_DEVICES": devices, "CUDA_LAUNCH_BLOCKING": None}
+
+
+def temporary_folder(removed: contextlib.ExitStack) -> Path | None:
+    """Return a new folder, which the stack removes; ``None`` if none can be made, as on a full or read-only disk."""
+    try:
+        return Path(removed.enter_context(tempfile.TemporaryDirectory(prefix="egmctl-nccl-")))
+    except OSError:
+        return None
+
+
+def without_folder(plan: NcclPlan) -> Gathering:
+    """Return what the processes of a plan report that cannot be started without a temporary folder."""
+    reason = "no folder for its logs can be made: TMPDIR must name a folder that can be written"
+    return Gathering(plan, failures=[failure_of(plan, None, "raised", reason)])
 
 
 def log_file(folder: Path, rank: int) -> Path:
@@ -310,7 +342,7 @@ class Gathering:
         """Take one collective of nccl-tests: the mean of its iterations, out of place."""
         if ran.collective != name:
             raise ValueError(f"{ran.collective} in place of {name}")
-        rows = () if ran.exit_code and "# Out of bounds" not in ran.output else read_table(ran.output)
+        rows = () if ran.exit_code and not is_complete(ran.output) else read_table(ran.output)
         if not rows:
             self.outputs.append(ran.output)
             reason = f"{name}_perf ended with exit code {ran.exit_code}"
@@ -378,11 +410,16 @@ def _step(plan: NcclPlan, gathering: Gathering) -> str:
 
 
 def _with_warning(failure: RankFailure, logs: Mapping[int, str]) -> RankFailure:
-    """Return a failure with NCCL's own words, which say more than the exception that follows from them."""
-    warnings = read_log([logs.get(failure.rank or 0, "")]).warnings
+    """Return a failure with a warning of NCCL's after it, of all ranks where its rank is not known.
+
+    A warning need not be why the process ended: NCCL also warns of what it can do without.
+    """
+    texts = logs.values() if failure.rank is None else [logs.get(failure.rank, "")]
+    warnings = read_log(texts).warnings
     if not warnings or failure.how == "garbled":
         return failure
-    return replace(failure, reason=next((words for words in warnings if "failure" in words), warnings[-1]))
+    warning = next((words for words in warnings if "failure" in words), warnings[-1])
+    return replace(failure, reason=f"{failure.reason}; NCCL warned: {warning}")
 
 
 def _known(log: NcclLog, outputs: Sequence[str]) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 from typing import Any
 
+from egmctl.bench.nccl.table import is_complete
 from egmctl.launch import Channel
 
 KEPT = 64 << 10
@@ -34,5 +35,5 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
             check=False,
         )
         parent.send({"event": "ran", "collective": name, "exit_code": done.returncode, "output": done.stdout[-KEPT:]})
-        if done.returncode:
+        if done.returncode and not is_complete(done.stdout):
             return

@@ -59,20 +59,28 @@ def _lines(report: RunReport, nccl: NcclRun) -> Iterator[str]:
         yield f"the slowest link direction measured in this run: {path}, {nccl.slowest.gb_s:.1f} GB/s by copies"
     if nccl.not_comparable:
         yield f"not set beside the links: {nccl.not_comparable}"
-    if nccl.status is NcclStatus.WAIVED:
+    if nccl.status is NcclStatus.WAIVED and not nccl.results:
         return
     plan, versions = nccl.plan, nccl.versions
     by = _PROGRAMS.get(plan.program, "") if plan.program is not None else ""
     by += f" {versions['torch']}" if "torch" in versions else ""
     library = printable(f"NCCL {versions.get('nccl', 'of unknown version')} by {by}")
-    nvls = "allowed" if plan.nvls else "off"
-    yield f"{library} on {shortened(plan.labels, 8)}: {_how(plan)}; NVLS {nvls}"
+    yield f"{library} on {shortened(plan.labels, 8)}: {_how(plan)}; {_nvls(nccl)}"
     if nccl.transports:
         names = [f"{printable(name)} ({count})" for name, count in nccl.transports.items()]
         channels = "" if nccl.channels is None else f"; {several(nccl.channels, 'channel')}"
         yield f"connections by transport: {shortened(names, _TRANSPORTS)}{channels}"
-    for failure in nccl.failures[1:]:
+    # The reason of a run that failed names its first failure.
+    for failure in nccl.failures[1:] if nccl.status is NcclStatus.FAILED else nccl.failures:
         yield printable(f"{failure.label}: {failure.reason}")
+
+
+def _nvls(nccl: NcclRun) -> str:
+    """Return whether NCCL could use NVLS: the user's variable decides where the plan allows it."""
+    value = nccl.environment.get("NCCL_NVLS_ENABLE")
+    if not nccl.plan.nvls or value is None:
+        return f"NVLS {'allowed' if nccl.plan.nvls else 'off'}"
+    return f"NVLS {'off' if value == '0' else 'allowed'} (NCCL_NVLS_ENABLE={printable(value)})"
 
 
 def _how(plan: NcclPlan) -> str:

@@ -115,9 +115,12 @@ def _causes(report: RunReport, short: Shortfalls) -> Iterator[Cause]:
         found.append(unexplained(report, left, Status.FAIL if left & short.broken else Status.WARN))
     graded = [replace(cause, status=_status(cause, strict=strict)) for cause in found]
 
-    def place(cause: Cause) -> tuple[bool, int, int]:
-        # What changed during the run comes first: the other causes may only be its effects.
-        return cause.finding.check != CHANGED, list(Status).index(cause.status), -len(cause.measurements)
+    is_corrupt = report.nccl is not None and report.nccl.status is NcclStatus.CORRUPT
+
+    def place(cause: Cause) -> tuple[bool, bool, int, int]:
+        # Corrupt data first; then what changed during the run: the other causes may only be its effects.
+        ordered = not (is_corrupt and cause.finding.check == NCCL), cause.finding.check != CHANGED
+        return *ordered, list(Status).index(cause.status), -len(cause.measurements)
 
     yield from sorted(graded, key=place)
 

@@ -11,12 +11,13 @@ from egmctl.model.answer import WORDS, Asked, Cause, Gap, GapKind, State
 from egmctl.model.finding import UNEXPLAINED, Finding, Status, WaiverKind
 from egmctl.model.measurement import BROKEN, Measurement, RunReport
 from egmctl.model.measurement import Status as Ended
-from egmctl.model.nccl import NcclRun
+from egmctl.model.nccl import NcclRun, NcclStatus
 from egmctl.model.remedy import Remedy
 from egmctl.model.verdict import BAD_GRADES, Culprit, Grade, RunVerdict
 from egmctl.units import listed, several
 from egmctl.verdict.answers.words import advice, cause_words, first_causes, to_measure
 from egmctl.verdict.explain import Shortfalls
+from egmctl.verdict.nccl import CHECK as NCCL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,12 @@ class Decided:
         """The measurements that failed for a known reason, those with corrupt data first."""
         broken = (m for m in self.report.measurements if m.status in BROKEN and not is_lost(m))
         return sorted(broken, key=lambda m: m.status is not Ended.CORRUPT)
+
+    @property
+    def corrupt(self) -> Cause | None:
+        """The cause that data arrived corrupt by NCCL; ``None`` if it did not. Links' are in :attr:`broken`."""
+        is_corrupt = self.report.nccl is not None and self.report.nccl.status is NcclStatus.CORRUPT
+        return next((cause for cause in self.causes if is_corrupt and cause.finding.check == NCCL), None)
 
     @property
     def kernel_tells(self) -> bool:
@@ -151,7 +158,11 @@ def _what_is_bad(run: Decided) -> str:
 
 def _fault(run: Decided) -> str:
     """Return what is proven to be wrong: what failed, slow paths, or what kept paths from being measured."""
-    if broken := run.broken:
+    broken = run.broken
+    if run.corrupt is not None and not (broken and broken[0].status is Ended.CORRUPT):
+        # Slow and failed paths come after it, as after corrupt data of a link.
+        return cause_words(run.report, run.corrupt)
+    if broken:
         return f"{len(broken)} of {len(run.report.measurements)} measurements failed: {broken[0].reason}"
     verdict = run.report.verdict
     # What the user named comes first.
@@ -251,6 +262,8 @@ def _to_repair(run: Decided) -> Remedy:
     """Return what to do about slow or broken paths."""
     if any(m.status is Ended.CORRUPT for m in run.broken):
         return Remedy(text="drain the node: data arrived corrupt; 'egmctl doctor --active' shows where")
+    if run.corrupt is not None:
+        return _of_finding(run.corrupt.finding)
     known = [cause for cause in run.explaining_slow or run.causes if cause.finding.check != UNEXPLAINED]
     if known:
         return _of_finding(known[0].finding)
