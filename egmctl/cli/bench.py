@@ -19,7 +19,7 @@ from egmctl.cli.fabric import (
     job,
     measured_together,
 )
-from egmctl.cli.options import MachineOption, read_machine, refuse_together, takes_options
+from egmctl.cli.options import MachineOption, read_machine, reading_this_node, refuse_together, takes_options
 from egmctl.cli.output import OutputOptions, Outputs, say
 from egmctl.cli.progress import show_progress
 from egmctl.cli.saved import JournalOptions, end_journal, open_journal
@@ -111,12 +111,11 @@ def _show_plan(options: BenchOptions, run: RunOptions, outputs: Outputs, machine
 def _measure(options: BenchOptions, run: RunOptions, outputs: Outputs) -> int:
     """Measure this node and return the exit code."""
     from egmctl.bench.processes.group import start_worker
-    from egmctl.facts.collect import LIBRARY_SECTIONS, reading, rereading
+    from egmctl.facts.collect import rereading
 
     # Child processes query the libraries and initialise CUDA, which takes a second, while this process imports modules.
     # Reading starts first: it must record which device nodes are missing before CUDA creates them.
-    on_wait = None if outputs.options.quiet else say
-    with reading(LIBRARY_SECTIONS, on_wait=on_wait) as read, start_worker() as worker:
+    with reading_this_node(quiet=outputs.options.quiet) as read, start_worker() as worker:
         from egmctl.api.bench import Bench, judge_run, with_changes
 
         bench = Bench(**vars(options))

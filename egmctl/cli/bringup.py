@@ -13,7 +13,14 @@ import typer
 
 from egmctl.api.options import BringupOptions
 from egmctl.cli.fabric import MpiOptions, answers_alone, job
-from egmctl.cli.options import ExitStyle, ExitStyleOption, MachineOption, read_machine, takes_options
+from egmctl.cli.options import (
+    ExitStyle,
+    ExitStyleOption,
+    MachineOption,
+    read_machine,
+    reading_this_node,
+    takes_options,
+)
 from egmctl.cli.output import OutputOptions, Outputs, say
 from egmctl.cli.progress import Shown, probing, show_progress
 from egmctl.cli.saved import JournalOptions, end_journal, open_journal
@@ -86,7 +93,7 @@ def _bring_up_node(
     """Return the answer for this node or a recorded machine, and a function that returns it with pseudonyms."""
     with contextlib.ExitStack() as started:
         # Children query the libraries, which takes half a second, while this process imports modules.
-        read = None if machine is not None else started.enter_context(_reading(outputs))
+        read = None if machine is not None else started.enter_context(reading_this_node(quiet=outputs.options.quiet))
         from egmctl.api.bench import Bench
         from egmctl.api.doctor import NodeDoctor
         from egmctl.facts.redact import redact_run
@@ -113,13 +120,6 @@ def _bring_up_node(
     return answered(doctor.diagnose(node), run), redacted
 
 
-def _reading(outputs: Outputs) -> contextlib.AbstractContextManager[Callable[..., Machine]]:
-    """Start to read this node."""
-    from egmctl.facts.collect import LIBRARY_SECTIONS, reading
-
-    return reading(LIBRARY_SECTIONS, on_wait=None if outputs.options.quiet else say)
-
-
 def settle(file: Path | None, force: bool) -> int:
     """Settle questions on this node for ``egmctl snapshot --evidence``; return the exit code.
 
@@ -138,7 +138,7 @@ def settle(file: Path | None, force: bool) -> int:
     from egmctl.verdict.evidence import cases, evidence
 
     doctor, bench = Doctor(), Bench(cases=cases())
-    with _reading(outputs) as read:
+    with reading_this_node(quiet=outputs.options.quiet) as read:
         node, _, run, not_measured = _examined(doctor, bench, partial(read, *SECTIONS), outputs)
     redacted_run = None if run is None else redact_run(run, node)
     report = evidence(doctor.diagnose(node, redacted=True), redacted_run, not_measured=not_measured)

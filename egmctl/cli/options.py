@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -199,6 +200,13 @@ def read_machine(name: str | None, sections: Iterable[str], *, quiet: bool, cuda
     if machine.origin.kind is OriginKind.RECORDED and not quiet:
         say(f"replaying the recorded machine {machine.origin.name}, not this node")
     return machine
+
+
+def reading_this_node(*, quiet: bool) -> contextlib.AbstractContextManager[Callable[..., Machine]]:
+    """Start to read this node, so that its libraries answer while the caller imports modules; note a slow read."""
+    from egmctl.facts.collect import LIBRARY_SECTIONS, reading
+
+    return reading(LIBRARY_SECTIONS, on_wait=None if quiet else say)
 
 
 def _list_machines(output: OutputOptions) -> ExitCode:

@@ -135,7 +135,7 @@ def _results(gpus: Sequence[str], planned: _Plan, on_probe: OnProbe, *, at_once:
         last = [probe for probe in probes if probe.kind is ProbeKind.DMA_BUF]
         apart = (*_ALONE, ProbeKind.DMA_BUF)
         probes = alone + [probe for probe in planned(visible) if probe.kind not in apart] + last
-        # Of two GPUs that CUDA was to show one may be hidden: two processes on the other then share memory.
+        # CUDA may hide one of two GPUs: two processes on the other then share its memory.
         try:
             _start_missing(probes, processes, cleanup)
         except ChildFailed as error:
@@ -158,8 +158,9 @@ def _results(gpus: Sequence[str], planned: _Plan, on_probe: OnProbe, *, at_once:
             needed = {name for later in probes[number + 1 :] for name in _names(later)}
             for name in processes.keys() - needed:
                 process = processes.pop(name)
-                process.kill_soon()
-                if not at_once:
+                if at_once:
+                    process.kill_soon()
+                else:
                     process.close()
 
 

@@ -393,11 +393,7 @@ def during(report: RunReport) -> Iterator[tuple[Finding, set[int]]]:
         finding = warned("memory is not on the NUMA node that was asked for", remedy, check=OTHER_NODE)
         yield replace(finding, evidence=(fact("placement", detail),)), set(numbers)
     rerouted = by_reason.get(DoubtReason.ROUTE, [])
-    by_cpu = [
-        doubt
-        for doubt in rerouted
-        if doubt.detail == LinkKind.PCIE and _is_left_to_the_cpu(report.measurements[doubt.measurement])
-    ]
+    by_cpu = {doubt.measurement for doubt in rerouted if _is_left_to_the_cpu(report.measurements[doubt.measurement])}
     if by_cpu:
         text = (
             "Measure a GPU's path between host memory with kernels: egmctl bench --case 'host_numa_to_host_numa_*_sm'."
@@ -407,8 +403,8 @@ def during(report: RunReport) -> Iterator[tuple[Finding, set[int]]]:
             check=OTHER_LINK,
             remedy=todo(text),
         )
-        yield finding, {doubt.measurement for doubt in by_cpu}
-    others = [doubt for doubt in rerouted if doubt not in by_cpu]
+        yield finding, by_cpu
+    others = [doubt for doubt in rerouted if doubt.measurement not in by_cpu]
     for link, numbers in grouped((doubt.detail, doubt.measurement) for doubt in others).items():
         remedy = todo("See which links are up, and what keeps peers apart, with 'egmctl doctor'.")
         summary = f"the bytes did not go over {link}, by the counters of the links"
@@ -418,8 +414,10 @@ def during(report: RunReport) -> Iterator[tuple[Finding, set[int]]]:
 
 def _is_left_to_the_cpu(measurement: Measurement) -> bool:
     """Return whether the driver's own copy between host memory may be made by the CPU: seen on two H200 with PCIe."""
-    ends = [end for flow in measurement.flows for end in (flow.source, flow.destination)]
-    return measurement.engine is Engine.COPY_ENGINE and all(end.memory in HOST_MEMORY for end in ends)
+    route = measurement.evidence.route if measurement.evidence is not None else None
+    if route is None or route.link is not LinkKind.PCIE or measurement.engine is not Engine.COPY_ENGINE:
+        return False
+    return all(end.memory in HOST_MEMORY for flow in measurement.flows for end in (flow.source, flow.destination))
 
 
 def _weak_memory(report: RunReport) -> Iterator[tuple[Finding, set[int]]]:

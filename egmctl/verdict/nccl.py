@@ -123,7 +123,7 @@ def _failure(nccl: NcclRun, machine: Machine | None, place: Place) -> Finding:
     diagnosis = None
     if machine is not None:
         ids = checks_of(nccl.known_errors)
-        # Who meets a failure needs what failed, so every purpose is named.
+        # The user needs NCCL, so what blocks a purpose is a failure here.
         diagnosis = diagnose(machine, Scope(purposes=tuple(Guard)), [check for check in CHECKS if check.id in ids])
     leader = leading(explained(ErrorLog(failures=nccl.known_errors), diagnosis).explanations)
     reason = nccl.reason or "NCCL failed"
