@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -12,10 +13,13 @@ from egmctl.doctor.assumed import completed
 from egmctl.doctor.check import Check, Scope, expectation
 from egmctl.doctor.checks.active import kinds_of
 from egmctl.doctor.explain import checks_of, explained, failures_of
-from egmctl.doctor.probes import OnProbe, probed
+from egmctl.doctor.probes import OnProbe, Prober, probed, started
 from egmctl.doctor.runner import diagnose, select
+from egmctl.driver.reading import read_or
 from egmctl.errors import UsageError
+from egmctl.facts.gpus import is_gpu, nvidia_functions
 from egmctl.facts.redact import redact
+from egmctl.facts.root import Root
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.explanation import ErrorLog, Explanations, Failure
 from egmctl.model.finding import Guard
@@ -62,7 +66,7 @@ class Doctor(DoctorOptions):
         needed = (section for check in self.checks for section in (*check.sections, *check.wants))
         return tuple(dict.fromkeys((*ALWAYS, *needed)))
 
-    def probe(self, machine: Machine, *, on_probe: OnProbe | None = None) -> Machine:
+    def probe(self, machine: Machine, *, on_probe: OnProbe | None = None, waiting: Sequence[Prober] = ()) -> Machine:
         """Run the active probes (``--active``) of EGM memory, copies and IPC; return this node with their results.
 
         Needs idle GPUs, and takes seconds; each probe runs in a child process.
@@ -71,8 +75,21 @@ class Doctor(DoctorOptions):
         ----------
         on_probe
             Called before each probe with the completed part of all probes, 0 to 1, and the probe.
+        waiting
+            Processes for the probes that :meth:`probing_processes` has started.
         """
-        return probed(machine, self.scope(machine), kinds_of(self.checks), on_probe)
+        return probed(machine, self.scope(machine), kinds_of(self.checks), on_probe, waiting)
+
+    def probing_processes(self) -> AbstractContextManager[list[Prober]]:
+        """Start the processes of the active probes, and end them with the ``with`` block.
+
+        They initialise CUDA at the same time as this node is read. Start to read it first: the reading must record
+        which device nodes are missing before CUDA creates them.
+        """
+        functions = read_or((), lambda: nvidia_functions(Root.from_environment()))
+        present = sum(is_gpu(function) for function in functions)
+        # Which GPUs are selected is known only when the machine has been read.
+        return started(present if self.gpus is None else min(present, 1), kinds_of(self.checks))
 
     def diagnose(self, machine: Machine, *, redacted: bool = False) -> Diagnosis:
         """Return the findings as the record of the schema ``egmctl.doctor/1``, based only on ``machine``.

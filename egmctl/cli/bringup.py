@@ -155,11 +155,13 @@ def _examined(
     quiet, worker = outputs.options.quiet, None
     with show_progress(quiet) as shown, contextlib.ExitStack() as started:
         shown.doing(0.0, "doctor: reading this node")
-        node = read()
-        # The worker initialises CUDA at the same time as doctor's processes, and creates no context until it measures.
+        # The worker and doctor's processes initialise CUDA at the same time as the node is read. The worker creates no
+        # context until it measures.
         with contextlib.suppress(ChildNotStarted):
-            worker = started.enter_context(start_worker()) if node.gpus else None
-        node = doctor.probe(node, on_probe=probing(shown, node))
+            worker = started.enter_context(start_worker())
+        with doctor.probing_processes() as waiting:
+            node = read()
+            node = doctor.probe(node, on_probe=probing(shown, node), waiting=waiting)
         before = doctor.diagnose(node)
         try:
             run, node = _measured(bench, node, outputs, shown, worker or started.enter_context(start_worker()))

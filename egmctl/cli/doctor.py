@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from egmctl.api.options import PREVIEW, DoctorOptions, option
 from egmctl.cli.fabric import MpiOptions, answers_alone, job
-from egmctl.cli.options import ExitStyle, ExitStyleOption, MachineOption, read_machine, refuse_together, takes_options
+from egmctl.cli.options import (
+    ExitStyle,
+    ExitStyleOption,
+    MachineOption,
+    read_machine,
+    reading_this_node,
+    refuse_together,
+    takes_options,
+)
 from egmctl.cli.output import OutputOptions, Outputs, say
 from egmctl.cli.progress import probing, show_progress
 from egmctl.errors import ExitCode, UsageError
@@ -135,12 +143,12 @@ def _read(asked: Doctor, way: WayOptions, machine: str | None, outputs: Outputs,
     outputs.check()
     quiet = outputs.options.quiet
     sections = (*asked.sections, *(PEERS if launch is not None else ()))
-    node = read_machine(machine, sections, quiet=quiet, cuda=way.active, pid=way.pid)
     # In an MPI job only rank 0 runs these probes, because the result of its node is shown.
     if not way.active or (launch is not None and launch.rank):
-        return node
-    with show_progress(quiet) as shown:
-        return asked.probe(node, on_probe=probing(shown, node))
+        return read_machine(machine, sections, quiet=quiet, cuda=way.active, pid=way.pid)
+    with reading_this_node(quiet=quiet) as read, asked.probing_processes() as waiting, show_progress(quiet) as shown:
+        node = read(*sections)
+        return asked.probe(node, on_probe=probing(shown, node), waiting=waiting)
 
 
 def _read_with_others(

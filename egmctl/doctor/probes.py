@@ -10,7 +10,8 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -49,8 +50,20 @@ OnProbe = Callable[[float, Probe], None]
 _Plan = Callable[[Sequence[str]], list[Probe]]
 
 
-def probed(machine: Machine, scope: Scope, kinds: Iterable[ProbeKind], on_probe: OnProbe | None = None) -> Machine:
-    """Run active probes on the usable GPUs in scope, and return the machine with the results."""
+def probed(
+    machine: Machine,
+    scope: Scope,
+    kinds: Iterable[ProbeKind],
+    on_probe: OnProbe | None = None,
+    waiting: Sequence[Prober] = (),
+) -> Machine:
+    """Run active probes on the usable GPUs in scope, and return the machine with the results.
+
+    Parameters
+    ----------
+    waiting
+        Processes that were started ahead (:func:`started`). The caller ends those that no probe needs.
+    """
     started = time.monotonic()
     gpus = [gpu.bus_id for gpu in usable(machine, scope.gpus_of(machine))]
     nics = tuple(nic.name for nic in machine.nics or ()) or (None,)
@@ -64,9 +77,34 @@ def probed(machine: Machine, scope: Scope, kinds: Iterable[ProbeKind], on_probe:
 
     modes = {gpu.nvml.compute_mode if gpu.nvml else None for gpu in usable(machine, scope.gpus_of(machine))}
     at_once = modes == {"default"}
-    results = tuple(_results(gpus, planned, on_probe or (lambda _part, _probe: None), at_once=at_once))
+    on_probe = on_probe or (lambda _part, _probe: None)
+    results = tuple(_results(gpus, planned, on_probe, deque(waiting), at_once=at_once))
     status = SectionStatus(version=SECTION_VERSIONS["probes"], duration_ms=round(1e3 * (time.monotonic() - started), 3))
     return replace(machine, probes=results, sections={**machine.sections, "probes": status})
+
+
+@contextlib.contextmanager
+def started(gpus: int, kinds: Collection[ProbeKind]) -> Iterator[list[Prober]]:
+    """Start as many processes as probes of these kinds need on so many GPUs; they initialise CUDA in the background.
+
+    Starting takes as long as reading the node, so both happen at the same time. The processes end with the block.
+    """
+    probers: list[Prober] = []
+    needed = 0
+    if gpus and any(kind in _OF_ONE_PROCESS for kind in kinds):
+        needed += 1
+    if gpus and any(kind not in _OF_ONE_PROCESS for kind in kinds):
+        # Two processes share a single GPU.
+        needed += max(2, gpus)
+    with ReleaseStack() as cleanup:
+        # The start of a process is work of a CPU: more processes than CPUs would only delay the reading.
+        for _ in range(min(needed, len(os.sched_getaffinity(0)))):
+            try:
+                probers.append(cleanup.keep(Prober()))
+            except ChildFailed:
+                # Whoever needs another process starts it, and says why that fails.
+                break
+        yield probers
 
 
 def plan(
@@ -106,11 +144,15 @@ def _blank(kind: ProbeKind, gpus: tuple[str, ...], node: int | None = None, nic:
     return Probe(kind=kind, gpus=gpus, numa_node=node, nic=nic, outcome=Outcome.NOT_RUN)
 
 
-def _results(gpus: Sequence[str], planned: _Plan, on_probe: OnProbe, *, at_once: bool) -> Iterator[Probe]:
+def _results(
+    gpus: Sequence[str], planned: _Plan, on_probe: OnProbe, waiting: deque[Prober], *, at_once: bool
+) -> Iterator[Probe]:
     """Yield the probes with their outcomes.
 
     Parameters
     ----------
+    waiting
+        Processes without a task. Those that are used leave it.
     at_once
         Whether a GPU may have contexts of several processes, so that they are opened and ended at the same time.
     """
@@ -118,13 +160,11 @@ def _results(gpus: Sequence[str], planned: _Plan, on_probe: OnProbe, *, at_once:
     probes = planned(gpus)
     if not probes:
         return
-    # Drivers before r595 can crash in cuMemCreate on a NUMA node without memory or CPUs
-    # (https://github.com/NVIDIA/nccl/issues/2106), so each node has its own process.
-    processes: dict[str, Prober] = {}
     with ReleaseStack() as cleanup:
+        processes = _Processes(waiting, cleanup, at_once=at_once)
         try:
-            _start_missing(probes, processes, cleanup)
-            answer, _ = processes[_names(probes[0])[0]].ask({"do": "visible"})
+            processes.start(probes)
+            answer, _ = processes.of(probes[0])[0].ask({"do": "visible"})
         except ChildFailed as error:
             answer = {"failed": _end(error)}
         if failed := answer.get("failed"):
@@ -133,16 +173,15 @@ def _results(gpus: Sequence[str], planned: _Plan, on_probe: OnProbe, *, at_once:
         visible = [gpu for gpu in gpus if gpu in answer["visible"]]
         alone = [probe for probe in probes if probe.kind in _ALONE]
         last = [probe for probe in probes if probe.kind is ProbeKind.DMA_BUF]
-        apart = (*_ALONE, ProbeKind.DMA_BUF)
-        probes = alone + [probe for probe in planned(visible) if probe.kind not in apart] + last
+        probes = alone + [probe for probe in planned(visible) if probe.kind not in _OF_ONE_PROCESS] + last
         # CUDA may hide one of two GPUs: two processes on the other then share its memory.
         try:
-            _start_missing(probes, processes, cleanup)
+            processes.start(probes)
         except ChildFailed as error:
             yield from (replace(probe, **_end(error)) for probe in probes)
             return
         if at_once:
-            _open_contexts(probes, processes, visible)
+            processes.open_contexts(probes, visible)
         for number, probe in enumerate(probes):
             on_probe(number / len(probes), probe)
             if probe.detail:
@@ -152,22 +191,18 @@ def _results(gpus: Sequence[str], planned: _Plan, on_probe: OnProbe, *, at_once:
             elif time.monotonic() > deadline:
                 yield replace(probe, detail=f"the probes before took all of {DEADLINE_S:g} s")
             else:
-                yield attempt(probe, [processes[name] for name in _names(probe)], visible)
-            # Free the contexts of processes that no later probe needs. A process with contexts takes tenths of a
-            # second to end: all are waited for together, at the end.
-            needed = {name for later in probes[number + 1 :] for name in _names(later)}
-            for name in processes.keys() - needed:
-                process = processes.pop(name)
-                if at_once:
-                    process.kill_soon()
-                else:
-                    process.close()
+                yield attempt(probe, processes.of(probe), visible)
+            processes.end_unneeded(probes[number + 1 :])
 
 
 _OF_NODES = (ProbeKind.HOST_NUMA,)
 _OF_POOLS = (ProbeKind.DEVICE_POOL, ProbeKind.LOCATION_POOL)
 _ALONE = (*_OF_NODES, *_OF_POOLS, ProbeKind.P2P)
 """The kinds of probes that need only one process and come first."""
+_OF_ONE_PROCESS = (*_ALONE, ProbeKind.DMA_BUF)
+_ALONE_NAME = "all GPUs"
+"""The process of such probes. Drivers before r595 can crash in cuMemCreate on a NUMA node without memory or CPUs
+(https://github.com/NVIDIA/nccl/issues/2106): that costs one probe, and the next one gets a new process."""
 
 
 def attempt(probe: Probe, processes: Sequence[Prober], visible: Sequence[str] = ()) -> Probe:
@@ -288,42 +323,76 @@ def _end(error: ChildFailed) -> Message:
     return {"outcome": outcome, "call": error.last_call, "detail": str(error)}
 
 
-def _names(probe: Probe) -> list[str]:
-    """Return the names of the processes that a probe needs: one, or those of the owner and the importer."""
-    if probe.kind in (*_OF_NODES, *_OF_POOLS, ProbeKind.DMA_BUF):
-        return [f"NUMA{probe.numa_node}"]
-    if probe.kind is ProbeKind.P2P:
-        return ["peers"]
-    owner, importer = probe.gpus
-    return [owner, importer if importer != owner else "the other process on the GPU"]
+class _Processes:
+    """The probing processes by name, each used by all probes that need it.
 
+    Parameters
+    ----------
+    waiting
+        Processes that have been started already.
+    cleanup
+        What ends all processes.
+    at_once
+        See :func:`_results`.
+    """
 
-def _start_missing(probes: Iterable[Probe], processes: dict[str, Prober], cleanup: ReleaseStack) -> None:
-    """Start the processes that probes need and that do not run yet."""
-    for name in (name for probe in probes for name in _names(probe)):
-        if name not in processes:
-            processes[name] = Prober()
-            cleanup.callback(processes[name].close)
+    def __init__(self, waiting: deque[Prober], cleanup: ReleaseStack, *, at_once: bool) -> None:
+        self._waiting = waiting
+        self._cleanup = cleanup
+        self._at_once = at_once
+        self._running: dict[str, Prober] = {}
 
+    def of(self, probe: Probe) -> list[Prober]:
+        """Return the process of a probe, or those of the owner and the importer."""
+        return [self._running[name] for name in self._names(probe)]
 
-def _open_contexts(probes: Iterable[Probe], processes: Mapping[str, Prober], visible: Sequence[str]) -> None:
-    """Have each process open the contexts of its first probe, all at the same time."""
-    begun: set[str] = set()
-    for probe in probes:
-        for place, name in enumerate(_names(probe)):
-            if name in begun:
-                continue
-            begun.add(name)
-            for gpu in _contexts_of(probe, place, visible):
-                processes[name].open_context(gpu)
+    def start(self, probes: Iterable[Probe]) -> None:
+        """Start the processes that probes need and that do not run yet.
 
+        Raises
+        ------
+        ChildFailed
+            The system cannot start a process.
+        """
+        for name in (name for probe in probes for name in self._names(probe)):
+            if name not in self._running:
+                self._running[name] = self._waiting.popleft() if self._waiting else Prober()
+                self._cleanup.callback(self._running[name].close)
 
-def _contexts_of(probe: Probe, place: int, visible: Sequence[str]) -> list[str]:
-    """Return the GPUs, of the visible ones, whose contexts a probe needs in its first process, or its second."""
-    if probe.kind is ProbeKind.HOST_NUMA:
-        return list(visible)
-    gpus = probe.gpus if probe.kind is ProbeKind.P2P else probe.gpus[place : place + 1]
-    return [gpu for gpu in gpus if gpu in visible]
+    def open_contexts(self, probes: Iterable[Probe], visible: Sequence[str]) -> None:
+        """Have each process open the contexts of its first probe, all processes at the same time."""
+        begun: set[str] = set()
+        for probe in probes:
+            for place, name in enumerate(self._names(probe)):
+                if name in begun:
+                    continue
+                begun.add(name)
+                for gpu in visible if name == _ALONE_NAME else probe.gpus[place : place + 1]:
+                    self._running[name].open_context(gpu)
+
+    def end_unneeded(self, later: Sequence[Probe]) -> None:
+        """End the processes that no later probe needs, to free their contexts.
+
+        A process with contexts takes tenths of a second to end. Unless others wait for its contexts to go, all are
+        waited for together, at the end.
+        """
+        needed = {name for probe in later for name in self._names(probe)}
+        for name in self._running.keys() - needed:
+            process = self._running.pop(name)
+            if self._at_once:
+                process.kill_soon()
+            else:
+                process.close()
+
+    def _names(self, probe: Probe) -> list[str]:
+        """Return the names of the processes that a probe needs: one, or those of the owner and the importer."""
+        if probe.kind in _ALONE:
+            return [_ALONE_NAME]
+        if probe.kind is ProbeKind.DMA_BUF:
+            # In between, where a GPU may have contexts of one process only, those of two processes need the GPUs.
+            return [_ALONE_NAME if self._at_once else "registration"]
+        owner, importer = probe.gpus
+        return [owner, importer if importer != owner else "the other process on the GPU"]
 
 
 # --- the process -----------------------------------------------------------------------------------------------------

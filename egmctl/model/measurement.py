@@ -204,7 +204,10 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferCost:
-    """The cost of allocating one buffer, which no sample includes."""
+    """The cost of allocating one buffer, which no sample includes.
+
+    A buffer may use memory that an earlier step allocated and no longer needs: the cost is what that took.
+    """
 
     label: Plain
     memory: Plain

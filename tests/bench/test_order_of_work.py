@@ -215,12 +215,12 @@ class TestBuffers:
         log: LOG = []
         own, imported, neutral = (SimpleNamespace(end=SimpleNamespace(rank=rank)) for rank in (1, 0, None))
 
-        def release_all(buffers: Any) -> str | None:
+        def release_after_step(buffers: Any) -> str | None:
             log.append(("release", [buffer.end.rank for buffer in buffers]))
             return "it failed" if len(log) == 1 else None
 
         exchange = SimpleNamespace(rank=1, all_gather=lambda _data: log.append(("wait for all",)))
-        worker: Any = SimpleNamespace(exchange=exchange, release_all=release_all)
+        worker: Any = SimpleNamespace(exchange=exchange, release_after_step=release_after_step)
         buffers: Any = [own, imported, neutral]
         assert collective.release(worker, buffers) == "it failed"
         assert log == [("release", [0, None]), ("wait for all",), ("release", [1]), ("wait for all",)]

@@ -86,7 +86,8 @@ class TestOnAnEgmNode:
 
     def test_contexts_kernels_and_buffers_are_made_once_and_given_back(self, run: Run) -> None:
         assert len(run.node.calls("cuDevicePrimaryCtxRetain")) == 4
-        assert len(run.node.calls("cuMemCreate")) == 2
+        # The destination of the second case takes over the memory of the first one's source.
+        assert len(run.node.calls("cuMemCreate")) == 1
         # A source and a destination for each GPU, and a page for what kernels find.
         sizes = [int(call.arguments["size"]) for call in run.node.calls("cuMemAlloc")]
         assert sorted(sizes) == [4096] * 4 + [44 * 3000 * 1024] * 8

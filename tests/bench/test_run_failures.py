@@ -114,12 +114,13 @@ class TestFailure:
 
     @pytest.mark.long
     def test_a_call_that_hangs_costs_its_path_and_no_other(self, bench: Bench) -> None:
-        run = bench(*TWO_GPUS, "--timeout", "4", faults="cuMemMap@2=hang,once")
+        # Each GPU has a page for results and a destination before the first one gets a source.
+        run = bench(*TWO_GPUS, "--timeout", "4", faults="cuMemAlloc@5=hang,once")
         assert run.code == 4
         assert run.statuses().count("timed-out") == 1
         assert run.statuses().count("ok") == 7
         (hung,) = (m for m in run.measurements if m["status"] == "timed-out")
-        assert (hung["case"], hung["last_call"]) == ("device_to_host_numa_memcpy_ce", "cuMemMap")
+        assert (hung["case"], hung["last_call"]) == ("device_to_host_numa_memcpy_ce", "cuMemAlloc")
 
     def test_a_crash_in_the_driver_costs_its_path_and_no_other(self, bench: Bench) -> None:
         run = bench(*TWO_GPUS, faults="cuMemSetAccess@1=kill:11,once")
@@ -165,13 +166,13 @@ def test_a_signal_ends_the_run_with_a_partial_report(
     fake_node: MakeFakeNode, tmp_path: Path, number: signal.Signals
 ) -> None:
     node = fake_node("gb200-tray")
-    environment = command_environment(node.environment("cuMemMap@2=hang"))
+    environment = command_environment(node.environment("cuMemAlloc@5=hang"))
     with (tmp_path / "out.json").open("w+") as out:
         command = subprocess.Popen(
             [sys.executable, "-m", "egmctl", *TWO_GPUS, "--json"], stdout=out, cwd=ROOT, env=environment
         )
         deadline = time.monotonic() + 30
-        while len(node.calls("cuMemMap")) < 2 and time.monotonic() < deadline:
+        while len(node.calls("cuMemAlloc")) < 5 and time.monotonic() < deadline:
             time.sleep(0.1)
         os.kill(command.pid, number)
         assert command.wait(20) == 130

@@ -91,8 +91,8 @@ def test_what_appears_while_the_bench_runs_is_no_go(fake_node: MakeFakeNode, tmp
 
 @pytest.mark.long
 def test_a_gpu_that_nvml_lost_during_the_bench_is_a_problem(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
-    # The readings before and after ask four times, once a GPU.
-    environment = fake_node(shipped("hgx-h200x4")).environment(faults="nvmlDeviceGetTemperature@6=error:15")
+    # The readings before and after ask four times, once a GPU, and the worker at least once in each of five steps.
+    environment = fake_node(shipped("hgx-h200x4")).environment(faults="nvmlDeviceGetTemperature@5=error:15")
     ended = egmctl("bringup", "--gpus", "0", "-q", env=environment, little=True)
     assert ended.code == 4
     assert "BROKE: the run broke: NVML lost GPU0 during the bench: " in " ".join(ended.out.split())

@@ -68,13 +68,13 @@ class OwnBuffer:
         self.worker.pattern.fill(self.stream, self.region(Window(start, 1, end - start)))
         # Other flows of the step may read the same source on streams that do not wait for this one.
         self.stream.synchronize()
-        if (start, end) == (0, held.memory.size_bytes):
+        if (start, end) == (0, held.memory.size_bytes) and not held.is_reused:
             held.first_touch_ms = ms_since(started)
         held.filled_bytes = end
 
     def first_touch(self, part: Window) -> None:
         """Time the first write of a destination if the window is all of it."""
-        if part.size_bytes == self.held.memory.size_bytes:
+        if part.size_bytes == self.held.memory.size_bytes and not self.held.is_reused:
             started = time.perf_counter()
             self.poison(part)
             self.stream.synchronize()

@@ -321,11 +321,11 @@ def open_buffers(
 
 
 def release(worker: WorkerContext, buffers: Sequence[Buffer]) -> str | None:
-    """Release buffers in all ranks, first those that another rank owns; return the first error of this rank."""
+    """Release buffers after a step in all ranks, first those that another rank owns; return this rank's first error."""
     problem = None
     for own in (False, True):
         chosen = (buffer for buffer in buffers if ((buffer.end.rank or 0) == worker.exchange.rank) is own)
-        failed = worker.release_all(chosen)
+        failed = worker.release_after_step(chosen)
         problem = problem or failed
         worker.exchange.all_gather(None)
     return problem

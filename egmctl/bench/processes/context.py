@@ -38,7 +38,7 @@ from egmctl.gpu.program import Kernels, NoKernels
 from egmctl.gpu.telemetry import Telemetry
 from egmctl.gpu.timing import Gate, Stream
 from egmctl.model.measurement import Phase, PhaseSeconds, Placement
-from egmctl.model.route import HOST_NAMES, MemoryKind
+from egmctl.model.route import HOST_MEMORY, HOST_NAMES, MemoryKind
 from egmctl.model.task import Endpoint, Flow, HandleKind
 from egmctl.units import format_size
 
@@ -55,7 +55,16 @@ class AllocatedBuffer:
     is_compared_by_cpu: bool = False
     """Whether the CPU has compared one sample of it."""
     first_touch_ms: float | None = None
-    """The milliseconds of the first write if it covered the whole buffer; else ``None``."""
+    """The milliseconds of the memory's first write if it covered the whole buffer; else ``None``."""
+    is_reused: bool = False
+    """Whether an earlier buffer used the memory, so that no write is its first."""
+
+
+_REUSED = frozenset(
+    {MemoryKind.HOST_NUMA, MemoryKind.HOST_NUMA_POOL, MemoryKind.PINNED, MemoryKind.REGISTERED, MemoryKind.HUGETLB}
+)
+"""Host memory whose pages stay where they are, and whose allocation takes longer than its use: a buffer of the next
+step takes over the memory of one that is released."""
 
 
 class WorkerContext:
@@ -89,6 +98,8 @@ class WorkerContext:
         self._unusable: dict[str, DriverCallError | NoKernels] = {}
         self._streams: dict[tuple[str, int], Stream] = {}
         self._buffers: dict[Buffer, AllocatedBuffer] = {}
+        self._spares: dict[Buffer, AllocatedBuffer] = {}
+        """The buffers that the last step released and whose memory the next one may use."""
         self._shared: dict[Buffer, SharedMemory] = {}
         self._pools: dict[str, DefaultPool] = {}
         self._ordinals: dict[str, int | None] = {}
@@ -171,8 +182,28 @@ class WorkerContext:
     def held(self, buffer: Buffer) -> AllocatedBuffer:
         """Return a buffer, allocated on first use."""
         if buffer not in self._buffers:
-            self._buffers[buffer] = AllocatedBuffer(self._allocate(buffer), self.new_seed())
+            self._buffers[buffer] = self._from_spare(buffer) or AllocatedBuffer(self._allocate(buffer), self.new_seed())
         return self._buffers[buffer]
+
+    def _from_spare(self, buffer: Buffer) -> AllocatedBuffer | None:
+        """Return a new buffer with the memory of a spare one; without such memory free what needs its place."""
+        if buffer.end.memory not in HOST_MEMORY:
+            return None
+        spare = next((spare for spare in self._spares if _memory_of(spare) == _memory_of(buffer)), None)
+        if spare is None:
+            self._free_spares()
+            return None
+        held = self._spares.pop(spare)
+        if spare in self._before:
+            self._before[buffer] = self._before.pop(spare)
+        if spare in self._placements:
+            self._placements[buffer] = self._placements.pop(spare)
+        return AllocatedBuffer(held.memory, self.new_seed(), first_touch_ms=held.first_touch_ms, is_reused=True)
+
+    def _free_spares(self) -> None:
+        with ReleaseStack() as undo:
+            for spare in list(self._spares):
+                undo.callback(self._free, spare, self._spares.pop(spare))
 
     def adopt(self, buffer: Buffer, memory: Memory, seed: int) -> None:
         """Use existing memory, e.g. opened memory of another process, as a buffer."""
@@ -196,15 +227,28 @@ class WorkerContext:
 
     def release(self, buffer: Buffer) -> None:
         """Free or close a buffer, if there is one."""
+        if (held := self._buffers.pop(buffer, None)) is not None:
+            self._free(buffer, held)
+
+    def _free(self, buffer: Buffer, held: AllocatedBuffer) -> None:
         self._placements.pop(buffer, None)
         self._before.pop(buffer, None)
-        if (held := self._buffers.pop(buffer, None)) is not None:
-            held.memory.close()
+        held.memory.close()
 
-    def release_all(self, buffers: Iterable[Buffer]) -> str | None:
-        """Free buffers; return the first error."""
+    def release_after_step(self, buffers: Iterable[Buffer]) -> str | None:
+        """Free buffers that no later step uses, or keep their memory for the next step; return the first error.
+
+        Memory that an earlier step left and this one did not use is freed.
+        """
         problem = None
+        try:
+            self._free_spares()
+        except DriverCallError as error:
+            problem = str(error)
         for buffer in buffers:
+            if buffer.end.memory in _REUSED and buffer.end.handle is None and buffer in self._buffers:
+                self._spares[buffer] = self._buffers.pop(buffer)
+                continue
             try:
                 self.release(buffer)
             except DriverCallError as error:
@@ -257,6 +301,7 @@ class WorkerContext:
             The first failure.
         """
         with self._undo:
+            self._undo.callback(self._free_spares)
             for buffer in self._buffers:
                 self._undo.callback(self.release, buffer)
 
@@ -345,6 +390,12 @@ class WorkerContext:
         if key not in self._pools:
             self._pools[key] = self._undo.keep(DefaultPool(context, place))
         return self._pools[key]
+
+
+def _memory_of(buffer: Buffer) -> tuple[object, ...]:
+    """Return what the memory of two buffers has in common if one can take over that of the other."""
+    end = buffer.end
+    return end.memory, end.numa_node, end.allocated_by, end.handle, end.parts, buffer.size_bytes
 
 
 def _registered(memory: MemoryKind, node: Node, size_bytes: int, context: Context) -> Memory:
