@@ -77,7 +77,7 @@ class TestOnFakeNodes:
         self, egmctl: RunEgmctl, fake_node: MakeFakeNode, checks: tuple[str, ...], processes: int
     ) -> None:
         """Those that start while the node is read are used. One more process reads the node."""
-        node = fake_node(with_imex_channel(nvl4()))
+        node = fake_node(patched(with_imex_channel(nvl4()), "gpus[*].nvml", compute_mode="default"))
         active(egmctl, node, *checks)
         assert len({call.pid for call in node.calls("cuInit")}) == processes + 1
 
