@@ -6,9 +6,10 @@ The dataclasses have no ``__eq__`` and no ``__repr__``, because generating these
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from egmctl.dataclass import dataclass
 from egmctl.errors import UsageError
 from egmctl.units import printable
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from egmctl.api.options import PREVIEW, DoctorOptions, option
@@ -11,6 +11,7 @@ from egmctl.cli.fabric import MpiOptions, answers_alone, job
 from egmctl.cli.options import ExitStyle, ExitStyleOption, MachineOption, read_machine, refuse_together, takes_options
 from egmctl.cli.output import OutputOptions, Outputs, say
 from egmctl.cli.progress import probing, show_progress
+from egmctl.dataclass import dataclass
 from egmctl.errors import ExitCode, UsageError
 from egmctl.report.kinds import CHECKS, DOCTOR
 

@@ -7,7 +7,6 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -19,6 +18,7 @@ from egmctl.cli.options import read_machine
 from egmctl.cli.output import Outputs
 from egmctl.cli.progress import show_progress
 from egmctl.compat import StrEnum
+from egmctl.dataclass import dataclass
 from egmctl.errors import EgmctlError, ExitCode, NothingToDo, UsageError
 
 if TYPE_CHECKING:
