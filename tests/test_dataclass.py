@@ -121,12 +121,17 @@ def test_a_class_behaves_as_that_of_the_standard_decorator(own: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{"frozen": True}, {"frozen": True, "slots": True}])
-def test_a_subclass_of_a_frozen_class_has_attributes_of_its_own(options: Mapping[str, bool]) -> None:
-    made = subclass_of(record_class(ours, options, {}))(**dict.fromkeys(REQUIRED, 0))
+def test_only_a_subclass_of_a_frozen_class_has_further_attributes(options: Mapping[str, bool]) -> None:
+    """The standard decorator mistakes the class where it has slots (until Python 3.14)."""
+    kind = record_class(ours, options, {})
+    values = dict.fromkeys(REQUIRED, 0)
+    made = subclass_of(kind)(**values)
     made.other = 1
     del made.other
     with pytest.raises(dataclasses.FrozenInstanceError):
         made.plain = 1
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        kind(**values).other = 1
 
 
 @ours(frozen=True, slots=True)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from egmctl.mpi.world import Launched
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class RunOptions(JournalOptions, JobOptions):
     """The options of ``egmctl bench`` that apply to the whole run: MPI job, journal, verdict and preview."""
 

@@ -28,7 +28,7 @@ OTHER_NODES = "peers.nodes"
 """The check that reports the failed checks of other nodes."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class WayOptions:
     """The mode of the doctor: active tests, the view of another process, lists of checks, brief output."""
 

@@ -40,7 +40,7 @@ class Mpi(StrEnum):
     OFF = "off"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class MpiOptions:
     """The option that decides whether the command joins an MPI job."""
 
@@ -132,7 +132,7 @@ FABRIC, RDMA, NCCL = "fabric", "rdma", "nccl"
 """The suites that the ranks of an MPI job measure together."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class JobOptions(MpiOptions):
     """The options of a measurement between the GPUs of many nodes."""
 

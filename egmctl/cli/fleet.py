@@ -39,7 +39,7 @@ RemoteArgument = Annotated[
 ]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class FleetOptions:
     """The nodes, how the command is started on them, and the folder of the results."""
 

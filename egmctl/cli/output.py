@@ -34,7 +34,7 @@ class Color(StrEnum):
     NEVER = "never"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class OutputOptions:
     """The destinations, format and detail of a result, and the amount of messages."""
 

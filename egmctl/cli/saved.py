@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from egmctl.model.machine import Machine
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class JournalOptions:
     """Whether and where the journal of a run is kept."""
 
