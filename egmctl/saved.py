@@ -18,6 +18,7 @@ from pkgutil import resolve_name
 from typing import Any, cast
 
 from egmctl import __version__
+from egmctl.dataclass import dataclass
 from egmctl.documents import check_schema, newer_schema, parse_object, read_content, refuse, short, stem
 from egmctl.errors import ERROR_SCHEMA, UsageError
 from egmctl.facts import replay
@@ -52,7 +53,7 @@ Digest = Comparison | FleetReport | History | ProfileList | MatchResult | Machin
 """A result made from several results, or a list of built-in or local items."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
     """The content of one file."""
 
@@ -448,13 +449,13 @@ def _renamed(value: Any) -> Any:
     return changed
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Error:
     code: str
     message: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Envelope:
     tool: str
     exit_code: int

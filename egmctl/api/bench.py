@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from importlib.util import find_spec
 
@@ -19,6 +19,7 @@ from egmctl.bench.plan.make import LAST_BYTES, make_plan, sized, sweep_sizes
 from egmctl.bench.plan.task import COPIES_LIMIT
 from egmctl.bench.suites import FABRIC, NCCL, STANDARD, SUITES, select_cases, select_collectives
 from egmctl.bench.supervisor import Progress, supervise
+from egmctl.dataclass import dataclass
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.facts.inside import memory_left
 from egmctl.facts.root import Root

@@ -1,14 +1,12 @@
-"""The options that commands and library share. Each is a field, declared once with its spelling and its help.
-
-The dataclasses have no ``__eq__`` and no ``__repr__``, because generating these methods costs time at every start.
-"""
+"""The options that commands and library share. Each is a field, declared once with its spelling and its help."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from egmctl.dataclass import dataclass
 from egmctl.errors import UsageError
 from egmctl.units import printable
 
@@ -45,7 +43,7 @@ def documented(group: type[Group]) -> type[Group]:
     return group
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class TopoOptions:
     """The part of a machine that ``egmctl topo`` shows."""
 
@@ -54,7 +52,7 @@ class TopoOptions:
     strict: bool = option("Exit with 1 if doctor finds something wrong with the connections.", default=False)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class BenchOptions:
     """The measurements of a bench, and their settings."""
 
@@ -125,7 +123,7 @@ class BenchOptions:
         return Axis(self.sweep)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class NodeOptions:
     """The GPUs and NUMA nodes that must work, and the expected hardware."""
 
@@ -142,7 +140,7 @@ class NodeOptions:
     )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class BringupOptions(NodeOptions):
     """What a node has to have, and the purposes that have to work on it."""
 
@@ -153,7 +151,7 @@ class BringupOptions(NodeOptions):
     )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class DoctorOptions(NodeOptions):
     """The checks of doctor."""
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 from egmctl.bench.case import End
 from egmctl.bench.engine import ENGINES, moved_bytes
+from egmctl.dataclass import dataclass
 from egmctl.model.route import HOST_MEMORY, MemoryKind
 from egmctl.model.task import Endpoint, Flow, Pattern, Quantity, Task
 from egmctl.units import round_up

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 
 from egmctl.compat import StrEnum
+from egmctl.dataclass import dataclass
 from egmctl.model.route import HOST_MEMORY, MemoryKind
 from egmctl.model.task import UCX_ENGINES, Axis, Chase, ChaseOrder, Engine, HandleKind, Pattern, Point, Quantity
 from egmctl.units import format_size

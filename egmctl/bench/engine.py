@@ -6,8 +6,8 @@ The code of an engine is in its file in ``engines/``, which only a worker import
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from egmctl.dataclass import dataclass
 from egmctl.model.task import Engine, Task
 
 

@@ -6,7 +6,7 @@ import base64
 import json
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from egmctl import __version__
@@ -28,6 +28,7 @@ from egmctl.bench.plan.placement import (
 )
 from egmctl.bench.processes.group import Coordinator, Group, serve_rank, start_group
 from egmctl.bench.supervisor import Progress, supervise
+from egmctl.dataclass import dataclass
 from egmctl.errors import EgmctlError
 from egmctl.facts.redact import redact
 from egmctl.journal.events import Recorder, forget

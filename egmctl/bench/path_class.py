@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from egmctl.bench.engine import ENGINES
+from egmctl.dataclass import dataclass
 from egmctl.model.measurement import Measurement, RunReport, Status
 from egmctl.model.profile import Unit
 from egmctl.model.route import Carrier, Hop, MemoryKind, PublishedRate, hop_symbol

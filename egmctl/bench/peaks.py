@@ -7,11 +7,11 @@ the steps notes when each buffer is used first and last, by numbers instead of r
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from egmctl.bench.buffers import buffer_bytes, shares_source, source_role
 from egmctl.bench.case import End
+from egmctl.dataclass import dataclass
 from egmctl.model.route import MemoryKind
 from egmctl.model.task import Endpoint, Flow, Task
 from egmctl.units import round_up

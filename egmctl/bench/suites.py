@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 
 from egmctl.bench.case import BY_SMS, Case
 from egmctl.bench.cases import bandwidth, ipc, latency, rdma
 from egmctl.bench.nccl.collectives import COLLECTIVES, PREFIX
+from egmctl.dataclass import dataclass
 from egmctl.errors import UsageError
 from egmctl.model.task import Axis, Point
 from egmctl.units import did_you_mean, printable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -23,6 +23,7 @@ from egmctl.cli.options import MachineOption, read_machine, reading_this_node, r
 from egmctl.cli.output import OutputOptions, Outputs, say
 from egmctl.cli.progress import show_progress
 from egmctl.cli.saved import JournalOptions, end_journal, open_journal
+from egmctl.dataclass import dataclass
 from egmctl.errors import ExitCode, UsageError
 from egmctl.report.kinds import BENCH, PLAN
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from egmctl.mpi.world import Launched
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class RunOptions(JournalOptions, JobOptions):
     """The options of ``egmctl bench`` that apply to the whole run: MPI job, journal, verdict and preview."""
 

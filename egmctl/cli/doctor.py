@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from egmctl.api.options import PREVIEW, DoctorOptions, option
@@ -19,6 +19,7 @@ from egmctl.cli.options import (
 )
 from egmctl.cli.output import OutputOptions, Outputs, say
 from egmctl.cli.progress import probing, show_progress
+from egmctl.dataclass import dataclass
 from egmctl.errors import ExitCode, UsageError
 from egmctl.report.kinds import CHECKS, DOCTOR
 
@@ -35,7 +36,7 @@ OTHER_NODES = "peers.nodes"
 """The check that reports the failed checks of other nodes."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class WayOptions:
     """The mode of the doctor: active tests, the view of another process, lists of checks, brief output."""
 

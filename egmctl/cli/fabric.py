@@ -7,7 +7,6 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -19,6 +18,7 @@ from egmctl.cli.options import read_machine
 from egmctl.cli.output import Outputs
 from egmctl.cli.progress import show_progress
 from egmctl.compat import StrEnum
+from egmctl.dataclass import dataclass
 from egmctl.errors import EgmctlError, ExitCode, NothingToDo, UsageError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Mpi(StrEnum):
     OFF = "off"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class MpiOptions:
     """The option that decides whether the command joins an MPI job."""
 
@@ -132,7 +132,7 @@ FABRIC, RDMA, NCCL = "fabric", "rdma", "nccl"
 """The suites that the ranks of an MPI job measure together."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class JobOptions(MpiOptions):
     """The options of a measurement between the GPUs of many nodes."""
 

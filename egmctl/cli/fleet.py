@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
 
@@ -17,6 +17,7 @@ from egmctl.cli.options import refuse_together, takes_options
 from egmctl.cli.output import OutputOptions, check_output, emit, say
 from egmctl.cli.progress import show_progress
 from egmctl.compat import StrEnum
+from egmctl.dataclass import dataclass
 from egmctl.errors import UsageError
 from egmctl.report.kinds import FLEET, Format, render
 from egmctl.units import printable
@@ -38,7 +39,7 @@ RemoteArgument = Annotated[
 ]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class FleetOptions:
     """The nodes, how the command is started on them, and the folder of the results."""
 

@@ -10,12 +10,13 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TextIO
 
 from egmctl.api.options import OUTPUT, option
 from egmctl.compat import StrEnum
+from egmctl.dataclass import dataclass
 from egmctl.errors import EgmctlError, UsageError
 from egmctl.files import make_folder, next_free, open_parent, settle, state_folder, status_in, write_whole
 from egmctl.report.kinds import SUFFIXES, Format, render
@@ -33,7 +34,7 @@ class Color(StrEnum):
     NEVER = "never"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class OutputOptions:
     """The destinations, format and detail of a result, and the amount of messages."""
 

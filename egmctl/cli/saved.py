@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -14,6 +13,7 @@ import typer
 from egmctl.api.options import option
 from egmctl.cli.options import NO_LEVELS, refuse_together, takes_options
 from egmctl.cli.output import OutputOptions, Outputs, Target, say
+from egmctl.dataclass import dataclass
 from egmctl.errors import ExitCode, UsageError
 from egmctl.report.kinds import COMPARISON, DOCTOR, HISTORY, TOPO, Format, kind_of
 from egmctl.units import several
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from egmctl.model.machine import Machine
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, kw_only=True)
 class JournalOptions:
     """Whether and where the journal of a run is kept."""
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from egmctl.comparison import facts, paths
 from egmctl.comparison.paths import TOLERANCE, GpuNames, SpreadOf, affected, default_spread, points, touched
 from egmctl.comparison.worth import outcome_of
+from egmctl.dataclass import dataclass
 from egmctl.errors import UsageError
 from egmctl.model.answer import Cause
 from egmctl.model.bringup import Bringup

@@ -6,10 +6,11 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import mode
 from typing import NamedTuple
 
+from egmctl.dataclass import dataclass
 from egmctl.model.comparison import Affected, Outcome, PathDifference
 from egmctl.model.doubt import Effect
 from egmctl.model.machine import Machine

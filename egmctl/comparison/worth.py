@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from egmctl.comparison.facts import PRESENT, UNREAD, Subject
+from egmctl.dataclass import dataclass
 from egmctl.model.comparison import Outcome
 
 

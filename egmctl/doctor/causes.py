@@ -8,11 +8,12 @@ A rule lists checks whose findings explain findings of other checks (:data:`ON_F
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any
 
+from egmctl.dataclass import dataclass
 from egmctl.doctor import effects_on_findings as when
 from egmctl.doctor import effects_on_paths as paths
 from egmctl.doctor.checks import egm, fabric, kernel

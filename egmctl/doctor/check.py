@@ -6,9 +6,10 @@ import functools
 import os
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
+from egmctl.dataclass import dataclass
 from egmctl.doctor.findings import PlaceOrGpus, placed, skipped, unknown
 from egmctl.errors import UsageError
 from egmctl.facts import replay

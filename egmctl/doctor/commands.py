@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from egmctl.data import read_toml
+from egmctl.dataclass import dataclass
 from egmctl.model.remedy import Need
 
 

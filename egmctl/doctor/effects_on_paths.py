@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 
 from egmctl.compat import StrEnum
+from egmctl.dataclass import dataclass
 from egmctl.doctor.checks.kernel_log import xids_of
 from egmctl.doctor.checks.nvlink import has_errors
 from egmctl.doctor.kernel_faults import Blame, is_one_of

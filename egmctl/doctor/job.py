@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from egmctl.dataclass import dataclass
 from egmctl.doctor.findings import fact
 from egmctl.doctor.restrictions import gpu_numbers, minor_of
 from egmctl.doctor.situation import in_container, loss, lost

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from egmctl.compat import StrEnum
 from egmctl.data import read_toml
+from egmctl.dataclass import dataclass
 from egmctl.doctor.findings import as_root
 from egmctl.doctor.situation import group_by
 from egmctl.model.finding import NODE, Place, Status, on_gpus

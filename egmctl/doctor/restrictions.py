@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
+from egmctl.dataclass import dataclass
 from egmctl.doctor.check import Scope
 from egmctl.doctor.findings import as_root, fact, todo
 from egmctl.doctor.situation import loss, lost, routers

@@ -25,12 +25,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from egmctl.data import read_toml
+from egmctl.dataclass import dataclass
 from egmctl.model.explanation import KnownCause, Severity
 from egmctl.model.remedy import remedy_of
 

@@ -10,12 +10,12 @@ import contextlib
 import importlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
 from egmctl.data import read_toml
+from egmctl.dataclass import dataclass
 from egmctl.driver.messages import known_cause
 from egmctl.model.explanation import KnownCause, Library
 

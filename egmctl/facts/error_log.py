@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from typing import BinaryIO
 
+from egmctl.dataclass import dataclass
 from egmctl.driver.cuda import LOG_SHOWN, RETURNING, log_entries
 from egmctl.driver.messages import Message, messages
 from egmctl.driver.signatures import signatures

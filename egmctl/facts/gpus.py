@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import stat
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from itertools import permutations
 from typing import Any, ClassVar, TypeVar
 
+from egmctl.dataclass import dataclass
 from egmctl.driver.reading import FAILURE_WORDS, Reasons, Unreadable, bus_order, read_or
 from egmctl.errors import ChildFailed, ChildNotStarted, DriverLibraryMissing, DriverTooOld
 from egmctl.facts.egm import EGM_MODULE, GPU_MODULES

@@ -8,11 +8,12 @@ import os
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from egmctl import launch
+from egmctl.dataclass import dataclass
 from egmctl.driver.reading import Unreadable, if_present, read_or
 from egmctl.errors import ChildFailed, EgmctlError
 from egmctl.facts import system

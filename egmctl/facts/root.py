@@ -9,10 +9,10 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
+from egmctl.dataclass import dataclass
 from egmctl.driver.reading import Unreadable, error_name
 from egmctl.facts.system_calls import call
 from egmctl.launch.program import output_of

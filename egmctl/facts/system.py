@@ -10,8 +10,9 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from egmctl.dataclass import dataclass
 from egmctl.driver.reading import Reasons, Unreadable, read_or
 from egmctl.facts import egm, host, service_logs
 from egmctl.facts import gpus as pci

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import mode
 
+from egmctl.dataclass import dataclass
 from egmctl.fleet.numbers import GpuNumbers, answerable, numbers_of, slot_of
 from egmctl.model.answer import State
 from egmctl.model.bringup import Bringup

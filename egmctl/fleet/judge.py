@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Any
 
+from egmctl.dataclass import dataclass
 from egmctl.documents import ENCODING, FILE_LIMIT, GZIP, check_schema, parse_object, short, unpacked
 from egmctl.errors import ERROR_SCHEMA, UsageError
 from egmctl.fleet.folder import Folder

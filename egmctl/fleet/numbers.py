@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 
+from egmctl.dataclass import dataclass
 from egmctl.model.bringup import Bringup
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, RunReport

@@ -16,9 +16,10 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, BinaryIO
 
+from egmctl.dataclass import dataclass
 from egmctl.documents import short
 from egmctl.errors import EgmctlError
 from egmctl.files import write_all

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from egmctl.dataclass import dataclass
 from egmctl.errors import EgmctlError, UsageError
 from egmctl.fleet.folder import REPORT, Folder, is_document_of, new_folder, old_folder
 from egmctl.fleet.gathering import Gathering
@@ -29,7 +30,7 @@ REPORT_EVERY_S = 2.0
 """Seconds between updates of the report in the folder. A crash of this process loses the answers since the last one."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Session:
     """The folder of a run, the command and its nodes, and the answers of an earlier run."""
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from egmctl.dataclass import dataclass
 from egmctl.doctor.checks.siblings import PROPERTIES, Property, comparable
 from egmctl.model.finding import Status
 from egmctl.model.fleet import FleetGpu, GroupLine, NodeResult, UnlikeGpus

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import cycle
 
+from egmctl.dataclass import dataclass
 from egmctl.gpu.context import Context, ReleaseStack
 from egmctl.gpu.memory import DeviceMemory, Memory
 from egmctl.gpu.program import Kernels

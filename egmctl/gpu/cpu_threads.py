@@ -12,9 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from egmctl.dataclass import dataclass
 from egmctl.driver import breadcrumb
 from egmctl.driver.reading import NUMBERS
 from egmctl.gpu.context import ms_since

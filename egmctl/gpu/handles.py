@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from egmctl.dataclass import dataclass
 from egmctl.driver.cuda import bindings, call
 from egmctl.errors import DriverCallError
 from egmctl.gpu.context import Context, ReleaseStack, Resource, timed

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+from egmctl.dataclass import dataclass
 from egmctl.driver.cuda import call
 from egmctl.errors import DriverCallError
 from egmctl.gpu.context import Context, ReleaseStack

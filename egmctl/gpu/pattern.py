@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from egmctl.dataclass import dataclass
 from egmctl.gpu.chase import Result, Results, read_words
 from egmctl.gpu.program import Kernels
 from egmctl.gpu.timing import Stream

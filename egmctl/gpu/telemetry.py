@@ -9,10 +9,11 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime, timezone
 from typing import Any
 
+from egmctl.dataclass import dataclass
 from egmctl.driver.nvml import LOST, Field, ask, event_reasons, field_values, gpm_rates
 from egmctl.driver.reading import Reasons, Unreadable
 from egmctl.launch import Channel

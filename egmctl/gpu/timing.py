@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 
 from egmctl.compat import StrEnum
+from egmctl.dataclass import dataclass
 from egmctl.driver.cuda import bindings, call
 from egmctl.gpu.context import Context, Resource, ms_since, possible_ms
 from egmctl.gpu.memory import PinnedWords

@@ -17,12 +17,13 @@ import re
 import secrets
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from egmctl import __version__
+from egmctl.dataclass import dataclass
 from egmctl.files import NEW_FILE, open_folder, open_regular, path_of, state_folder, write_all
 from egmctl.model.answer import Answer
 from egmctl.model.answer import State as AnswerState

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
+from egmctl.dataclass import dataclass
 from egmctl.errors import UsageError
 from egmctl.files import open_regular
 from egmctl.journal import events

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from egmctl.compat import StrEnum
+from egmctl.dataclass import dataclass
 from egmctl.errors import ExitCode
 from egmctl.model.finding import Finding, Guard, Status
 from egmctl.model.record import Command, Plain

@@ -6,10 +6,10 @@ numbers and the most frequent of their attribute values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from egmctl.compat import StrEnum
+from egmctl.dataclass import dataclass
 from egmctl.model.answer import UNANSWERED, Answer
 from egmctl.model.finding import Finding
 from egmctl.model.record import Command, Plain, Shown

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
+from egmctl.dataclass import dataclass
 from egmctl.model.answer import UNANSWERED, Answer
 from egmctl.model.finding import Finding, Guard, Status
 from egmctl.model.machine import Machine

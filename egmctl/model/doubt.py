@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from egmctl.compat import StrEnum
+from egmctl.dataclass import dataclass
 from egmctl.model.record import Plain
 
 

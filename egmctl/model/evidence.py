@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from egmctl.compat import StrEnum
+from egmctl.dataclass import dataclass
 from egmctl.model.answer import UNANSWERED, Answer
 from egmctl.model.diagnosis import AboutDiagnosed, Diagnosis
 from egmctl.model.measurement import RunReport

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from egmctl.dataclass import dataclass
 from egmctl.model.host import DeviceNode, PcieLink, PciFunction
 from egmctl.model.record import BusId, KernelList, Plain, Record, Uuid
 

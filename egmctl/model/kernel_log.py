@@ -5,9 +5,8 @@ The log may contain private names and secrets, so no other lines are kept.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from egmctl.compat import StrEnum
+from egmctl.dataclass import dataclass
 from egmctl.model.finding import Status
 from egmctl.model.record import BusId, Plain, Record, Unread
 from egmctl.model.remedy import Remedy

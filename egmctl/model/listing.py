@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar, overload
 
+from egmctl.dataclass import dataclass
 from egmctl.model.answer import State
 from egmctl.model.finding import Guard, Waiver
 from egmctl.model.machine import Origin, OriginKind

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, TypeVar
 
 from egmctl.compat import StrEnum
+from egmctl.dataclass import dataclass
 from egmctl.model.gpu import Gpu, Pair
 from egmctl.model.host import Confinement, Driver, Host, Nic, NumaKind, NvSwitch, Process, System
 from egmctl.model.kernel_log import KernelLog

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from pkgutil import resolve_name
 from typing import Any, ClassVar, TypeVar
 
 from egmctl.compat import StrEnum
+from egmctl.dataclass import dataclass
 from egmctl.model.answer import UNANSWERED, Answer, Cause
 from egmctl.model.change import Change
 from egmctl.model.doubt import Doubt

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from egmctl.compat import StrEnum
+from egmctl.dataclass import dataclass
 from egmctl.model.record import BusId, Plain, Sentence, Share, Uuid
 
 

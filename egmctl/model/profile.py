@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, ClassVar
 
 from egmctl.compat import StrEnum
+from egmctl.dataclass import dataclass
 from egmctl.model.answer import UNANSWERED, Answer
 from egmctl.model.machine import Origin
 from egmctl.model.record import Plain, Share, Shown, Spelling

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated
 
 from egmctl.compat import StrEnum
+from egmctl.dataclass import dataclass
 from egmctl.units import parse_kernel_list, printable
 
 if TYPE_CHECKING:

@@ -6,10 +6,11 @@ A command that shows more (``look``) is apart from the one that mends (``run``):
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from egmctl.compat import StrEnum
+from egmctl.dataclass import dataclass
 from egmctl.model.record import BusId, Plain
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from egmctl.compat import StrEnum
+from egmctl.dataclass import dataclass
 from egmctl.model.record import BusId, Plain
 from egmctl.model.route import Carrier, MemoryKind, Route
 from egmctl.units import format_size, several

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from egmctl.compat import StrEnum
+from egmctl.dataclass import dataclass
 from egmctl.model.profile import HealthyRuns
 from egmctl.model.record import BusId, Plain
 from egmctl.model.task import USUAL, Point

@@ -9,12 +9,12 @@ import re
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import GenericAlias
 from typing import Any, NoReturn, TypeVar
 
 from egmctl import __version__
+from egmctl.dataclass import dataclass
 from egmctl.errors import ChildFailed, EgmctlError, ExitCode, NothingToDo, UsageError
 from egmctl.launch import ChannelClosed, Child, wait_for_any
 from egmctl.model.codec import from_json, to_json

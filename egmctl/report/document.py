@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, TypeVar
 
 from egmctl.compat import StrEnum
+from egmctl.dataclass import dataclass
 from egmctl.units import several
 
 if TYPE_CHECKING:

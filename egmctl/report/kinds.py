@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from egmctl.compat import StrEnum
+from egmctl.dataclass import dataclass
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -25,9 +25,9 @@ CUDA_VISIBLE_DEVICES is no obstacle: a hidden GPU can still be opened, its memor
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 
 from egmctl.compat import StrEnum
+from egmctl.dataclass import dataclass
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Confinement, DeviceNode, Driver, LibraryFailure, Process
 from egmctl.model.machine import Machine

@@ -8,9 +8,9 @@ bits are those of NVIDIA's ``rdma_topo`` (rdma-core, ``kernel-boot``); they were
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from egmctl.compat import StrEnum
+from egmctl.dataclass import dataclass
 from egmctl.model.host import Bridge, PciFunction, System
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason

@@ -8,9 +8,9 @@ memory, and none of that is EGM. None of this was seen on hardware.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from egmctl.compat import StrEnum
+from egmctl.dataclass import dataclass
 from egmctl.facts.egm import EGM_CLASS, GUEST_DRIVER, HYPERVISOR_DOMAIN
 from egmctl.model.finding import on_gpus
 from egmctl.model.gpu import Gpu

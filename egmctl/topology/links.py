@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import permutations, takewhile
 from statistics import multimode
 
+from egmctl.dataclass import dataclass
 from egmctl.model.gpu import Gpu, NvLink, Pair
 from egmctl.model.host import Nic
 from egmctl.model.machine import Machine, remembered

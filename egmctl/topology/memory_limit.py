@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from egmctl.dataclass import dataclass
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Process
 from egmctl.model.machine import Machine

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from egmctl.compat import StrEnum
 from egmctl.data import read_toml
+from egmctl.dataclass import dataclass
 from egmctl.model.codec import from_json
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Driver

@@ -20,9 +20,10 @@ memory is, so EGM routes do not depend on CDMM.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from egmctl.compat import StrEnum
+from egmctl.dataclass import dataclass
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import NumaKind
 from egmctl.model.machine import Machine

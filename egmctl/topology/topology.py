@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import combinations, product
 from typing import ClassVar
 
+from egmctl.dataclass import dataclass
 from egmctl.model.answer import UNANSWERED, Answer
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Nic

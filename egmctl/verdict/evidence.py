@@ -6,12 +6,13 @@ The questions are in ``evidence.toml``. A node without NVLink-C2C settles those 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from pathlib import Path
 from statistics import median
 
 from egmctl.data import read_toml
+from egmctl.dataclass import dataclass
 from egmctl.doctor.situation import coherent
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.evidence import EvidenceReport, Observation, Reply, State

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from egmctl.bench.case import Case
 from egmctl.bench.path_class import is_degraded, is_lost
 from egmctl.bench.plan.flows import PIDS_SHOWN, gpu_use
 from egmctl.bench.plan.make import SECTIONS
 from egmctl.bench.plan.paths import gpu_obstacle
+from egmctl.dataclass import dataclass
 from egmctl.doctor.causes import explains
 from egmctl.doctor.check import Scope
 from egmctl.doctor.effects_on_paths import Node, Symptom, Trouble, numa_nodes

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from statistics import median, stdev
 from typing import Any
 
 from egmctl.bench.path_class import class_of, unit_of
+from egmctl.dataclass import dataclass
 from egmctl.errors import UsageError
 from egmctl.model.codec import to_json
 from egmctl.model.doubt import Effect

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median, median_high, median_low
 
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.path_class import Ceiling, ceiling, class_of, common_symbol, is_degraded, unit_of
+from egmctl.dataclass import dataclass
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.profile import Profile, Reference, Unit
 from egmctl.model.route import HOST_MEMORY, Hop, LinkKind, MemoryKind

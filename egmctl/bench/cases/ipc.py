@@ -8,11 +8,12 @@ another node. A case of a node names the case on the same path within one proces
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from egmctl.bench.case import Case, End, Footprint, Processes
 from egmctl.bench.cases.bandwidth import ENGINES
 from egmctl.bench.cases.latency import FLAG_BYTES, LAPS, UNCACHED, random_lines, sequential
+from egmctl.dataclass import dataclass
 from egmctl.model.route import MemoryKind
 from egmctl.model.task import Engine, HandleKind, Pattern, Quantity
 from egmctl.units import MIB

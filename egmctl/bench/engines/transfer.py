@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property, partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from egmctl.bench.engine import ENGINES
 from egmctl.bench.processes.collective import CollectiveStep, Item, OpenBuffers, open_buffers, with_evidence
 from egmctl.bench.processes.context import AllocatedBuffer, WorkerContext
 from egmctl.bench.results import EXPIRED_LIMIT, GateExpired, bandwidth_sample, mismatch_of, of_bandwidth
+from egmctl.dataclass import dataclass
 from egmctl.gpu.chase import Result
 from egmctl.gpu.context import ms_since
 from egmctl.gpu.memory import Memory

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
+from egmctl.dataclass import dataclass
 from egmctl.model.nccl import CollectiveResult
 from egmctl.units import GB
 

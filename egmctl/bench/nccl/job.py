@@ -10,7 +10,7 @@ import contextlib
 import datetime
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ from egmctl.bench.nccl.run import (
 from egmctl.bench.plan import bench_gpu
 from egmctl.bench.plan.flows import busy_waiver
 from egmctl.bench.plan.placement import RankInfo, assign, check_agreement, hosts, merge_gpus, rank_info
+from egmctl.dataclass import dataclass
 from egmctl.errors import ChildNotStarted, UsageError
 from egmctl.facts.redact import redact
 from egmctl.launch import Child

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from egmctl.dataclass import dataclass
 
 _VERSION = re.compile(r"\bNCCL version (\d+\.\d+\.\d+(?:\+cuda[\d.]+)?)")
 _CONNECTION = re.compile(

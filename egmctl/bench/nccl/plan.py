@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 
 from egmctl.bench.nccl.collectives import COLLECTIVES, PREFIX
@@ -12,6 +12,7 @@ from egmctl.bench.peaks import Peak
 from egmctl.bench.plan.budget import most_bytes
 from egmctl.bench.plan.flows import busy_waiver
 from egmctl.bench.plan.paths import gpu_waiver
+from egmctl.dataclass import dataclass
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.gpu import Gpu
 from egmctl.model.listing import ListedCase

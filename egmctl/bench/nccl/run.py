@@ -12,7 +12,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from egmctl.bench.nccl.log import NcclLog, read_log
 from egmctl.bench.nccl.plan import binaries
 from egmctl.bench.nccl.table import is_complete, read_table
 from egmctl.bench.nccl.torch_rank import WARM_UP
+from egmctl.dataclass import dataclass
 from egmctl.errors import ChildFailed, ChildNotStarted
 from egmctl.facts.error_log import read_failures
 from egmctl.launch import Child, close_all, wait_for_any

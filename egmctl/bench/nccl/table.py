@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from egmctl.dataclass import dataclass
 
 _NUMBER = r"[\d.e+]+"
 _HALF = rf"\s+({_NUMBER})\s+{_NUMBER}\s+({_NUMBER})\s+({_NUMBER}|N/A)(?=\s|$)"

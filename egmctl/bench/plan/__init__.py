@@ -8,9 +8,10 @@ memory, ``cost`` the time. All pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from egmctl.bench.peaks import Ends, Peak, Uses
+from egmctl.dataclass import dataclass
 from egmctl.model.gpu import Gpu
 from egmctl.model.listing import PlannedTasks, Step
 from egmctl.model.measurement import BenchGpu, Settings

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 from egmctl.bench.buffers import ROTATED_BELOW_BYTES, buffers_of, uses_host_memory
 from egmctl.bench.peaks import NodeOf, Peak, Uses, one_node, peaks, places
 from egmctl.bench.plan import Plan
+from egmctl.dataclass import dataclass
 from egmctl.errors import UsageError
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.gpu import Gpu

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Protocol
 
 from egmctl.bench.plan.flows import Location, numa_node_of
+from egmctl.dataclass import dataclass
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine

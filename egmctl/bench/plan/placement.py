@@ -6,9 +6,10 @@ Under MPI each rank reports what it finds on its node, and all ranks come to the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from egmctl.bench.plan.paths import gpu_waiver
+from egmctl.dataclass import dataclass
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.model.finding import Waiver
 from egmctl.model.gpu import Gpu

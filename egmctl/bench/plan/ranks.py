@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
 
 from egmctl.bench.case import Case, End
 from egmctl.bench.plan.flows import Location, expand, own_endpoint
 from egmctl.bench.plan.paths import DevicePath, Path, path_between, path_without_memory
 from egmctl.bench.plan.task import Candidate
+from egmctl.dataclass import dataclass
 from egmctl.driver.signatures import cause_of
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.gpu import Gpu

@@ -8,10 +8,11 @@ one, instead of N (N - 1) / 2 pairs one at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 from typing import TypeVar
 
+from egmctl.dataclass import dataclass
 from egmctl.model.listing import PlannedTask, PlannedTasks, Step
 from egmctl.model.task import Flow, Pattern
 from egmctl.units import format_size, grouped

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from egmctl.bench.case import ALL_SMS, Case, End
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.plan.paths import Path
+from egmctl.dataclass import dataclass
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.gpu import Gpu
 from egmctl.model.listing import PlannedTask

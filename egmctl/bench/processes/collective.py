@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from egmctl.bench.case import End
 from egmctl.bench.evidence import Watch, gpus_of, route
 from egmctl.bench.processes.protocol import Event, Request
 from egmctl.bench.results import FAILURES, failure
+from egmctl.dataclass import dataclass
 from egmctl.driver.signatures import cause_of
 from egmctl.errors import DriverCallError
 from egmctl.facts.buffers import page_sizes

@@ -6,13 +6,14 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 
 from egmctl.bench.buffers import Buffer
 from egmctl.bench.evidence import LinkCounters
 from egmctl.bench.processes.collective import Exchange
 from egmctl.bench.processes.protocol import Preparation
+from egmctl.dataclass import dataclass
 from egmctl.driver.cuda import call
 from egmctl.errors import DriverCallError
 from egmctl.facts.buffers import Before, NoPages, huge_page_bytes

@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from egmctl.bench.processes.protocol import ENVIRONMENT, Event, Request
 from egmctl.compat import StrEnum
+from egmctl.dataclass import dataclass
 from egmctl.errors import ChildFailed
 from egmctl.launch import ChannelClosed, Child, close_all, wait_for_any
 from egmctl.mpi.world import RanksMissing, World

@@ -7,10 +7,9 @@ with events.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from egmctl.bench.buffers import Buffer
 from egmctl.compat import StrEnum
+from egmctl.dataclass import dataclass
 from egmctl.model.measurement import Settings
 from egmctl.model.record import BusId
 from egmctl.model.route import Rank

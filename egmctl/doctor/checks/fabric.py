@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from egmctl.dataclass import dataclass
 from egmctl.doctor import situation
 from egmctl.doctor.check import Expectation, Scope, Verdicts, check, skip
 from egmctl.doctor.findings import (

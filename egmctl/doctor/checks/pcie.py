@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from egmctl.dataclass import dataclass
 from egmctl.doctor.check import Scope, Verdicts, check, end, findings_on, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, noted, passed, remove_option, skipped, todo, unknown, warned
 from egmctl.doctor.situation import coherent, fabric, mode_without_peers, usable, virtual

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from egmctl.dataclass import dataclass
 from egmctl.doctor.check import Scope, Verdicts, check, end, skip
 from egmctl.doctor.findings import as_root, fact, noted, passed, todo, unknown, warned
 from egmctl.doctor.situation import answering_gpus, group_by

@@ -7,11 +7,11 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
+from egmctl.dataclass import dataclass
 from egmctl.report import document as doc
 from egmctl.report.document import Bar, Better, Cell, Chart, Matrix, Tone
 from egmctl.report.render.page import arrows, element, raw, style, xml

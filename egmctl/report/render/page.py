@@ -6,13 +6,13 @@ import base64
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 from egmctl import __version__
+from egmctl.dataclass import dataclass
 from egmctl.units import printable
 
 Child = Element | str | Iterable["Child"] | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from statistics import median
 
@@ -11,6 +11,7 @@ from egmctl.bench.case import AT_ONCE, HANDLES, End
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.path_class import ceiling, class_of
 from egmctl.bench.suites import CASES, SUITES
+from egmctl.dataclass import dataclass
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.route import HOST_MEMORY, HOST_NAMES, Carrier, Egm, LinkKind, MemoryKind, PublishedRate, Route
 from egmctl.model.task import USUAL, Axis, Endpoint, Engine, Pattern, Point, Quantity, named

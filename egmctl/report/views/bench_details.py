@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from statistics import median
 
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.path_class import ceiling
+from egmctl.dataclass import dataclass
 from egmctl.model.measurement import Measurement, RunReport, Status
 from egmctl.model.route import HOST_NAMES, MemoryKind, PublishedRate, UcxStaging
 from egmctl.model.task import UCX_ENGINES, Axis, Engine, Quantity

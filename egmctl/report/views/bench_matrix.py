@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from statistics import median
 
 from egmctl.bench.case import AT_ONCE
 from egmctl.bench.engine import ENGINES
+from egmctl.dataclass import dataclass
 from egmctl.model.doubt import Effect
 from egmctl.model.measurement import Measurement, RunReport, Status
 from egmctl.model.route import HOST_NAMES, MemoryKind

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
+from egmctl.dataclass import dataclass
 from egmctl.model.answer import Cause
 from egmctl.model.finding import PlaceKind, Status
 from egmctl.report.document import Tone

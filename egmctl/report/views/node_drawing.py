@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import combinations, pairwise
 from xml.etree.ElementTree import Element
 
+from egmctl.dataclass import dataclass
 from egmctl.report.document import Tone
 from egmctl.report.render.page import element
 from egmctl.report.views import node_text, nvlink_drawing

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from xml.etree.ElementTree import Element
 
+from egmctl.dataclass import dataclass
 from egmctl.model.gpu import Gpu
 from egmctl.report.document import Dot, Tone, number
 from egmctl.report.render.page import element

@@ -6,8 +6,8 @@ Without ``--for`` it is about the node. With it, it is about each purpose that w
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+from egmctl.dataclass import dataclass
 from egmctl.model.answer import WORDS, Answer, Asked, Cause, Gap, GapKind, PurposeAnswer, State, worst
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import TOLD, Guard, RootCause, Status, root_causes

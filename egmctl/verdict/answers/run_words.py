@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from egmctl.bench.path_class import is_lost
+from egmctl.dataclass import dataclass
 from egmctl.model.answer import WORDS, Asked, Cause, Gap, GapKind, State
 from egmctl.model.finding import UNEXPLAINED, Finding, Status, WaiverKind
 from egmctl.model.measurement import BROKEN, Measurement, RunReport
