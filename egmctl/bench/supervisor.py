@@ -7,6 +7,7 @@ group continues with the rest. A process that crashes during set-up is replaced 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import time
 from collections import Counter, deque
@@ -30,7 +31,7 @@ from egmctl.facts.kernel_log import KernelLogWatch
 from egmctl.facts.redact import redact
 from egmctl.facts.root import Root
 from egmctl.journal.events import Begin, Logged, NcclOutcome, Note, Outcome, Problem, Recorder, StepBegun, forget
-from egmctl.launch import Child
+from egmctl.launch import ChannelClosed, Child
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
 from egmctl.model.listing import Step
@@ -46,6 +47,7 @@ from egmctl.model.measurement import (
     waived,
 )
 from egmctl.model.nccl import NcclPlan, NcclRun
+from egmctl.model.record import BusId
 from egmctl.model.route import HOST_MEMORY
 from egmctl.model.task import Endpoint, Flow, NumberedTask, Task
 from egmctl.topology.access import nvml_failure
@@ -140,6 +142,9 @@ def supervise(
         interrupted = True
         if plan.nccl is not None and measured_by_nccl is None:
             measured_by_nccl = _by_nccl(plan.nccl, machine, None)
+    finally:
+        for group in run.ahead.values():
+            group.close()
     run.waive_rest("interrupted before it was done" if interrupted else None)
     run.tell()
     if measured_by_nccl is not None:
@@ -166,6 +171,21 @@ def _by_nccl(plan: NcclPlan, machine: Machine, timeout_s: float | None) -> NcclR
     from egmctl.bench.nccl.run import interrupted, measure
 
     return interrupted(plan) if timeout_s is None else measure(plan, machine, timeout_s)
+
+
+def open_contexts(plan: Plan, worker: Child) -> None:
+    """Have a worker open the contexts for its steps of a plan, without waiting for it.
+
+    Parameters
+    ----------
+    worker
+        A process of :func:`start_worker`, which becomes the first worker of :func:`supervise`.
+    """
+    steps = [step for step in plan.steps if step.isolated is None and not plan.tasks[step.tasks[0]].ranks]
+    gpus, _ = _taking_part(plan, steps, {})
+    # If the worker is gone, its first request reports why.
+    with contextlib.suppress(ChannelClosed):
+        worker.channel.send({"do": Request.OPEN, "gpus": gpus})
 
 
 class _Kind(NamedTuple):
@@ -198,6 +218,8 @@ class _Run:
         self.notes: list[str] = []
         self.problems: list[str] = []
         self.spent = Spent()
+        self.ahead: dict[_Kind, Group] = {}
+        """Processes that were started before their first step."""
         self._plan = plan
         self._failures: Counter[str] = Counter()
         nodes = (machine.host and machine.host.numa_nodes) or ()
@@ -239,7 +261,7 @@ class _Run:
         under_way: Step | None = None
         started = time.perf_counter()
         try:
-            with start(kind.by_ranks) as pool:
+            with self.ahead.pop(kind, None) or start(kind.by_ranks) as pool:
                 self._prepare(pool, kind)
                 self.spent.starting_s += time.perf_counter() - started
                 if died := self._died_in_set_up.pop(kind, None):
@@ -251,11 +273,19 @@ class _Run:
                         return
                     under_way = None
                 ending = time.perf_counter()
+                self._start_ranks(kind, start)
                 pool.ask({"do": Request.FINISH}, self._plan.settings.timeout_s)
             self.spent.ending_s += time.perf_counter() - ending
         except ChildFailed as error:
             self._failures[kind.name] += 1
             self._blame(error, under_way, kind)
+
+    def _start_ranks(self, kind: _Kind, start: Callable[[bool], Group]) -> None:
+        """After the steps of a worker, start the ranks, which initialize CUDA while it releases everything."""
+        if self.goes_on and self._kind(self.pending[0]).by_ranks and not kind.by_ranks:
+            # They are started again if that failed.
+            with contextlib.suppress(ChildFailed):
+                self.ahead[self._kind(self.pending[0])] = start(True)
 
     def waive_rest(self, why: str | None) -> None:
         """Waive every task without an outcome. The default reason is that too many processes have failed."""
@@ -287,12 +317,7 @@ class _Run:
         gpus = tuple(rank.bus_id for rank in ranks)
         if not ranks:
             steps = [step for step in self.pending if self._kind(step) == kind]
-            flows = [flow for step in steps for number in step.tasks for flow in self._tasks[number].flows]
-            access = _host_access(plan, flows, self._cpus)
-            taking_part = {
-                bus_id for flow in flows for bus_id in (flow.initiator, flow.source.bus_id, flow.destination.bus_id)
-            }.union(*(node.gpus for node in access))
-            gpus = tuple(gpu.bus_id for gpu in plan.gpus if gpu.bus_id in taking_part)
+            gpus, access = _taking_part(plan, steps, self._cpus)
         preparation = Preparation(
             settings=plan.settings, gpus=gpus, host_access=access, ranks=ranks, no_counters=self._no_counters
         )
@@ -411,6 +436,18 @@ class _Run:
 
     def _buffers(self, step: Step) -> tuple[Buffer, ...]:
         return buffers_of([self._tasks[number] for number in step.tasks])
+
+
+def _taking_part(
+    plan: Plan, steps: Iterable[Step], cpus: Mapping[int, tuple[int, ...]]
+) -> tuple[tuple[BusId, ...], tuple[NodeAccess, ...]]:
+    """Return the GPUs that steps of a worker use, and the NUMA nodes with the GPUs that access their memory."""
+    flows = [flow for step in steps for number in step.tasks for flow in plan.tasks[number].flows]
+    access = _host_access(plan, flows, cpus)
+    bus_ids = {
+        bus_id for flow in flows for bus_id in (flow.initiator, flow.source.bus_id, flow.destination.bus_id)
+    }.union(*(node.gpus for node in access))
+    return tuple(gpu.bus_id for gpu in plan.gpus if gpu.bus_id in bus_ids), access
 
 
 def _host_access(plan: Plan, flows: Iterable[Flow], cpus: Mapping[int, tuple[int, ...]]) -> tuple[NodeAccess, ...]:

@@ -123,6 +123,7 @@ def _measure(options: BenchOptions, run: RunOptions, outputs: Outputs) -> int:
         profiles = run.profiles()
         node = read(*bench.sections)
         plan = bench.plan(node)
+        outputs.load_ahead(BENCH)
         kept = open_journal(run, outputs, node)
         with show_progress(outputs.options.quiet) as shown, rereading() as reread:
             report = bench.run(plan, node, on_progress=shown, worker=worker, recorder=shown.recorder(kept))

@@ -31,12 +31,14 @@ from egmctl.units import require_clustershell
 if TYPE_CHECKING:
     from egmctl.api.bench import Bench
     from egmctl.api.doctor import Doctor
+    from egmctl.bench.plan import Plan
     from egmctl.launch import Child
     from egmctl.model.bringup import Bringup
     from egmctl.model.diagnosis import Diagnosis
     from egmctl.model.machine import Machine
     from egmctl.model.measurement import RunReport
     from egmctl.mpi.world import Launched
+    from egmctl.report.kinds import Kind
 
 SUITE = "quick"
 """The suite that bringup runs: a quick measurement of every link."""
@@ -105,7 +107,7 @@ def _bring_up_node(
         bench = Bench(suites=(SUITE,), gpus=options.gpus, numa=options.numa or "all")
         sections = dict.fromkeys((*doctor.sections, *SECTIONS, *bench.sections))
         if read is not None:
-            node, before, run, not_measured = _examined(doctor, bench, partial(read, *sections), outputs)
+            node, before, run, not_measured = _examined(doctor, bench, partial(read, *sections), outputs, BRINGUP)
         else:
             node, before, run = read_machine(machine, sections, quiet=outputs.options.quiet), None, None
             not_measured = "a recorded machine cannot be measured"
@@ -139,7 +141,7 @@ def settle(file: Path | None, force: bool) -> int:
 
     doctor, bench = Doctor(), Bench(cases=cases())
     with reading_this_node(quiet=outputs.options.quiet) as read:
-        node, _, run, not_measured = _examined(doctor, bench, partial(read, *SECTIONS), outputs)
+        node, _, run, not_measured = _examined(doctor, bench, partial(read, *SECTIONS), outputs, EVIDENCE)
     redacted_run = None if run is None else redact_run(run, node)
     report = evidence(doctor.diagnose(node, redacted=True), redacted_run, not_measured=not_measured)
     outputs.show(report)
@@ -147,46 +149,61 @@ def settle(file: Path | None, force: bool) -> int:
 
 
 def _examined(
-    doctor: Doctor, bench: Bench, read: Callable[[], Machine], outputs: Outputs
+    doctor: Doctor, bench: Bench, read: Callable[[], Machine], outputs: Outputs, kind: Kind
 ) -> tuple[Machine, Diagnosis, RunReport | None, str]:
-    """Return this node after probes and a bench, the diagnosis before the bench, and the run or why there is none."""
+    """Return this node after probes and a bench, the diagnosis before the bench, and the run or why there is none.
+
+    Parameters
+    ----------
+    kind
+        The kind of the result that will be shown.
+    """
     from egmctl.bench.processes.group import start_worker
+    from egmctl.bench.supervisor import open_contexts
+    from egmctl.doctor.situation import shared_by_processes
 
     quiet, worker = outputs.options.quiet, None
     with show_progress(quiet) as shown, contextlib.ExitStack() as started:
         shown.doing(0.0, "doctor: reading this node")
-        # The worker and doctor's processes initialise CUDA at the same time as the node is read. The worker creates no
-        # context until it measures.
+        # The worker and doctor's processes initialise CUDA at the same time as the node is read. Where a GPU may have
+        # contexts of several processes, the worker opens its own beside doctor's tests.
         with contextlib.suppress(ChildNotStarted):
             worker = started.enter_context(start_worker())
         with doctor.probing_processes() as waiting:
             node = read()
+            outputs.load_ahead(kind)
+            plan, not_measured = _planned(bench, node)
+            if plan is not None and worker is not None and shared_by_processes(node.gpus or ()):
+                open_contexts(plan, worker)
             node = doctor.probe(node, on_probe=probing(shown, node), waiting=waiting)
-        before = doctor.diagnose(node)
+            before = doctor.diagnose(node)
+        if plan is None:
+            return node, before, None, not_measured
         try:
-            run, node = _measured(bench, node, outputs, shown, worker or started.enter_context(start_worker()))
-        except (NothingToDo, ChildNotStarted) as error:
+            run, node = _measured(bench, plan, node, outputs, shown, worker or started.enter_context(start_worker()))
+        except ChildNotStarted as error:
             return node, before, None, str(error)
     return node, before, run, ""
 
 
-def _measured(
-    bench: Bench, machine: Machine, outputs: Outputs, shown: Shown, worker: Child
-) -> tuple[RunReport, Machine]:
-    """Run the quick suite; return the judged run, and the machine reread after it: load reveals faults hidden at idle.
+def _planned(bench: Bench, machine: Machine) -> tuple[Plan | None, str]:
+    """Return the plan of the bench, or why there is nothing to measure."""
+    try:
+        return bench.plan(machine), ""
+    except NothingToDo as error:
+        return None, str(error)
 
-    Raises
-    ------
-    NothingToDo
-        If there is nothing to measure.
-    """
+
+def _measured(
+    bench: Bench, plan: Plan, machine: Machine, outputs: Outputs, shown: Shown, worker: Child
+) -> tuple[RunReport, Machine]:
+    """Run the plan; return the judged run, and the machine reread after it: load reveals faults hidden at idle."""
     from egmctl.api.bench import judge_run, load_profiles, with_changes
     from egmctl.facts.collect import rereading
 
     profiles = load_profiles()
     for problem in profiles.broken:
         say(f"{problem}; continuing without it")
-    plan = bench.plan(machine)
     with rereading() as reread:
         kept = open_journal(JournalOptions(), outputs, machine)
         run = bench.run(plan, machine, on_progress=shown, worker=worker, recorder=shown.recorder(kept))

@@ -104,7 +104,7 @@ def doctor(
             options = replace(options, check=(*options.check, OTHER_NODES))
         asked = Doctor(**vars(options))
         if launch is None:
-            node = _read(asked, way, machine, outputs, launch)
+            node = _read(joined, asked, way, machine, outputs, launch)
         else:
             node, launch, outputs = _read_with_others(joined, asked, way, outputs, launch)
         diagnosis = asked.diagnose(node)
@@ -139,16 +139,32 @@ def _isolation(
     return found
 
 
-def _read(asked: Doctor, way: WayOptions, machine: str | None, outputs: Outputs, launch: Launched | None) -> Machine:
-    """Return the machine to judge, with ``--active`` including the results of the active probes."""
+def _read(
+    joined: contextlib.ExitStack,
+    asked: Doctor,
+    way: WayOptions,
+    machine: str | None,
+    outputs: Outputs,
+    launch: Launched | None,
+) -> Machine:
+    """Return the machine to judge, with ``--active`` including the results of the active probes.
+
+    Parameters
+    ----------
+    joined
+        What ends with the command.
+    """
     outputs.check()
     quiet = outputs.options.quiet
     sections = (*asked.sections, *(PEERS if launch is not None else ()))
     # In an MPI job only rank 0 runs these probes, because the result of its node is shown.
     if not way.active or (launch is not None and launch.rank):
         return read_machine(machine, sections, quiet=quiet, cuda=way.active, pid=way.pid)
-    with reading_this_node(quiet=quiet) as read, asked.probing_processes() as waiting, show_progress(quiet) as shown:
+    with reading_this_node(quiet=quiet) as read, show_progress(quiet) as shown:
+        # Killed processes end while the answer is shown.
+        waiting = joined.enter_context(asked.probing_processes())
         node = read(*sections)
+        outputs.load_ahead(DOCTOR)
         return asked.probe(node, on_probe=probing(shown, node), waiting=waiting)
 
 
@@ -167,11 +183,11 @@ def _read_with_others(
         world = joined.enter_context(job(launch))
     except MpiFailed as error:
         outputs = answers_alone(launch, outputs, str(error))
-        node = _read(asked, way, None, outputs, None)
+        node = _read(joined, asked, way, None, outputs, None)
         return replace(node, peers=Peers(nodes=(), problem=error.reason)), None, outputs
     node = with_peers(
         world,
-        lambda: _read(asked, way, None, outputs, launch),
+        lambda: _read(joined, asked, way, None, outputs, launch),
         lambda machine: asked.diagnose(machine).failures,
         active=way.active,
     )

@@ -14,12 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TextIO
 
+from egmctl.ahead import import_ahead
 from egmctl.api.options import OUTPUT, option
 from egmctl.compat import StrEnum
 from egmctl.dataclass import dataclass
 from egmctl.errors import EgmctlError, UsageError
 from egmctl.files import make_folder, next_free, open_parent, settle, state_folder, status_in, write_whole
-from egmctl.report.kinds import SUFFIXES, Format, render
+from egmctl.report.kinds import SUFFIXES, Format, Kind, render
 from egmctl.units import printable
 
 if TYPE_CHECKING:
@@ -408,6 +409,11 @@ class Outputs:
         """
         for target in self.targets:
             check_output(target.file, self.options.force)
+
+    def load_ahead(self, kind: Kind) -> None:
+        """Import what writes a result of a kind, while the command waits for its processes."""
+        modules = {(kind.export(target.format) or kind.view).partition(":")[0] for target in self.targets}
+        import_ahead(*modules, *["egmctl.report.render.text"] * any(t.format is Format.TEXT for t in self.targets))
 
     def show(self, result: object, redacted: Callable[[], object] | None = None, *, answers: bool = True) -> None:
         """Write a result to all destinations.

@@ -9,16 +9,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 from egmctl import launch
 from egmctl.doctor.check import Scope
-from egmctl.doctor.situation import NO_VERBS, usable
+from egmctl.doctor.situation import NO_VERBS, shared_by_processes, usable
 from egmctl.driver.cuda import call, initialise
 from egmctl.driver.reading import normal_bus_id
 from egmctl.errors import ChildFailed, DriverCallError
@@ -62,7 +65,8 @@ def probed(
     Parameters
     ----------
     waiting
-        Processes that were started ahead (:func:`started`). The caller ends those that no probe needs.
+        Processes that were started ahead (:func:`started`). They are killed when no probe needs them, but the caller
+        waits for their ends.
     """
     started = time.monotonic()
     gpus = [gpu.bus_id for gpu in usable(machine, scope.gpus_of(machine))]
@@ -75,8 +79,7 @@ def probed(
     def planned(chosen: Sequence[str]) -> list[Probe]:
         return [replace(each, detail=NO_VERBS * (each.nic in closed)) for each in plan(chosen, nodes, wanted, nics)]
 
-    modes = {gpu.nvml.compute_mode if gpu.nvml else None for gpu in usable(machine, scope.gpus_of(machine))}
-    at_once = modes == {"default"}
+    at_once = shared_by_processes(usable(machine, scope.gpus_of(machine)))
     on_probe = on_probe or (lambda _part, _probe: None)
     results = tuple(_results(gpus, planned, on_probe, deque(waiting), at_once=at_once))
     status = SectionStatus(version=SECTION_VERSIONS["probes"], duration_ms=round(1e3 * (time.monotonic() - started), 3))
@@ -182,17 +185,82 @@ def _results(
             return
         if at_once:
             processes.open_contexts(probes, visible)
+        turns = _Turns(probes, processes, visible, deadline, on_probe)
+        if at_once:
+            yield from turns.in_parallel()
+        else:
+            yield from turns.one_by_one()
+
+
+class _Turns:
+    """Makes probes in their order.
+
+    Parameters
+    ----------
+    visible
+        The bus ids of the GPUs that CUDA shows.
+    deadline
+        The time by :func:`time.monotonic` after which no probe begins.
+    """
+
+    def __init__(
+        self,
+        probes: Sequence[Probe],
+        processes: _Processes,
+        visible: Sequence[str],
+        deadline: float,
+        on_probe: OnProbe,
+    ) -> None:
+        self._probes = probes
+        self._processes = processes
+        self._visible = visible
+        self._deadline = deadline
+        self._on_probe = on_probe
+        self._begun = count()
+        self._saying = threading.Lock()
+        self._is_over = threading.Event()
+
+    def one_by_one(self) -> list[Probe]:
+        """Return all probes with their outcomes."""
+        return self._made(self._probes)
+
+    def in_parallel(self) -> list[Probe]:
+        """Return all probes with their outcomes; those of one process are made beside those of two.
+
+        They use different processes, so that neither waits for the other.
+        """
+        of_one = [probe for probe in self._probes if probe.kind in _OF_ONE_PROCESS]
+        of_two = [probe for probe in self._probes if probe.kind not in _OF_ONE_PROCESS]
+        with ThreadPoolExecutor(2, thread_name_prefix="probes") as threads:
+            parts = [threads.submit(self._made, part) for part in (of_one, of_two)]
+            try:
+                made = [iter(part.result()) for part in parts]
+            except BaseException:
+                # The threads end when their processes do.
+                self._is_over.set()
+                self._processes.kill()
+                raise
+        return [next(made[probe.kind not in _OF_ONE_PROCESS]) for probe in self._probes]
+
+    def _made(self, probes: Sequence[Probe]) -> list[Probe]:
+        made = []
         for number, probe in enumerate(probes):
-            on_probe(number / len(probes), probe)
-            if probe.detail:
-                yield probe
-            elif hidden := [gpu for gpu in probe.gpus if gpu not in visible]:
-                yield replace(probe, detail=f"CUDA does not show {' and '.join(hidden)} to this process")
-            elif time.monotonic() > deadline:
-                yield replace(probe, detail=f"the probes before took all of {DEADLINE_S:g} s")
-            else:
-                yield attempt(probe, processes.of(probe), visible)
-            processes.end_unneeded(probes[number + 1 :])
+            if self._is_over.is_set():
+                break
+            with self._saying:
+                self._on_probe(next(self._begun) / len(self._probes), probe)
+            made.append(self._outcome(probe))
+            self._processes.end_unneeded(probe, probes[number + 1 :])
+        return made
+
+    def _outcome(self, probe: Probe) -> Probe:
+        if probe.detail:
+            return probe
+        if hidden := [gpu for gpu in probe.gpus if gpu not in self._visible]:
+            return replace(probe, detail=f"CUDA does not show {' and '.join(hidden)} to this process")
+        if time.monotonic() > self._deadline:
+            return replace(probe, detail=f"the probes before took all of {DEADLINE_S:g} s")
+        return attempt(probe, self._processes.of(probe), self._visible)
 
 
 _OF_NODES = (ProbeKind.HOST_NUMA,)
@@ -331,7 +399,7 @@ class _Processes:
     waiting
         Processes that have been started already.
     cleanup
-        What ends all processes.
+        What ends the processes that are started here.
     at_once
         See :func:`_results`.
     """
@@ -356,8 +424,11 @@ class _Processes:
         """
         for name in (name for probe in probes for name in self._names(probe)):
             if name not in self._running:
-                self._running[name] = self._waiting.popleft() if self._waiting else Prober()
-                self._cleanup.callback(self._running[name].close)
+                if self._waiting:
+                    # Whoever started it waits for its end.
+                    self._running[name] = self._waiting.popleft()
+                else:
+                    self._running[name] = self._cleanup.keep(Prober())
 
     def open_contexts(self, probes: Iterable[Probe], visible: Sequence[str]) -> None:
         """Have each process open the contexts of its first probe, all processes at the same time."""
@@ -370,19 +441,25 @@ class _Processes:
                 for gpu in visible if name == _ALONE_NAME else probe.gpus[place : place + 1]:
                     self._running[name].open_context(gpu)
 
-    def end_unneeded(self, later: Sequence[Probe]) -> None:
-        """End the processes that no later probe needs, to free their contexts.
+    def end_unneeded(self, probe: Probe, later: Sequence[Probe]) -> None:
+        """End the processes of a probe that no later probe needs, to free their contexts.
 
         A process with contexts takes tenths of a second to end. Unless others wait for its contexts to go, all are
         waited for together, at the end.
         """
-        needed = {name for probe in later for name in self._names(probe)}
-        for name in self._running.keys() - needed:
-            process = self._running.pop(name)
-            if self._at_once:
-                process.kill_soon()
-            else:
-                process.close()
+        needed = {name for each in later for name in self._names(each)}
+        for name in self._names(probe):
+            if name not in needed:
+                process = self._running[name]
+                if self._at_once:
+                    process.kill_soon()
+                else:
+                    process.close()
+
+    def kill(self) -> None:
+        """Kill all processes without waiting for their ends."""
+        for process in list(self._running.values()):
+            process.kill_soon()
 
     def _names(self, probe: Probe) -> list[str]:
         """Return the names of the processes that a probe needs: one, or those of the owner and the importer."""

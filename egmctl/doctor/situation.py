@@ -57,6 +57,14 @@ def usable(machine: Machine, gpus: Iterable[Gpu]) -> tuple[Gpu, ...]:
     return tuple(gpu for gpu in gpus if gpu.nvml is not None and obstacle(machine, gpu) is None)
 
 
+def shared_by_processes(gpus: Iterable[Gpu]) -> bool:
+    """Return whether each GPU may have contexts of several processes at a time: its compute mode is known to allow it.
+
+    "Default means multiple contexts are allowed per device" (nvidia-smi(1), Compute Mode).
+    """
+    return {gpu.nvml.compute_mode if gpu.nvml else None for gpu in gpus} == {"default"}
+
+
 def mode_without_peers(machine: Machine, gpus: Iterable[Gpu]) -> str | None:
     """Return the configured mode that disables peer access for one of these GPUs; ``None`` if there is none."""
     listed = [gpu.nvml for gpu in gpus if gpu.nvml is not None]

@@ -29,6 +29,9 @@ ENVIRONMENT = {
 class Request(StrEnum):
     """The command's messages, under the key ``do``."""
 
+    OPEN = "open"
+    """``gpus``: open the contexts of these GPUs, while the command still finds out whether it will measure. There is no
+    answer."""
     PREPARE = "prepare"
     """``preparation``: set up the GPUs."""
     MEASURE = "measure"

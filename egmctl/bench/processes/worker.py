@@ -10,17 +10,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
+from egmctl.ahead import import_ahead
 from egmctl.bench.engines import engine_for
 from egmctl.bench.processes.collective import Abandoned, Exchange, release
 from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.processes.protocol import Event, NodeAccess, OrderedStep, Preparation, Request
 from egmctl.driver.cuda import initialise
+from egmctl.errors import DriverCallError
 from egmctl.gpu import program
-from egmctl.gpu.context import architectures
+from egmctl.gpu.context import Context, ReleaseStack, architectures
 from egmctl.launch import Channel
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import Measurement, Phase, Settings, Status
@@ -37,7 +39,7 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
     """
     start_driver()
     exchange = Exchange(parent, **arguments) if arguments else Exchange()
-    message, _ = parent.receive()
+    opened, message = _opened_ahead(parent)
     preparation = _own(from_json(Preparation, message["preparation"]), exchange.rank)
     worker = WorkerContext(preparation, exchange)
     worker.link_counters.ours.update(item.data for item in exchange.all_gather(os.getpid()))
@@ -68,8 +70,20 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
     if exchange.size > 1:
         # In reverse order of opening: closing a legacy handle of a GPU affects other mappings of it.
         release(worker, worker.buffers[::-1])
-    worker.close()
+    with opened:
+        worker.close()
     parent.send({"event": Event.DONE})
+
+
+def _opened_ahead(parent: Channel) -> tuple[ReleaseStack, dict[str, Any]]:
+    """Open the contexts that the command asks for before its preparation; return them and the preparation's message."""
+    opened = ReleaseStack()
+    while (message := parent.receive()[0])["do"] == Request.OPEN:
+        for bus_id in message["gpus"]:
+            # The preparation reports why a GPU cannot be used.
+            with suppress(DriverCallError):
+                opened.keep(Context(bus_id))
+    return opened, message
 
 
 def _own(preparation: Preparation, rank: int) -> Preparation:
@@ -82,11 +96,11 @@ def _own(preparation: Preparation, rank: int) -> Preparation:
 
 
 def start_driver() -> None:
-    """Initialize CUDA, start to load the kernels, and load what the first step would wait for."""
+    """Initialize CUDA and start to load the kernels."""
+    # The CPU's comparisons need it, and loading it takes as long as a step.
+    import_ahead("numpy")
     initialise()
     program.compile_ahead(architectures())
-    # The CPU's comparisons need it. It takes a tenth of a second.
-    import_module("numpy")
 
 
 def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
