@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from egmctl.bench.processes import group as pool
 from egmctl.bench.suites import CASES
 from egmctl.bench.supervisor import ATTEMPTS, WORKER_LIMIT, supervise
 from egmctl.errors import ExitCode
+from egmctl.launch import Child
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.listing import PlannedTasks
 from egmctl.model.measurement import RunReport, Settings, Status
@@ -325,3 +327,25 @@ class TestBlockedEgmRoutes:
         assert [m.status for m in report.measurements].count(Status.FAILED) == 2
         waived = [m.reason for m in report.measurements if m.status is Status.WAIVED]
         assert waived == ["not run: 2 processes that tried blocked EGM routes had failed before"] * 2
+
+
+def test_ranks_start_while_the_worker_releases_everything_and_end_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    ask = pool.Group.ask
+
+    def asked(group: pool.Group, request: pool.Message, *more: Any) -> list[pool.Message]:
+        done.append(str(request["do"]))
+        return ask(group, request, *more)
+
+    def start(size: int) -> pool.Group:
+        done.append("start")
+        return pool.Group({number: Child(TARGET, {}) for number in range(size)})
+
+    monkeypatch.setattr(pool.Group, "ask", asked)
+    ipc = next(case for case in CASES if case.name == "ipc_posix_fd_device_write_ce")
+    settings = Settings(size_bytes=1 << 20, copies=1, samples=1, timeout_s=30)
+    planned = make_plan(MACHINE, (MACHINE.gpus or ())[:2], [0], [FOUR[0], ipc], settings)
+    report = supervise(planned, MACHINE, on_progress=lambda _done, _task: None, target=TARGET, start_ranks=start)
+    assert set(statuses(report)) == {Status.OK}
+    without_steps = [word for word in done if word != "measure"]
+    assert without_steps == ["prepare", "start", "finish", "prepare", "finish"]

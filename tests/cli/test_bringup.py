@@ -51,6 +51,23 @@ def test_on_a_node_it_checks_and_measures_and_writes_everything(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(("mode", "is_beside"), [("default", True), ("exclusive-process", False)])
+def test_the_worker_opens_its_contexts_beside_the_probes_where_a_gpu_may_have_several(
+    egmctl: RunEgmctl, fake_node: MakeFakeNode, mode: str, is_beside: bool
+) -> None:
+    node = fake_node(patched(shipped("hgx-h200x4"), "gpus[*].nvml", compute_mode=mode))
+    egmctl("bringup", "--gpus", "0", "-q", env=node.environment(), little=True)
+    calls = node.calls()
+    (worker,) = {call.pid for call in calls if call.arguments.get("kernel") == "gate"}
+    opened = next(
+        number for number, call in enumerate(calls) if (call.pid, call.name) == (worker, "cuDevicePrimaryCtxRetain")
+    )
+    last_probe = max(number for number, call in enumerate(calls) if call.name == "cuMemGetHandleForAddressRange")
+    assert (opened < last_probe) is is_beside
+    assert [leak for leak in node.leaks() if "primary context" not in leak] == []
+
+
+@pytest.mark.long
 def test_gpus_in_use_are_not_measured_and_who_uses_them_is_named(
     egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path
 ) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +20,13 @@ from egmctl.model.finding import Finding, Guard, Status
 from egmctl.model.machine import Machine
 from egmctl.model.probes import Outcome, Probe, ProbeKind
 from tests.answers import diagnose
-from tests.conftest import RunEgmctl
+from tests.conftest import ROOT, RunEgmctl, command_environment
 from tests.doctor.machines import of_two_gpus, patched, shipped
 from tests.doctor.test_nvml_faults import here
 from tests.fake.machines import nvl4, with_imex_channel
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
+from tests.launch.start import wait_until
 
 ONLY_ACTIVE = tuple(word for check in KINDS for word in ("--check", check))
 
@@ -166,6 +171,19 @@ class TestOnFakeNodes:
         failure, *others = diagnose(machine, EVERYTHING, checks).findings
         assert [failure.status, *(finding.status for finding in others)] == [Status.FAIL, Status.PASS, Status.PASS]
         assert failure.summary.endswith(": did not end in time in cuMemImportFromShareableHandle")
+
+    @pytest.mark.long
+    def test_an_interrupt_ends_probes_of_one_and_of_two_processes(self, fake_node: MakeFakeNode) -> None:
+        """Both are made at the same time: one hangs in each, and nothing is left behind."""
+        node = fake_node(patched(with_imex_channel(nvl4()), "gpus[*].nvml", compute_mode="default"))
+        hangs = ("cuCtxEnablePeerAccess", "cuIpcOpenMemHandle")
+        environment = command_environment(node.environment(";".join(f"{name}=hang" for name in hangs)))
+        words = [sys.executable, "-m", "egmctl", "doctor", "--active", "-q", *ONLY_ACTIVE]
+        command = subprocess.Popen(words, stdout=subprocess.DEVNULL, cwd=ROOT, env=environment)
+        assert wait_until(lambda: all(node.calls(name) for name in hangs))
+        command.send_signal(signal.SIGINT)
+        assert command.wait(60) == 130
+        assert [pid for pid in {call.pid for call in node.calls()} if Path(f"/proc/{pid}").exists()] == []
 
     @pytest.mark.long
     def test_a_numa_node_that_kills_its_process_costs_one_probe(
