@@ -17,8 +17,9 @@ from egmctl.report.views.bench import bench_banners, bench_document, drawings, o
 from egmctl.report.views.bench_answer import alarm_line, tally
 from egmctl.report.views.bench_answer import seen as seen_by_bench
 from egmctl.report.views.bench_classes import main_rates
-from egmctl.report.views.causes import CAUSES, PATHS, cause_entry, verdict
+from egmctl.report.views.causes import CAUSES, PATHS, cause_entry
 from egmctl.report.views.doctor import doctor_document
+from egmctl.report.views.findings import verdict
 from egmctl.report.views.machine import banners, machine_section, page_facts, subject
 from egmctl.report.views.topo import CONNECTED, node_diagram, topo_document
 from egmctl.topology.platform import PlatformKind, platform

@@ -17,7 +17,7 @@ from egmctl.report import document as doc
 from egmctl.report.document import Better, Level, Tone, Words
 from egmctl.report.render.page import arrows, element
 from egmctl.report.views.bench_classes import plain_case
-from egmctl.report.views.causes import finding_entry, verdict
+from egmctl.report.views.findings import finding_entry, verdict
 from egmctl.report.views.machine import time_words
 from egmctl.units import fold, format_size, grouped, natural, several
 

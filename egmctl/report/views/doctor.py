@@ -15,7 +15,7 @@ from egmctl.model.finding import TOLD, Finding, Guard, PlaceKind, RootCause, Sta
 from egmctl.model.listing import CheckEntry, CheckList
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words
-from egmctl.report.views.causes import TONES, explained_words, finding_entry, verdict
+from egmctl.report.views.findings import TONES, explained_words, finding_entry, verdict
 from egmctl.report.views.machine import banners, machine_section, page_facts, subject
 from egmctl.report.views.topo import node_diagram
 from egmctl.topology.topology import topology

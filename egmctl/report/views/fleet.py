@@ -17,8 +17,9 @@ from egmctl.report.document import Level, Tone
 from egmctl.report.views.bench import bench_banners, bench_document
 from egmctl.report.views.bench_answer import tally
 from egmctl.report.views.bringup import part
-from egmctl.report.views.causes import cause_entry, commands_of, verdict
+from egmctl.report.views.causes import cause_entry
 from egmctl.report.views.compare import FILES, FINDINGS, SPEED, banners, compare_document, heading, speed_by_node
+from egmctl.report.views.findings import commands_of, verdict
 from egmctl.report.views.fleet_drawing import NODES_WITH_GPUS, counted, is_rack, ordered, tray_lines, trays
 from egmctl.report.views.machine import time_words
 from egmctl.units import grouped, several

@@ -13,8 +13,8 @@ from egmctl.model.gpu import Gpu
 from egmctl.model.route import LinkClass, LinkKind
 from egmctl.report import document as doc
 from egmctl.report.document import Align, Level, Tone
-from egmctl.report.views.causes import verdict
 from egmctl.report.views.faults import faults
+from egmctl.report.views.findings import verdict
 from egmctl.report.views.machine import banners, machine_section, page_facts, subject
 from egmctl.report.views.topo_devices import devices, found_anyway
 from egmctl.report.views.topo_tables import (
