@@ -239,7 +239,7 @@ def _nccl_gaps(nccl: NcclRun | None, causes: Sequence[Cause]) -> Iterator[Gap]:
         return
     if nccl.status is NcclStatus.FAILED:
         yield Gap(kind=GapKind.BROKE, reason=nccl.reason or "", causes=tuple(own))
-    elif nccl.status is NcclStatus.WAIVED and not any(w.kind is WaiverKind.INTERRUPTED for w in nccl.plan.waivers):
+    elif nccl.status is NcclStatus.WAIVED and not nccl.is_interrupted:
         yield Gap(kind=GapKind.WAIVED, reason=f"NCCL was not run: {nccl.reason}", causes=tuple(own))
 
 
