@@ -467,10 +467,16 @@ def test_it_is_asked_for_by_name_and_runs_once() -> None:
     one = Bench(suites=("nccl",), cases=("nccl_all_reduce",)).plan(node)
     assert one.nccl is not None
     assert (one.nccl.collectives, len(one.tasks)) == (("all_reduce",), 0)
-    for options in ({"duration": 60.0}, {"sweep": "size"}, {"pair": "0:1"}):
+    once: tuple[dict[str, Any], ...] = ({"duration": 60.0}, {"sweep": "size"}, {"pair": "0:1"})
+    for options in once:
         with pytest.raises(UsageError, match="NCCL runs once"):
             Bench(suites=("nccl",), **options)
     with pytest.raises(UsageError, match="--nvls works with --suite nccl only"):
         Bench(nvls=True)
+    of_cases: tuple[dict[str, Any], ...] = ({"serial": True}, {"no_gate": True}, {"numa": "0"})
+    for options in of_cases:
+        assert Bench(suites=("nccl",), **options).selected_cases, "it measures links too"
+        with pytest.raises(UsageError, match=r"cannot be combined with collectives of NCCL alone"):
+            Bench(suites=("nccl",), cases=("nccl_*",), **options)
     with pytest.raises(UsageError, match="matches no case"):
         Bench(cases=("nccl_all_reduce",))

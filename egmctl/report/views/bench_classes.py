@@ -9,6 +9,7 @@ from statistics import median
 
 from egmctl.bench.case import AT_ONCE, HANDLES, End
 from egmctl.bench.engine import ENGINES
+from egmctl.bench.nccl.collectives import COLLECTIVES, PREFIX
 from egmctl.bench.path_class import ceiling, class_of
 from egmctl.bench.suites import CASES, SUITES
 from egmctl.model.measurement import Measurement, RunReport
@@ -94,7 +95,8 @@ def plain_case(name: str) -> str:
     """Return what a case measures in plain words, without what depends on the machine; an unknown case's own name."""
     case = next((case for case in CASES if case.name == name), None)
     if case is None:
-        return name
+        is_of_nccl = name.startswith(PREFIX) and name.removeprefix(PREFIX) in COLLECTIVES
+        return f"NCCL {name.removeprefix(PREFIX)}, bus bandwidth" if is_of_nccl else name
     arrow = "<->" if case.pattern is Pattern.BOTH_DIRECTIONS else "->"
     reader = "CPU" if case.engine in (Engine.CPU, Engine.CPU_TRIAD) else "GPU"
     ends = f" {arrow} ".join(_memory_words(memory, reader) for memory in (case.source, case.destination))

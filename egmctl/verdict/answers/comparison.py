@@ -90,10 +90,7 @@ def _worse_though_idle(comparison: Comparison) -> bool:
     busy = {node.name: {*node.busy} for node in comparison.nodes}
     if Outcome.WORSE in (difference.outcome for difference in (*comparison.words, *comparison.machines)):
         return True
-    return any(
-        path.outcome is Outcome.WORSE and busy[path.node].isdisjoint((path.source, path.destination))
-        for path in comparison.paths
-    )
+    return any(path.outcome is Outcome.WORSE and busy[path.node].isdisjoint(path.ends) for path in comparison.paths)
 
 
 def _advice(comparison: Comparison) -> str:
@@ -128,8 +125,16 @@ def _common(comparison: Comparison) -> str:
         if busy and set(comparison.touches) <= {*busy}:
             return f"{words}, which other processes used in {comparison.nodes[-1].name}"
     else:
-        words = "what is slower has no GPU in common"
+        words = _slower_collectives(comparison) or "what is slower has no GPU in common"
     return f"{words}; other processes used {listed(busy)} in {comparison.nodes[-1].name}" if busy else words
+
+
+def _slower_collectives(comparison: Comparison) -> str:
+    """Return which collectives of NCCL are slower, in words; empty if a path is slower too."""
+    worse = [path for path in comparison.paths if path.outcome is Outcome.WORSE and path.change is not None]
+    if not all(path.gpus for path in worse):
+        return ""
+    return f"slower between {worse[0].path}: {listed([path.name for path in worse])}"
 
 
 def _first_worse(comparison: Comparison) -> str:
@@ -142,6 +147,7 @@ def _first_worse(comparison: Comparison) -> str:
 def _only_pair(comparison: Comparison) -> Sequence[str]:
     """Return the two ends of the worse paths, sorted, if all have the same; otherwise nothing."""
     worse = [path for path in comparison.paths if path.outcome is Outcome.WORSE and path.change is not None]
+    worse = [path for path in worse if not path.gpus]
     pairs = {frozenset((path.source, path.destination)) for path in worse}
     (pair,) = pairs if len(pairs) == 1 else (frozenset(),)
     return sorted(pair, key=natural) if len(pair) > 1 else ()
