@@ -120,7 +120,9 @@ def bench_csv(report: RunReport, *, samples: bool = False) -> str:
 
 def _collectives(nccl: NcclRun | None) -> Iterator[dict[str, object]]:
     """Yield the cells of each collective that NCCL measured, also of one with wrong values."""
-    for result in () if nccl is None else nccl.results:
+    if nccl is None:
+        return
+    for result in nccl.results:
         measured = {
             "case": f"{PREFIX}{result.name}",
             "size_bytes": nccl.plan.size_bytes,

@@ -110,11 +110,8 @@ def _by_nccl(nccl: NcclRun | None) -> Iterator[_Metric]:
     rates = (
         ({"collective": result.name, "size_bytes": size_bytes, "gpus": gpus}, result.bus_gb_s * GB) for result in right
     )
-    yield (
-        "nccl_bus_bandwidth_bytes_per_second",
-        "Bus bandwidth of a collective of NCCL, as nccl-tests counts it.",
-        rates,
-    )
+    meaning = "Bus bandwidth of a collective of NCCL, as nccl-tests counts it."
+    yield "nccl_bus_bandwidth_bytes_per_second", meaning, rates
     statuses = (({"status": status.value}, float(status is nccl.status)) for status in NcclStatus)
     yield "nccl_status", "1 for how NCCL's measurement ended.", statuses
     program = "" if nccl.plan.program is None else nccl.plan.program.value
