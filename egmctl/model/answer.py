@@ -46,15 +46,17 @@ class Row:
     """0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN (https://nagios-plugins.org/doc/guidelines.html#AEN78)."""
     tone: str
     """The name of a tone of documents, which selects the colour."""
+    tag: str
+    """The word before a line about something in this state; empty if nothing is wrong."""
 
 
 TABLE: Mapping[State, Row] = {
-    State.BAD: Row(ExitCode.FAILED, JUnit.FAILURE, 2, "bad"),
-    State.INTERRUPTED: Row(ExitCode.INTERRUPTED, JUnit.ERROR, 3, "warn"),
-    State.BROKE: Row(ExitCode.CRASHED, JUnit.ERROR, 3, "warn"),
-    State.INCOMPLETE: Row(ExitCode.NOTHING, JUnit.ERROR, 3, "unknown"),
-    State.WARN: Row(ExitCode.OK, JUnit.PASSES, 1, "warn"),
-    State.GOOD: Row(ExitCode.OK, JUnit.PASSES, 0, "good"),
+    State.BAD: Row(ExitCode.FAILED, JUnit.FAILURE, 2, "bad", "fail"),
+    State.INTERRUPTED: Row(ExitCode.INTERRUPTED, JUnit.ERROR, 3, "warn", "interrupted"),
+    State.BROKE: Row(ExitCode.CRASHED, JUnit.ERROR, 3, "warn", "broke"),
+    State.INCOMPLETE: Row(ExitCode.NOTHING, JUnit.ERROR, 3, "unknown", "incomplete"),
+    State.WARN: Row(ExitCode.OK, JUnit.PASSES, 1, "warn", "warn"),
+    State.GOOD: Row(ExitCode.OK, JUnit.PASSES, 0, "good", ""),
 }
 """What each format says for each state, by :class:`State`, the worst first."""
 
@@ -266,6 +268,16 @@ class Answer:
         if self.state in (State.BAD, State.WARN):
             return next((cause for cause in self.causes if cause.state is self.state), None)
         return next((self.causes[place] for gap in self.gaps for place in gap.causes), None)
+
+    @property
+    def proven(self) -> frozenset[int]:
+        """The measurements of the causes that are faults, by their indices."""
+        return frozenset(n for cause in self.causes if cause.state is State.BAD for n in cause.measurements)
+
+    @property
+    def excused(self) -> frozenset[int]:
+        """The measurements that are slow only while others used the GPU or the host, by their indices."""
+        return frozenset(n for gap in self.gaps if gap.kind is GapKind.EXCUSED for n in gap.measurements)
 
     @property
     def fault(self) -> str | None:

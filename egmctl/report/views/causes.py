@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from egmctl.model.answer import TABLE, Answer, Cause
+from egmctl.model.answer import Answer, Cause
 from egmctl.model.finding import Confidence, Finding, Status
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.remedy import Remedy
@@ -24,6 +24,7 @@ from egmctl.report.document import (
     number,
 )
 from egmctl.report.views.bench_classes import plain_name
+from egmctl.report.views.marks import tone_of
 from egmctl.units import several, shortened
 
 CAUSES = 3
@@ -55,7 +56,7 @@ def verdict(answer: Answer, *, advice: bool = True) -> Verdict:
     """
     step = answer.next_step if advice else None
     words = "" if step is None else step.words.removesuffix(".")
-    return Verdict(answer.word, Tone(TABLE[answer.state].tone), answer.sentence, words)
+    return Verdict(answer.word, tone_of(answer.state), answer.sentence, words)
 
 
 def commands_of(remedy: Remedy) -> tuple[Command, ...]:

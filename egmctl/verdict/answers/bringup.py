@@ -149,7 +149,7 @@ def _next_step(bringup: Bringup, state: State, causes: Sequence[Cause], gaps: Se
         return _of_cause(bringup, cause) if cause else Remedy(text="see what it is about with 'egmctl doctor'")
     if gap.causes:
         remedy = _of_cause(bringup, causes[gap.causes[0]])
-        return replace(remedy, text=f"{remedy.text.removesuffix('.')}; then run it again")
+        return replace(remedy, text=f"{remedy.text.removesuffix('.')}; then run it again", on_host="")
     machine = bringup.machine
     if gap.kind is GapKind.NOT_MEASURED and machine.origin.kind is OriginKind.LIVE and not machine.gpus:
         return Remedy(text="run it where the GPUs are; if they are here, 'egmctl topo' says what is missing")

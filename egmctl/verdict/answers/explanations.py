@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from egmctl.model.answer import Answer, Cause, Gap, GapKind, State
 from egmctl.model.explanation import DECIDED, CauseState, Explanation, Explanations, KnownCause, Severity, Word
-from egmctl.model.remedy import ON_THE_HOST, Remedy
+from egmctl.model.remedy import Remedy
 from egmctl.units import printable, several
 
 _STATES: Mapping[Word, State] = {
@@ -146,6 +146,6 @@ def _next_step(cause: KnownCause) -> Remedy:
     remedy = replace(cause.remedy, run=None)
     if remedy.look is None or not cause.confirmable:
         return remedy
-    text = remedy.text.removeprefix(ON_THE_HOST)
-    where = "" if text == remedy.text else ", on the host"
-    return replace(remedy, text=f"check first: {remedy.look}. If that confirms it{where}: {text[0].lower()}{text[1:]}")
+    text = f"{remedy.does[0].lower()}{remedy.does[1:]}"
+    where = ", on the host" if remedy.is_for_host else ""
+    return replace(remedy, text=f"check first: {remedy.look}. If that confirms it{where}: {text}", on_host="")

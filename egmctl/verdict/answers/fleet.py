@@ -9,7 +9,7 @@ from egmctl.model.answer import WORDS, Answer, Asked, Gap, GapKind, State, worst
 from egmctl.model.comparison import Outcome
 from egmctl.model.finding import Status
 from egmctl.model.fleet import FleetReport, GroupLine, Reach, Readiness, Unready, UnreadyGpus, unready_words
-from egmctl.model.remedy import ON_THE_HOST, Need, Remedy
+from egmctl.model.remedy import Need, Remedy
 from egmctl.units import fold, grouped, several, shortened
 
 _REASONS = 6
@@ -196,8 +196,7 @@ def _step(line: GroupLine) -> str:
     if (remedy := line.remedy) is None:
         return ""
     # The step names the hosts.
-    text = remedy.text.removeprefix(ON_THE_HOST)
-    text = text.partition(". ")[0].removesuffix(".").replace("{", "{{").replace("}", "}}")
+    text = remedy.does.partition(". ")[0].removesuffix(".").replace("{", "{{").replace("}", "}}")
     if remedy.run and Need.GPU_RESET in remedy.needs:
         does = f"reset {remedy.idle or 'its GPUs'}"
     else:
