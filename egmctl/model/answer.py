@@ -204,6 +204,32 @@ class GapKind(StrEnum):
         return {GapKind.INTERRUPTED: State.INTERRUPTED, GapKind.BROKE: State.BROKE}.get(self, State.INCOMPLETE)
 
 
+class Clauses(str):
+    """A sentence that still knows its clauses: the first says what is so, the others explain it."""
+
+    parts: tuple[str, ...]
+
+    @classmethod
+    def of(cls, first: str, *others: str) -> Clauses:
+        """Return the sentence of some clauses, without those that are empty; each may itself be of several."""
+        parts = tuple(part for clause in (first, *others) for part in clauses_of(clause))
+        made = cls("; ".join(parts))
+        made.parts = parts
+        return made
+
+    def after(self, words: str) -> Clauses:
+        """Return the sentence with words before its first clause."""
+        first, *others = self.parts or ("",)
+        return Clauses.of(f"{words}{first}", *others)
+
+
+def clauses_of(sentence: str) -> tuple[str, ...]:
+    """Return the clauses of a sentence; of a plain text itself, of an empty one none."""
+    if isinstance(sentence, Clauses):
+        return sentence.parts
+    return (sentence,) if sentence else ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
     """Something that was asked and is not known."""
@@ -229,6 +255,9 @@ class Answer:
     """The word of people for it: ``PASS``, ``NO-GO``, ``BLOCKED`` (:data:`WORDS`)."""
     sentence: str = ""
     """One sentence with the numbers, without a full stop."""
+    clauses: tuple[str, ...] = ()
+    """The clauses of the sentence: the first one says what is so, the others explain it. Empty if only the sentence is
+    known."""
     causes: tuple[Cause, ...] = ()
     """The causes, the most severe first."""
     gaps: tuple[Gap, ...] = ()

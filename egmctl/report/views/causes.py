@@ -56,7 +56,7 @@ def verdict(answer: Answer, *, advice: bool = True) -> Verdict:
     """
     step = answer.next_step if advice else None
     words = "" if step is None else step.words.removesuffix(".")
-    return Verdict(answer.word, tone_of(answer.state), answer.sentence, words)
+    return Verdict(answer.word, tone_of(answer.state), answer.sentence, words, answer.clauses)
 
 
 def commands_of(remedy: Remedy) -> tuple[Command, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from egmctl.model.answer import WORDS, Answer, Asked, Cause, Gap, GapKind, State
+from egmctl.model.answer import WORDS, Answer, Asked, Cause, Clauses, Gap, GapKind, State
 from egmctl.model.comparison import Comparison, Outcome
 from egmctl.model.record import Command
 from egmctl.model.remedy import Remedy
@@ -38,16 +38,16 @@ def of_comparison(comparison: Comparison) -> Answer:
     gaps = tuple(_gaps(comparison))
     excused = any(gap.kind is GapKind.EXCUSED for gap in gaps) and not _worse_though_idle(comparison)
     gravest = next((outcome for outcome in _STATES if outcome in outcomes), Outcome.SAME)
-    sentence = "; ".join(filter(None, (_common(comparison) or _first_worse(comparison), _counted(comparison))))
+    sentence = Clauses.of(_common(comparison) or _first_worse(comparison), _counted(comparison))
     if gaps and (gravest is not Outcome.WORSE or excused or not comparison.compared):
         state, first = State.INCOMPLETE, gaps[0]
         if first.kind is GapKind.NOT_DETERMINED:
-            told = first.reason
+            told: str = first.reason
         elif first.kind is GapKind.EXCUSED and _common(comparison):
             # What is slower has its own words for who used the GPUs.
             told = sentence
         else:
-            told = f"{first.reason}; {sentence}"
+            told = Clauses.of(first.reason, sentence)
         step = Remedy(text=_STEPS.get(first.kind, "compare results of the same cases"))
         word = WORDS[Asked.COMPARE][state]
         return Answer(state=state, word=word, sentence=told, causes=causes, gaps=gaps, next_step=step, counts=counts)
@@ -113,8 +113,8 @@ def _common(comparison: Comparison) -> str:
         if not bad:
             return ""
         where = dict.fromkeys(row.where for row in worse)
-        alike = f": {'; '.join(where)}" if len(where) <= _CASES_SHOWN else ""
-        return f"only {shortened(bad, _CASES_SHOWN)} {'is' if len(bad) == 1 else 'are'} slower{alike}"
+        slower = f"only {shortened(bad, _CASES_SHOWN)} {'is' if len(bad) == 1 else 'are'} slower"
+        return Clauses.of("", *where).after(f"{slower}: ") if len(where) <= _CASES_SHOWN else slower
     if not worse:
         return ""
     busy = _got_busy(comparison)
@@ -126,7 +126,7 @@ def _common(comparison: Comparison) -> str:
             return f"{words}, which other processes used in {comparison.nodes[-1].name}"
     else:
         words = _slower_collectives(comparison) or "what is slower has no GPU in common"
-    return f"{words}; other processes used {listed(busy)} in {comparison.nodes[-1].name}" if busy else words
+    return Clauses.of(words, f"other processes used {listed(busy)} in {comparison.nodes[-1].name}") if busy else words
 
 
 def _slower_collectives(comparison: Comparison) -> str:
