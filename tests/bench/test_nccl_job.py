@@ -121,6 +121,7 @@ def test_what_was_measured_before_an_interrupt_of_the_job_stays(tasks: tuple[Tas
         "2.28.9+cuda13.0",
     )
     assert (report.answer.state, report.answer.exit_code) == (State.INTERRUPTED, 130)
+    assert report.answer.sentence == "stopped with 1 of 2 collectives of NCCL made"
     assert isinstance(other, KeyboardInterrupt)
     assert tasks[0].broken, "the others send no message any more, so that the job is aborted"
     assert not [*tmp_path.glob("egmctl-nccl-*")]

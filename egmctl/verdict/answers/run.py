@@ -201,7 +201,10 @@ def _gaps(report: RunReport, causes: Sequence[Cause], short: Shortfalls, *, whol
     made = sum(m.measured for m in measurements)
     if report.interrupted:
         waived = tuple(number for number, m in enumerate(measurements) if m.status is Ended.WAIVED)
-        reason = f"stopped with {made} of {len(measurements)} measurements made"
+        parts = [f"{made} of {len(measurements)} measurements"] if measurements else []
+        if report.nccl is not None and report.nccl.is_interrupted:
+            parts.append(f"{len(report.nccl.results)} of {len(report.nccl.plan.collectives)} collectives of NCCL")
+        reason = f"stopped with {' and '.join(parts) or 'nothing'} made"
         yield Gap(kind=GapKind.INTERRUPTED, reason=reason, measurements=waived)
     if short.lost or report.problems:
         yield _broke(report, sorted(short.lost), causes)
