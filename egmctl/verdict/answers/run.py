@@ -204,7 +204,7 @@ def _gaps(report: RunReport, causes: Sequence[Cause], short: Shortfalls, *, whol
         parts = [f"{made} of {len(measurements)} measurements"] if measurements else []
         if report.nccl is not None and report.nccl.is_interrupted:
             parts.append(f"{len(report.nccl.results)} of {len(report.nccl.plan.collectives)} collectives of NCCL")
-        reason = f"stopped with {' and '.join(parts) or 'nothing'} made"
+        reason = f"stopped with {' and '.join(parts)} made" if parts else "stopped before anything was measured"
         yield Gap(kind=GapKind.INTERRUPTED, reason=reason, measurements=waived)
     if short.lost or report.problems:
         yield _broke(report, sorted(short.lost), causes)
