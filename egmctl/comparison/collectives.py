@@ -31,7 +31,7 @@ class Collective:
     value: float | None
     """The bus bandwidth in GB/s; ``None`` if there is none, or its values were wrong."""
     transports: str
-    """The transports that NCCL chose; empty if its log names none."""
+    """The transports that NCCL chose, in words."""
     status: Status
     reason: str | None
     point: Point = USUAL
@@ -70,7 +70,7 @@ def collectives(run: RunReport) -> Iterator[Collective]:
             labels=plan.labels,
             method=_method(nccl),
             value=result.bus_gb_s if result is not None and status is Status.OK else None,
-            transports=", ".join(sorted(nccl.transports)),
+            transports=", ".join(sorted(nccl.transports)) or "an unknown transport",
             status=status,
             reason=None if status is Status.OK else nccl.reason,
         )

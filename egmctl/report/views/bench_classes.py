@@ -133,7 +133,7 @@ class _Class:
     verdict: ClassVerdict | None = None
 
     excused: bool = False
-    """Whether all its paths that are slow are excused (:func:`egmctl.report.views.marks.excused`)."""
+    """Whether all its paths that fail are excused (:func:`egmctl.report.views.marks.excused`)."""
 
     @property
     def mark(self) -> marks.Mark:
@@ -273,13 +273,13 @@ def path_classes(measurements: Sequence[Measurement]) -> doc.Bars:
 def _classes(report: RunReport) -> list[_Class]:
     if report.verdict is None:
         return _unjudged(report.measurements)
-    bad = {
-        entry.measurement for entry in report.verdict.judged if any(j.grade in marks.GRADES for j in entry.judgements)
+    failing = {
+        entry.measurement for entry in report.verdict.judged if any(j.grade is Grade.FAIL for j in entry.judgements)
     }
     excused = marks.excused(report)
 
     def is_excused(numbers: Collection[int]) -> bool:
-        slow = bad.intersection(numbers)
+        slow = failing.intersection(numbers)
         return bool(slow) and slow <= excused
 
     return [

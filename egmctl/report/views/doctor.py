@@ -48,7 +48,10 @@ def doctor_document(diagnosis: Diagnosis) -> doc.Document:
 def _on_page(answer: Answer) -> doc.Verdict:
     """Return the answer with its cause, which is the largest text of a page, before the numbers of findings."""
     cause = answer.blamed if answer.state in (State.BAD, State.WARN) and not answer.purposes else None
-    return verdict(answer if cause is None else replace(answer, sentence=f"{cause.title}; {answer.sentence}"))
+    if cause is None:
+        return verdict(answer)
+    clauses = (cause.title, *(answer.clauses or (answer.sentence,)))
+    return verdict(replace(answer, sentence="; ".join(clauses), clauses=clauses))
 
 
 def _body(diagnosis: Diagnosis) -> Iterator[doc.Block]:
