@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from egmctl.model.answer import TABLE, Answer
+from egmctl.model.answer import TABLE, Answer, State
 from egmctl.model.finding import Confidence, Finding, Status
 from egmctl.model.remedy import Remedy
 from egmctl.report.document import Block, Command, Entry, KeyValues, Level, Span, Tone, Verdict, Words
@@ -23,6 +23,11 @@ TONES = {
 }
 
 
+def tone_of(state: State) -> Tone:
+    """Return the tone of an answer's state."""
+    return Tone(TABLE[state].tone)
+
+
 def verdict(answer: Answer, *, advice: bool = True) -> Verdict:
     """Return the block of an answer.
 
@@ -33,7 +38,7 @@ def verdict(answer: Answer, *, advice: bool = True) -> Verdict:
     """
     step = answer.next_step if advice else None
     words = "" if step is None else step.words.removesuffix(".")
-    return Verdict(answer.word, Tone(TABLE[answer.state].tone), answer.sentence, words)
+    return Verdict(answer.word, tone_of(answer.state), answer.sentence, words, answer.clauses)
 
 
 def commands_of(remedy: Remedy) -> tuple[Command, ...]:

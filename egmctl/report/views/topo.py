@@ -83,7 +83,8 @@ def _body(topology: Topology) -> Iterator[doc.Block]:
     sentences, entries = summary(topology)
     details = " ".join(doc.plain(each.words) for each in (sentences if shown else sentences[1:]))
     first = verdict(topology.answer)
-    yield replace(first, sentence=f"{doc.plain(first.sentence)}; {details}", level=Level.PAGE)
+    clauses = (*(first.clauses or (doc.plain(first.sentence),)), details)
+    yield replace(first, sentence="; ".join(clauses), clauses=clauses, level=Level.PAGE)
     if shown:
         yield replace(first, paged=False)
     yield from (replace(sentence, paged=False) for sentence in sentences)
