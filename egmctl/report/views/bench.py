@@ -226,7 +226,7 @@ def _details(report: RunReport) -> Iterator[doc.Section]:
         *families(report),
     ]
     if report.verdict is not None:
-        sections += judged_sections(report.verdict)
+        sections += judged_sections(report, report.verdict)
     sections += [
         ("Owner of EGM memory", lambda: [doc.Bullets(tuple(owner_lines(report)))]),
         ("Skipped", partial(_skipped_cases, report)),

@@ -332,23 +332,30 @@ _SIDES = {Direction.EGRESS: " egress", Direction.INGRESS: " ingress", None: ""}
 _SHOWN = 3
 
 
-def judged_sections(verdict: RunVerdict) -> Iterator[tuple[str, Body]]:
+def judged_sections(report: RunReport, verdict: RunVerdict) -> Iterator[tuple[str, Body]]:
     """Yield the sections on outliers, and on the sources of references."""
-    yield "Outliers", lambda: [doc.Bullets(tuple(_culprits(verdict.culprits)))]
+    excused = {entry.verdict.path_class for entry in _classes(report) if entry.verdict is not None and entry.excused}
+    yield "Outliers", lambda: [doc.Bullets(tuple(_culprits(verdict.culprits, excused)))]
     yield "References", lambda: [doc.Bullets(tuple(_references(verdict)))]
 
 
-def _grade(grade: Grade) -> doc.Span:
-    return doc.Span("FAIL" if grade is Grade.FAIL else grade.value, marks.of_grade(grade).tone)
+def _culprits(culprits: Sequence[Culprit], excused: Collection[str]) -> Iterator[Words]:
+    """Yield a line for each outlying GPU or pair, with the classes that show it.
 
-
-def _culprits(culprits: Sequence[Culprit]) -> Iterator[Words]:
-    """Yield a line for each outlying GPU or pair, with the classes that show it."""
+    Parameters
+    ----------
+    excused
+        The names of the classes whose failing paths are all excused.
+    """
     merged = grouped(((culprit.label, culprit.direction), culprit) for culprit in culprits)
     for (label, direction), alike in sorted(merged.items(), key=lambda item: len(item[1][0].gpus)):
         first = alike[0]
         cases = shortened([culprit.path_class for culprit in alike], _SHOWN)
-        yield _grade(first.grade), f" {label}{_SIDES[direction]}: {first.reason}, in {cases}"
+        mark = marks.of_grade(first.grade, excused=all(culprit.path_class in excused for culprit in alike))
+        yield (
+            doc.Span(mark.word or first.grade.value, mark.tone),
+            f" {label}{_SIDES[direction]}: {first.reason}, in {cases}",
+        )
 
 
 def _references(verdict: RunVerdict) -> Iterator[str]:
