@@ -45,16 +45,34 @@ class CommandServer:
         self._address = ""
 
     def run(
-        self, arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, timeout_s: float, little: bool = False
+        self,
+        arguments: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        timeout_s: float,
+        little: bool = False,
+        cgroups: Sequence[Path] = (),
     ) -> subprocess.CompletedProcess[str]:
         """Run ``egmctl`` with these arguments, as ``subprocess.run`` would, or ``tests/little.py`` with them.
+
+        Parameters
+        ----------
+        cgroups
+            The directories of cgroups that the command is in from its start.
 
         Raises
         ------
         subprocess.TimeoutExpired
             It took longer; it has been killed.
         """
-        request = {"arguments": list(arguments), "environment": dict(env), "folder": str(cwd), "little": little}
+        request = {
+            "arguments": list(arguments),
+            "environment": dict(env),
+            "folder": str(cwd),
+            "little": little,
+            "cgroups": [str(cgroup) for cgroup in cgroups],
+        }
         with self._lock, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             server = self._started()
             server.settimeout(None)
@@ -150,6 +168,8 @@ def serve(own: socket.socket) -> tuple[list[str], bool]:
 
 def _become(request: dict[str, Any], fds: Sequence[int]) -> tuple[list[str], bool]:
     """Take the environment, the folder and the last standard streams of a request; return its command."""
+    for cgroup in request.get("cgroups", ()):
+        Path(cgroup, "cgroup.procs").write_text(str(os.getpid()))
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
@@ -194,7 +214,7 @@ def _keep(stand_in: socket.socket) -> tuple[list[str], bool]:
         return command
     for fd in fds:
         os.close(fd)
-    ended = os.pidfd_open(pid)
+    ended: Any = os.pidfd_open(pid)
     while True:
         readable, _, _ = select.select([stand_in, ended], [], [])
         if ended in readable:
