@@ -160,10 +160,10 @@ def _read(
     # In an MPI job only rank 0 runs these probes, because the result of its node is shown.
     if not way.active or (launch is not None and launch.rank):
         return read_machine(machine, sections, quiet=quiet, cuda=way.active, pid=way.pid)
-    with reading_this_node(quiet=quiet) as read, show_progress(quiet) as shown:
+    with reading_this_node(sections, quiet=quiet) as read, show_progress(quiet) as shown:
         # Killed processes end while the answer is shown.
         waiting = joined.enter_context(asked.probing_processes())
-        node = read(*sections)
+        node = read()
         outputs.load_ahead(DOCTOR)
         return asked.probe(node, on_probe=probing(shown, node), waiting=waiting)
 

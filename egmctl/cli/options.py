@@ -202,11 +202,19 @@ def read_machine(name: str | None, sections: Iterable[str], *, quiet: bool, cuda
     return machine
 
 
-def reading_this_node(*, quiet: bool) -> contextlib.AbstractContextManager[Callable[..., Machine]]:
-    """Start to read this node, so that its libraries answer while the caller imports modules; note a slow read."""
+def reading_this_node(
+    sections: Iterable[str] | None = None, *, quiet: bool
+) -> contextlib.AbstractContextManager[Callable[..., Machine]]:
+    """Start to read this node, so that its libraries answer while the caller imports modules; note a slow read.
+
+    Parameters
+    ----------
+    sections
+        The sections to read; ``None``: those that need the libraries, and the caller names the others later.
+    """
     from egmctl.facts.collect import LIBRARY_SECTIONS, reading
 
-    return reading(LIBRARY_SECTIONS, on_wait=None if quiet else say)
+    return reading(LIBRARY_SECTIONS if sections is None else sections, on_wait=None if quiet else say)
 
 
 def _list_machines(output: OutputOptions) -> ExitCode:

@@ -123,6 +123,9 @@ def _verdict(machine: Machine, subject: str, probes: Sequence[Probe]) -> Finding
         case Outcome.ERROR if first.error_number is None:
             # No call returned an error: the library or its function is missing.
             return unknown(f"{subject}: {first.detail}")
+        case Outcome.ERROR if first.kind is ProbeKind.MANAGED_IPC and (first.call, first.error_number) in _NO_HANDLE:
+            words = f"{subject}: the driver makes none, as CUDA documents; share memory of cudaMalloc or cuMemCreate"
+            return passed(words, evidence=evidence)
         case Outcome.ERROR:
             if reason := _missing_feature(machine, first):
                 return skipped(f"{subject}: {reason}", evidence=evidence)
@@ -162,8 +165,6 @@ def _verdict(machine: Machine, subject: str, probes: Sequence[Probe]) -> Finding
 def _missing_feature(machine: Machine, probe: Probe) -> str:
     """Return the missing feature if the error means that this machine lacks it by design; else ``""``."""
     number = probe.error_number
-    if probe.kind is ProbeKind.MANAGED_IPC and (probe.call, number) in _NO_HANDLE:
-        return "the driver makes none, as CUDA documents: share memory of cudaMalloc or cuMemCreate"
     if _takes_no_host_pool(probe) and not coherent(machine):
         return f"the driver takes only a pool of the GPU's own memory, without EGM; {_BY_NAME}"
     if number == PEER_UNSUPPORTED:
@@ -284,7 +285,7 @@ def _place(machine: Machine, probes: Sequence[Probe], all_probes: Sequence[Probe
     kind = probes[0].kind
     if probes[0].nic is not None:
         return on_nics(dict.fromkeys(probe.nic for probe in probes if probe.nic))
-    if kind in (*_OF_NODE, ProbeKind.DMA_BUF):
+    if kind in (*_OF_NODE, ProbeKind.MANAGED_IPC, ProbeKind.DMA_BUF):
         nodes = [probe.numa_node for probe in probes if probe.numa_node is not None]
         return on_numa(nodes) if nodes else on_gpus(_known(machine, [probe.gpus[0] for probe in probes]))
     pairs = {probe.gpus for probe in probes}
