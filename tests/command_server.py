@@ -173,11 +173,16 @@ def _become(request: dict[str, Any], fds: Sequence[int]) -> tuple[list[str], boo
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
-    # An interpreter does so when it starts.
-    sys.path[:0] = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     for standard, fd in enumerate(fds, 3 - len(fds)):
         os.dup2(fd, standard)
         os.close(fd)
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    folders = [folder for folder in named if folder not in sys.path and os.path.isdir(folder)]
+    if any(name.partition(".")[0] in sys.modules for folder in folders for name in os.listdir(folder)):
+        # Another module in place of one that is there takes an interpreter of its own.
+        program = [str(ROOT / "tests" / "little.py")] if request["little"] else ["-m", "egmctl"]
+        os.execv(sys.executable, [sys.executable, *program, *request["arguments"]])  # noqa: S606
+    sys.path[:0] = folders
     return request["arguments"], request["little"]
 
 
