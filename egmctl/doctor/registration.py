@@ -43,13 +43,9 @@ def evidence_of(machine: Machine, probes: Iterable[Probe]) -> tuple[Evidence, ..
     nics = _nics(machine, tried)
     if not nics:
         return ()
-    versions = (machine.system or System()).module_versions
-    version = None if versions is None else versions.get("mlx5_core", "not loaded") or "none of its own"
-    return *(fact(nic.name, "; ".join(_facts(machine, nic, tried))) for nic in nics), fact(_OFED, version)
-
-
-_OFED = "/sys/module/mlx5_core/version"
-"""The version of DOCA-OFED or MLNX_OFED; the kernel's own driver states none."""
+    version = (machine.system or System()).ofed_version
+    driver = () if version is None else (fact("/sys/module/mlx5_core/version", version or "none of its own"),)
+    return *(fact(nic.name, "; ".join(_facts(machine, nic, tried))) for nic in nics), *driver
 
 
 def _facts(machine: Machine, nic: Nic, probes: Sequence[Probe]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from egmctl.doctor.check import Scope, Verdicts, check, end
 from egmctl.doctor.checks.active import HANGING, NOT_ASKED, participants
-from egmctl.doctor.findings import noted, passed, skipped, unknown, warned
+from egmctl.doctor.findings import noted, passed, skipped, todo, unknown, warned
 from egmctl.doctor.registration import evidence_of, summary_of
 from egmctl.doctor.situation import group_by
 from egmctl.model.finding import Evidence, Finding, Guard, on_nics
@@ -28,6 +28,9 @@ _CAUSES = {
 }
 """By errno of ``mlx5dv_reg_dmabuf_mr``: reg_user_mr_dmabuf_by_data_direct of Linux (drivers/infiniband/hw/mlx5/mr.c),
 nv-dmabuf.c of open-gpu-kernel-modules, and https://github.com/NVIDIA/nodewright-packages/issues/111."""
+
+
+_REMEDY = todo("Look at pcie.acs and rdma.ofed, or go on without Data Direct (NCCL: NCCL_IB_DATA_DIRECT=0).")
 
 
 @check("rdma.data-direct-active", Guard.RDMA, sections=("gpus", "nics", "system"))
@@ -71,7 +74,7 @@ def _verdicts(
         text = f"GPU memory through Data Direct: {first.call} failed: {first.error_name} ({first.error_number})"
         cause = _CAUSES.get(first.error_number or 0, "") if first.call == _REGISTERED else ""
         note = "; ".join(filter(None, (connection, works)))
-        yield _with(noted(text, place, cause=cause, note=note), evidence)
+        yield _with(noted(text, place, remedy=_REMEDY, cause=cause, note=note), evidence)
     else:
         ending = "did not end in time" if first.outcome is Outcome.TIMED_OUT else "killed its process"
         text = f"GPU memory through Data Direct: {ending} in {first.call}"
