@@ -171,6 +171,16 @@ def require_clustershell(what: str) -> None:
         raise UsageError(f"{what} needs ClusterShell: pip install 'egmctl[fleet]'") from error
 
 
+def fold_labels(labels: Iterable[str]) -> str:
+    """Return labels in short form: ``GPU0-3``, ``NUMA 0,2``; labels that differ otherwise are listed."""
+    known = list(dict.fromkeys(labels))
+    stems = {label.rstrip("0123456789") for label in known}
+    numbers = [label[len(label.rstrip("0123456789")) :] for label in known]
+    if len(stems) == 1 and len(known) > 1 and all(number and len(number) < 6 for number in numbers):
+        return f"{stems.pop()}{format_kernel_list({int(number) for number in numbers})}"
+    return ", ".join(known)
+
+
 def fold(names: Iterable[str]) -> str:
     """Return names as a folded node set, ``node[01-17,19]``, followed by invalid node names."""
     return _fold(tuple(dict.fromkeys(names)))

@@ -16,7 +16,7 @@ from egmctl.model.machine import Machine
 from egmctl.report import kinds
 from egmctl.report.document import Verdict
 from egmctl.report.kinds import Format
-from egmctl.report.views.causes import verdict
+from egmctl.report.views.findings import verdict
 from egmctl.verdict.answers import answer_of, answered
 
 Result = TypeVar("Result")

@@ -4,14 +4,20 @@ A command has a process, an environment, a folder and standard streams of its ow
 quarter of a second that Python takes to import it is spent once, not a thousand times. Its children are forks too
 (tests/forked.py). What has to do with starting (imports, the interpreter's own variables) is tested with interpreters
 of its own.
+
+Where another program starts the command, as mpirun starts ranks, it starts ``tests/stand_in.py``, which asks this
+server for a fork and ends as the fork ends.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -23,29 +29,50 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+_STAND_IN = ROOT / "tests" / "stand_in.py"
 _OF_THE_INTERPRETER = ("PYTHON", "LC_", "LANG", "LD_PRELOAD", "TZ")
 """Beginnings of the names of variables that are read when an interpreter starts."""
+_PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 
 
 class CommandServer:
-    """One server, started when it is first needed; its commands run one at a time."""
+    """One server, started when it is first needed; its commands run one at a time, those of stand-ins all at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._address = ""
 
     def run(
-        self, arguments: Sequence[str], *, env: Mapping[str, str], cwd: Path, timeout_s: float, little: bool = False
+        self,
+        arguments: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        timeout_s: float,
+        little: bool = False,
+        cgroups: Sequence[Path] = (),
     ) -> subprocess.CompletedProcess[str]:
         """Run ``egmctl`` with these arguments, as ``subprocess.run`` would, or ``tests/little.py`` with them.
+
+        Parameters
+        ----------
+        cgroups
+            The directories of cgroups that the command is in from its start.
 
         Raises
         ------
         subprocess.TimeoutExpired
             It took longer; it has been killed.
         """
-        request = {"arguments": list(arguments), "environment": dict(env), "folder": str(cwd), "little": little}
+        request = {
+            "arguments": list(arguments),
+            "environment": dict(env),
+            "folder": str(cwd),
+            "little": little,
+            "cgroups": [str(cgroup) for cgroup in cgroups],
+        }
         with self._lock, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             server = self._started()
             server.settimeout(None)
@@ -67,6 +94,22 @@ class CommandServer:
                 raise
             return subprocess.CompletedProcess(list(arguments), code, _text(out), _text(err))
 
+    def stand_in(self, *, little: bool = False) -> list[str]:
+        """Return the beginning of a command line that does what ``python -m egmctl`` does, as a fork.
+
+        Whoever ends it by a signal ends the fork; SIGSTOP stops the stand-in alone.
+        """
+        with self._lock:
+            if not self._address:
+                # An address of Linux' abstract namespace, which the kernel chooses: no file is left.
+                with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+                    listener.bind("")
+                    listener.listen(64)
+                    self._address = listener.getsockname().decode()
+                    socket.send_fds(self._started(), [b"{}"], [listener.fileno()])
+        words = [sys.executable, "-I", "-S", str(_STAND_IN), self._address.lstrip("\0")]
+        return [*words, "little"] if little else [*words, "usual"]
+
     def close(self) -> None:
         """End the server."""
         if self._socket is not None and self._process is not None:
@@ -87,9 +130,13 @@ class CommandServer:
         return self._socket
 
 
+SERVER = CommandServer()
+"""The one of this process and its tests, which end it."""
+
+
 def fits(changes: Mapping[str, str | None]) -> bool:
     """Say whether a command with these variables may be a fork: none of them steers the interpreter itself."""
-    return not any(name.startswith(_OF_THE_INTERPRETER) for name in changes)
+    return not any(name.startswith(_OF_THE_INTERPRETER) for name in changes if name != "PYTHONPATH")
 
 
 def _text(file: Any) -> str:
@@ -108,19 +155,77 @@ def serve(own: socket.socket) -> tuple[list[str], bool]:
         if pid == 0:
             own.close()
             request = json.loads(content)
-            os.environ.clear()
-            os.environ.update(request["environment"])
-            os.chdir(request["folder"])
-            for fd, standard in zip(fds, (1, 2), strict=True):
-                os.dup2(fd, standard)
-                os.close(fd)
-            arguments: list[str] = request["arguments"]
-            return arguments, request["little"]
+            if not request:
+                return _serve_stand_ins(socket.socket(fileno=fds[0]))
+            return _become(request, fds)
         for fd in fds:
             os.close(fd)
-        own.send(json.dumps(pid).encode())
-        _, status = os.waitpid(pid, 0)
-        own.send(json.dumps(os.waitstatus_to_exitcode(status)).encode())
+        if json.loads(content):
+            own.send(json.dumps(pid).encode())
+            _, status = os.waitpid(pid, 0)
+            own.send(json.dumps(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _become(request: dict[str, Any], fds: Sequence[int]) -> tuple[list[str], bool]:
+    """Take the environment, the folder and the last standard streams of a request; return its command."""
+    for cgroup in request.get("cgroups", ()):
+        Path(cgroup, "cgroup.procs").write_text(str(os.getpid()))
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    # An interpreter does so when it starts.
+    sys.path[:0] = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    for standard, fd in enumerate(fds, 3 - len(fds)):
+        os.dup2(fd, standard)
+        os.close(fd)
+    return request["arguments"], request["little"]
+
+
+def _serve_stand_ins(listener: socket.socket) -> tuple[list[str], bool]:
+    """Serve stand-ins until the server ends; return, in a process of its own, how a command was asked for."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    keepers: set[int] = set()
+    while True:
+        connection, _ = listener.accept()
+        keeper = os.fork()
+        if keeper == 0:
+            listener.close()
+            return _keep(connection)
+        connection.close()
+        keepers = {pid for pid in keepers if os.waitpid(pid, os.WNOHANG)[0] == 0} | {keeper}
+
+
+def _keep(stand_in: socket.socket) -> tuple[list[str], bool]:
+    """Return, in a process of its own, how a stand-in asks for a command; here, tell it how that ends.
+
+    What signals the stand-in gets are passed on; if it is gone, the command is killed.
+    """
+    content, fds, _, _ = socket.recv_fds(stand_in, 1 << 20, 3)
+    request = json.loads(content)
+    pid = os.fork()
+    if pid == 0:
+        stand_in.close()
+        os.setpgid(0, 0)
+        os.sched_setaffinity(0, request["cpus"])
+        command = _become(request, fds)
+        # Those of the server know whether its own files can seek.
+        sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
+        sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace")
+        return command
+    for fd in fds:
+        os.close(fd)
+    ended: Any = os.pidfd_open(pid)
+    while True:
+        readable, _, _ = select.select([stand_in, ended], [], [])
+        if ended in readable:
+            _, status = os.waitpid(pid, 0)
+            with contextlib.suppress(OSError):
+                stand_in.send(json.dumps(os.waitstatus_to_exitcode(status)).encode())
+            os._exit(0)
+        number = stand_in.recv(64)
+        os.kill(pid, json.loads(number) if number else signal.SIGKILL)
+        if not number:
+            os._exit(0)
 
 
 def _run(little: bool) -> None:

@@ -14,13 +14,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests.command_server import CommandServer, fits
+from tests.command_server import SERVER, fits
 
 pytest_plugins = ["tests.tiers", "tests.fake.plugin"]
 
@@ -43,14 +43,13 @@ RunEgmctl = Callable[..., Ended]
 
 
 @pytest.fixture(scope="session")
-def egmctl() -> Iterator[RunEgmctl]:
+def egmctl() -> RunEgmctl:
     """Run ``egmctl`` in a process of its own and return its exit code, standard output and error.
 
     Keywords: ``env`` is added to an environment free of what steers the command (a value ``None`` removes a
     variable), ``cwd`` is where it runs, ``timeout_s`` how long it may take, ``little`` whether its bench moves as few
     bytes as ``tests/little.py`` says.
     """
-    server = CommandServer()
 
     def run(
         *arguments: str | Path,
@@ -64,11 +63,10 @@ def egmctl() -> Iterator[RunEgmctl]:
             program = [LITTLE] if little else ["-m", "egmctl"]
             return ended([sys.executable, *program, *words], env=env, cwd=cwd, timeout_s=timeout_s)
         environment = command_environment(env or {})
-        done = server.run(words, env=environment, cwd=cwd, timeout_s=timeout_s, little=little)
+        done = SERVER.run(words, env=environment, cwd=cwd, timeout_s=timeout_s, little=little)
         return Ended(done.returncode, done.stdout, done.stderr)
 
-    yield run
-    server.close()
+    return run
 
 
 def ended(
@@ -129,6 +127,11 @@ def pytest_configure() -> None:
         return
     settings.register_profile("egmctl", deadline=None, derandomize=True, max_examples=EXAMPLES)
     settings.load_profile("egmctl")
+
+
+def pytest_unconfigure() -> None:
+    """End the server of commands."""
+    SERVER.close()
 
 
 def pytest_collection_finish() -> None:

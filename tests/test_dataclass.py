@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import egmctl
-import egmctl.dataclass
+from egmctl.dataclass import dataclass
 
-ours: Any = egmctl.dataclass.dataclass
+ours: Any = dataclass
 standard: Any = dataclasses.dataclass
 
 REQUIRED: Mapping[str, Mapping[str, Any]] = {
@@ -63,10 +63,10 @@ def record_class(decorate: Any, options: Mapping[str, bool], own: Mapping[str, A
     return decorated(decorated(object, REQUIRED, {}), OPTIONAL, own)
 
 
-def outcome(call: Callable[[], Any]) -> tuple[str, Any]:
+def outcome(call: Callable[..., Any], *values: Any, **named: Any) -> tuple[str, Any]:
     """Return what a call returns or raises, as a value that can be compared."""
     try:
-        return "returns", call()
+        return "returns", call(*values, **named)
     except (TypeError, AttributeError, ValueError) as error:
         return type(error).__name__, str(error)
 
@@ -79,7 +79,7 @@ def behaviour(kind: Any) -> Iterator[Any]:
     yield kind.__match_args__, kind.__hash__ is None, kind.__init__.__qualname__
     values = {name: name for name in REQUIRED}
     for wrong in ({}, {"plain": 1}, {**values, "unknown": 1}, {**values, "always_five": 1}):
-        yield outcome(lambda wrong=wrong: type(kind(**wrong)).__name__)
+        yield outcome(lambda **given: type(kind(**given)).__name__, **wrong)
     yield outcome(lambda: type(kind(1, 2, 3, 4, 5, 6, 7, named=1)).__name__)
     yield outcome(lambda: dataclasses.astuple(dataclasses.replace(kind(1, 2, 3, 4, named=5, unset=0))))
 
@@ -88,21 +88,21 @@ def behaviour(kind: Any) -> Iterator[Any]:
         object.__setattr__(made, "unset", "set later")
         return made
 
-    yield [outcome(lambda name=name: getattr(record(), name)) for name in (*REQUIRED, *OPTIONAL)]
+    yield [outcome(getattr, record(), name) for name in (*REQUIRED, *OPTIONAL)]
     if kind.__repr__ is not object.__repr__:
         yield repr(record()), repr(record(plain=record()))
     if kind.__eq__ is not object.__eq__:
         yield [record() == record(**{name: "changed"}) for name in (*REQUIRED, "five", "made")]
         yield record() == values, record() == subclass_of(kind)(**values), record() == record(five=float("nan"))
     if kind.__hash__ not in (None, object.__hash__):
-        yield [outcome(lambda name=name: hash(record(made=0, **{name: "changed"}))) for name in (*REQUIRED, "five")]
+        yield [outcome(hash, record(made=0, **{name: "changed"})) for name in (*REQUIRED, "five")]
     yield dataclasses.asdict(copy.copy(record())), dataclasses.asdict(copy.deepcopy(record()))
     yield outcome(lambda: dataclasses.asdict(dataclasses.replace(record(), plain=8)))
     for made in (record(), subclass_of(kind)(**values)):
         for name in ("plain", "five"):
-            yield outcome(lambda made=made, name=name: setattr(made, name, 9))
-            yield outcome(lambda made=made, name=name: delattr(made, name))
-            yield outcome(lambda made=made, name=name: getattr(made, name))
+            yield outcome(setattr, made, name, 9)
+            yield outcome(delattr, made, name)
+            yield outcome(getattr, made, name)
 
 
 def subclass_of(kind: Any) -> Any:
@@ -134,7 +134,7 @@ def test_only_a_subclass_of_a_frozen_class_has_further_attributes(options: Mappi
         kind(**values).other = 1
 
 
-@ours(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Point:
     """A record that pickle finds by its name."""
 
@@ -148,7 +148,7 @@ def test_a_record_survives_pickle() -> None:
 
 
 def test_a_class_is_compiled_when_the_first_record_of_it_or_of_a_subclass_is_made() -> None:
-    @ours(frozen=True)
+    @dataclass(frozen=True)
     class Base:
         """A class."""
 

@@ -68,6 +68,23 @@ class Bench(BenchOptions):
             raise UsageError(f"{wrong} cannot be combined with --suite {NCCL}: NCCL runs once, on all chosen GPUs")
         if self.nvls and NCCL not in self.suite_names:
             raise UsageError(f"--nvls works with --suite {NCCL} only")
+        if not self.selected_cases:
+            self.refuse_for_nccl_alone()
+
+    def refuse_for_nccl_alone(self) -> None:
+        """Refuse options that mean nothing where NCCL measures and no case does, as in the tasks of a job.
+
+        Raises
+        ------
+        UsageError
+            If such an option is given.
+        """
+        given = {"--serial": self.serial, "--no-gate": self.no_gate, "--numa": self.numa != "all"}
+        if wrong := next((name for name, value in given.items() if value), None):
+            raise UsageError(
+                f"{wrong} cannot be combined with collectives of NCCL alone: NCCL uses all chosen GPUs at once, queues "
+                "its own work, and no NUMA node is chosen for it"
+            )
 
     @cached_property
     def selected_cases(self) -> tuple[Case, ...]:

@@ -13,7 +13,7 @@ from egmctl.dataclass import dataclass
 from egmctl.doctor.assumed import completed
 from egmctl.doctor.check import Check, Scope, expectation
 from egmctl.doctor.checks.active import kinds_of
-from egmctl.doctor.explain import checks_of, explained, failures_of
+from egmctl.doctor.explain import diagnosis_of, explained, failures_of
 from egmctl.doctor.probes import OnProbe, Prober, probed, started
 from egmctl.doctor.runner import diagnose, select
 from egmctl.driver.reading import read_or
@@ -22,7 +22,7 @@ from egmctl.facts.gpus import is_gpu, nvidia_functions
 from egmctl.facts.redact import redact
 from egmctl.facts.root import Root
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.explanation import ErrorLog, Explanations, Failure
+from egmctl.model.explanation import ErrorLog, Explanations
 from egmctl.model.finding import Guard
 from egmctl.model.machine import Machine
 from egmctl.selectors import select_gpus, select_numa
@@ -64,8 +64,7 @@ class Doctor(DoctorOptions):
     @property
     def sections(self) -> tuple[str, ...]:
         """The sections that :func:`egmctl.read_machine` has to read for these checks."""
-        needed = (section for check in self.checks for section in (*check.sections, *check.wants))
-        return tuple(dict.fromkeys((*ALWAYS, *needed)))
+        return sections_of(self.checks)
 
     def probe(self, machine: Machine, *, on_probe: OnProbe | None = None, waiting: Sequence[Prober] = ()) -> Machine:
         """Run the active probes (``--active``) of EGM memory, copies and IPC; return this node with their results.
@@ -117,6 +116,12 @@ class Doctor(DoctorOptions):
             gpus=None if chosen is None else tuple(gpu.bus_id for gpu in chosen),
             numa=None if self.numa is None else select_numa(self.numa, machine, chosen),
         )
+
+
+def sections_of(checks: Sequence[Check]) -> tuple[str, ...]:
+    """Return the sections that :func:`egmctl.read_machine` has to read for some checks."""
+    needed = (section for check in checks for section in (*check.sections, *check.wants))
+    return tuple(dict.fromkeys((*ALWAYS, *needed)))
 
 
 class NodeDoctor(Doctor):
@@ -185,17 +190,9 @@ def judged(log: ErrorLog, machine: Machine | None, *, redacted: bool = False) ->
     redacted
         As for :meth:`Doctor.diagnose`. The lines that were read, which may name anything, are left out.
     """
-    asked = doctor_of(log.failures)
-    diagnosis = None if asked is None or machine is None else asked.diagnose(machine, redacted=redacted)
+    diagnosis = None
+    if machine is not None:
+        diagnosis = diagnosis_of(log.failures, redact(machine) if redacted else machine)
     if redacted:
         log = replace(log, failures=tuple(replace(failure, line="") for failure in log.failures))
     return answered(explained(log, diagnosis))
-
-
-def doctor_of(failures: Sequence[Failure]) -> Doctor | None:
-    """Return the checks that decide between the causes of failures; ``None`` if there are none.
-
-    Who meets a failure needs what failed, so every purpose is named.
-    """
-    checks = checks_of(failures)
-    return Doctor(check=checks, purposes=",".join(Guard)) if checks else None

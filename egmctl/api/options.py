@@ -103,7 +103,9 @@ class BenchOptions:
             raise UsageError("--suite, --quick and --full exclude each other")
         if self.suites:
             return select_suites(",".join(self.suites))
-        return ("quick",) * self.quick + ("full",) * self.full
+        if self.quick:
+            return ("quick",)
+        return ("full",) if self.full else ()
 
     @property
     def axis(self) -> Axis | None:

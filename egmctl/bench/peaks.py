@@ -111,6 +111,7 @@ class Uses:
     ) -> None:
         self._ends = ends or Ends()
         self._spans: dict[int, tuple[Task, _Spans]] = {}
+        self._sorted: tuple[NodeOf, _ByPlace] | None = None
         self._add(kinds, flows, steps, None)
 
     def without(
@@ -144,6 +145,7 @@ class Uses:
         """
         resized = Uses((), (), (), self._ends)
         resized._spans = {id(kinds[kind]): (kinds[kind], spans) for kind, (_, spans) in self._spans.items()}
+        resized._sorted = self._sorted
         return resized
 
     def _add(
@@ -200,10 +202,18 @@ class Uses:
             A function that returns a task at another size.
         """
         pages = huge_page_bytes or {}
+        sizes = [buffer_bytes(sized(kind)) for kind, _ in self._spans.values()]
+        for (host, bus_id, node, huge), uses in self._by_place(node_of):
+            most, end = self._most(uses, sizes, pages, keep=keep)
+            yield Peak(None if bus_id is None and node is None else end, most, host, huge)
+
+    def _by_place(self, node_of: NodeOf) -> _ByPlace:
+        """Return the uses in each place in the order of the first use, which does not depend on sizes."""
+        if self._sorted is not None and self._sorted[0] is node_of:
+            return self._sorted[1]
         by_place: dict[Place, list[_Use]] = {}
         places_of: dict[int, tuple[list[_Use], ...]] = {}
-        for kind, spans in self._spans.values():
-            size_bytes = buffer_bytes(sized(kind))
+        for number, (_, spans) in enumerate(self._spans.values()):
             for (buffer, index), (order, last) in spans.items():
                 lists = places_of.get(buffer)
                 if lists is None:
@@ -211,27 +221,30 @@ class Uses:
                     lists = tuple([by_place.setdefault(where, []) for where in places(end, node_of(end))])
                     places_of[buffer] = lists
                 for uses in lists:
-                    uses.append((order, last, buffer, index, size_bytes))
+                    uses.append((order, last, buffer, index, number))
         for uses in by_place.values():
             uses.sort()
         # The first buffer of a host is the first one of a NUMA node too, which comes first.
         in_order = sorted(by_place.items(), key=lambda entry: (entry[1][0], entry[0][1:3] == (None, None)))
-        for (host, bus_id, node, huge), uses in in_order:
-            most, end = self._most(uses, pages, keep=keep)
-            yield Peak(None if bus_id is None and node is None else end, most, host, huge)
+        self._sorted = node_of, in_order
+        return in_order
 
-    def _most(self, uses: Iterable[_Use], pages: Mapping[int, int], *, keep: bool) -> tuple[int, Endpoint]:
+    def _most(
+        self, uses: Iterable[_Use], sizes: Sequence[int], pages: Mapping[int, int], *, keep: bool
+    ) -> tuple[int, Endpoint]:
         """Return the most bytes that buffers hold at once in one place, and the end of the last one allocated by then.
 
         Parameters
         ----------
         uses
             The uses of the buffers by each kind of task, in the order of the first use.
+        sizes
+            The bytes of a buffer of each kind.
         """
         # Equal buffers of several kinds of tasks are one.
         held: dict[tuple[int, int, int], tuple[int, int]] = {}
-        for order, last, buffer, index, size_bytes in uses:
-            key = buffer, index, size_bytes
+        for order, last, buffer, index, kind in uses:
+            key = buffer, index, sizes[kind]
             first, last_of_others = held.get(key, (order >> _ORDER_BITS, last))
             held[key] = first, max(last, last_of_others)
         buffers = [(*span, self._taken(buffer, size, pages), buffer) for (buffer, _, size), span in held.items()]
@@ -260,7 +273,8 @@ _Spans = dict[tuple[int, int], list[int]]
 """By the number of an end, doubled, plus 1 for a source, and by the index of the buffer there: when it is used first,
 which is the step in the upper bits and a count in the lower ones, and the last step that uses it."""
 _Use = tuple[int, int, int, int, int]
-"""When a buffer is used first, the last step that uses it, the buffer, its index and its bytes."""
+"""When a buffer is used first, the last step that uses it, the buffer, its index and the number of the kind of task."""
+_ByPlace = Sequence[tuple[Place, Sequence[_Use]]]
 
 
 class Ends:

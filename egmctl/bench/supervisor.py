@@ -137,11 +137,11 @@ def supervise(
         if plan.nccl is not None:
             # The workers have ended: NCCL has the GPUs and their memory to itself.
             measured_by_nccl = _by_nccl(plan.nccl, machine, plan.settings.timeout_s)
-            interrupted = any(waiver.kind is WaiverKind.INTERRUPTED for waiver in measured_by_nccl.plan.waivers)
+            interrupted = measured_by_nccl.is_interrupted
     except KeyboardInterrupt:
         interrupted = True
         if plan.nccl is not None and measured_by_nccl is None:
-            measured_by_nccl = _by_nccl(plan.nccl, machine, None)
+            measured_by_nccl = _before_nccl(plan.nccl)
     finally:
         for group in run.ahead.values():
             group.close()
@@ -165,12 +165,19 @@ def supervise(
     )
 
 
-def _by_nccl(plan: NcclPlan, machine: Machine, timeout_s: float | None) -> NcclRun:
-    """Measure by NCCL; without a time limit the run was interrupted before that."""
+def _by_nccl(plan: NcclPlan, machine: Machine, timeout_s: float) -> NcclRun:
+    """Return what NCCL measures."""
     # Other runs need not load what reads NCCL's log.
-    from egmctl.bench.nccl.run import interrupted, measure
+    from egmctl.bench.nccl.run import measure
 
-    return interrupted(plan) if timeout_s is None else measure(plan, machine, timeout_s)
+    return measure(plan, machine, timeout_s)
+
+
+def _before_nccl(plan: NcclPlan) -> NcclRun:
+    """Return the outcome of NCCL in a run that was interrupted before it."""
+    from egmctl.bench.nccl.outcome import interrupted
+
+    return interrupted(plan)
 
 
 def open_contexts(plan: Plan, worker: Child) -> None:

@@ -161,6 +161,11 @@ def _measure_by_tasks(options: BenchOptions, run: RunOptions, outputs: Outputs, 
             f"--case: the tasks of a job measure NCCL's collectives only, {listed(collective_names())}; with --mpi off "
             "this node measures other cases"
         )
+    bench.refuse_for_nccl_alone()
+    if (wrong := run.of_fabric) is not None:
+        raise UsageError(f"{wrong} works with --suite {FABRIC} only")
+    if run.journal is not None:
+        raise UsageError(f"--journal cannot be combined with --suite {NCCL} in a job, which keeps none: give -o FILE")
     profiles = run.profiles()
     kept = open_journal(replace(run, no_journal=True), outputs)
     with job(launch) as world:

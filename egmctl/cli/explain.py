@@ -159,10 +159,11 @@ def _explained(
     log: ErrorLog, machine: str | None = None, pid: int = 0, *, quiet: bool, checks: bool = True
 ) -> Callable[[bool], Explanations]:
     """Return a function that returns the explanation, redacted or not, after the checks that belong to it are run."""
-    from egmctl.api.doctor import doctor_of, judged
+    from egmctl.api.doctor import judged, sections_of
+    from egmctl.doctor.explain import checks_of
 
-    asked = doctor_of(log.failures) if checks else None
-    node = None if asked is None else read_machine(machine, asked.sections, quiet=quiet, cuda=False, pid=pid)
+    asked = checks_of(log.failures) if checks else ()
+    node = read_machine(machine, sections_of(asked), quiet=quiet, cuda=False, pid=pid) if asked else None
     return lambda redacted: judged(log, node, redacted=redacted)
 
 

@@ -143,6 +143,12 @@ class JobOptions(MpiOptions):
         "With --dry-run --suite fabric: the cost for N GPUs on nodes like this one.", "N", min=2, max=100_000
     )
 
+    @property
+    def of_fabric(self) -> str | None:
+        """The name of a given option that works with the suite ``fabric`` only; ``None`` without one."""
+        given = {"--ranks": self.ranks, "--sample": self.sample}
+        return next((name for name, value in given.items() if value is not None), None)
+
 
 def is_fabric(options: BenchOptions, job: JobOptions, launch: Launched | None, *, dry_run: bool) -> bool:
     """Return whether ranks measure a run together: those of an MPI job or, for the suite ``fabric``, of this node.
@@ -152,7 +158,7 @@ def is_fabric(options: BenchOptions, job: JobOptions, launch: Launched | None, *
     UsageError
         If an option does not apply to the suites.
     """
-    suites, sample, ranks = options.suite_names, job.sample, job.ranks
+    suites, ranks = options.suite_names, job.ranks
     fabric = suites == (FABRIC,)
     if not fabric and not (suites == (RDMA,) and launch is not None and ranks is None):
         if launch is not None:
@@ -160,8 +166,8 @@ def is_fabric(options: BenchOptions, job: JobOptions, launch: Launched | None, *
                 f"{launch.by} started {launch.size} processes, which can only measure --suite {FABRIC}, {RDMA} or "
                 f"{NCCL} together; with --mpi off each measures by itself"
             )
-        if ranks is not None or sample is not None:
-            raise UsageError(f"--{'ranks' if ranks is not None else 'sample'} works with --suite {FABRIC} only")
+        if (wrong := job.of_fabric) is not None:
+            raise UsageError(f"{wrong} works with --suite {FABRIC} only")
         return False
     if ranks is not None and not dry_run:
         raise UsageError("--ranks is for --dry-run; a real run has as many ranks as mpirun or srun starts")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from egmctl.comparison import facts, paths
+from egmctl.comparison.collectives import differing
 from egmctl.comparison.paths import TOLERANCE, GpuNames, SpreadOf, affected, default_spread, points, touched
 from egmctl.comparison.worth import outcome_of
 from egmctl.dataclass import dataclass
@@ -167,7 +168,7 @@ def _bench(comparison: Comparison, names: Sequence[str], runs: Sequence[RunRepor
     shared, fewest = len(set(known[0]).intersection(*known)), min(map(len, known))
     if not comparison.of_nodes and shared < HARDLY * fewest:
         both = f"{len(known[0])} and {len(known[1])} measured paths, of which only {shared} are the same"
-        return replace(comparison, notes=(f"the runs hardly overlap: they have {both}",))
+        return replace(comparison, notes=(f"the runs hardly overlap: they have {both}", *differing(names, runs)))
     different = tuple(paths.differences(names, measured, comparison.tolerance, spread, of_nodes=comparison.of_nodes))
     return replace(
         comparison,
@@ -176,7 +177,7 @@ def _bench(comparison: Comparison, names: Sequence[str], runs: Sequence[RunRepor
         causes=_causes_of_worse(names, runs, different),
         affected=affected(different, dict(zip(names, measured, strict=True))),
         touches=touched(different),
-        notes=(*_matched(gpus), *_settings(names, runs)),
+        notes=(*_matched(gpus), *_settings(names, runs), *differing(names, runs)),
     )
 
 
@@ -243,7 +244,8 @@ def _node(saved: Saved) -> ComparedNode:
 def _not_measured(run: RunReport) -> set[str]:
     """Return the GPUs that were not measured because other processes used them."""
     labels = {gpu.bus_id: gpu.label for gpu in run.gpus}
-    waivers = (waiver for m in run.measurements for waiver in m.waivers)
+    waivers = [waiver for m in run.measurements for waiver in m.waivers]
+    waivers += run.nccl.plan.waivers if run.nccl is not None else ()
     busy = (bus_id for waiver in waivers if waiver.kind is WaiverKind.GPU_BUSY for bus_id in waiver.gpus)
     return {labels.get(bus_id, bus_id) for bus_id in busy}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple, cast
 
@@ -12,7 +12,7 @@ from egmctl.comparison.paths import GpuNames
 from egmctl.model.codec import to_json
 from egmctl.model.comparison import AttributeDifference, Outcome
 from egmctl.model.machine import SECTION_VERSIONS, Machine
-from egmctl.units import fold, format_kernel_list, format_size, grouped
+from egmctl.units import fold, fold_labels, format_size, grouped
 
 ABSENT = "not there"
 PRESENT = "present"
@@ -80,7 +80,7 @@ def differences(
         ((difference, kind, tuple(members)), label) for (difference, kind, label), members in by_nodes.items()
     )
     together = [
-        replace(difference, nodes=members, folded=fold(members), about=_folded(labels))
+        replace(difference, nodes=members, folded=fold(members), about=fold_labels(labels))
         for (difference, _kind, members), labels in by_nodes_of_kind.items()
     ]
     gravity = list(Outcome)
@@ -180,16 +180,6 @@ def _in_one_sided_record(subject: Subject, reference: Statements, file: Statemen
     keys = subject.what.split(" ")
     records = (subject._replace(what=" ".join(keys[:count])) for count in range(1, len(keys)))
     return any((reference.get(record) == THERE) is not (file.get(record) == THERE) for record in records)
-
-
-def _folded(labels: Iterable[str]) -> str:
-    """Return labels in short form: ``GPU0-3``, ``NUMA 0,2``; labels that differ otherwise are listed."""
-    known = list(dict.fromkeys(labels))
-    stems = {label.rstrip("0123456789") for label in known}
-    numbers = [label[len(label.rstrip("0123456789")) :] for label in known]
-    if len(stems) == 1 and len(known) > 1 and all(number and len(number) < 6 for number in numbers):
-        return f"{stems.pop()}{format_kernel_list({int(number) for number in numbers})}"
-    return ", ".join(known)
 
 
 _LEFT_OUT = {

@@ -10,6 +10,7 @@ from dataclasses import replace
 from statistics import mode
 from typing import NamedTuple
 
+from egmctl.comparison.collectives import SPREAD, Collective, collectives
 from egmctl.dataclass import dataclass
 from egmctl.model.comparison import Affected, Outcome, PathDifference
 from egmctl.model.doubt import Effect
@@ -46,7 +47,7 @@ class Key(NamedTuple):
 class MeasuredPath:
     """A path of one run, or the typical values of a path in several runs."""
 
-    measurement: Measurement
+    measurement: Measurement | Collective
     stage: str
     value: float | None
     """The median; ``None`` if there is none above 0."""
@@ -110,25 +111,39 @@ class GpuNames:
 
 
 def points(run: RunReport, names: GpuNames, number: int) -> dict[Key, MeasuredPath]:
-    """Return the paths of a run by key; ``number`` is the index of its file."""
+    """Return the paths of a run and NCCL's collectives by key; ``number`` is the index of its file."""
     by_key: dict[Key, MeasuredPath] = {}
     owner = _owners(run, names, number)
     forbidden = {use: unbelieved(run.doubts, use) for use in Use}
     faults = {doubt.measurement: doubt.reason.value for doubt in run.doubts if doubt.effect is Effect.FAIL}
     all_points = (
-        replace(
-            point,
-            forbidden=frozenset(use for use, numbers in forbidden.items() if index in numbers),
-            faulty=faults.get(index, ""),
+        (
+            measurement,
+            replace(
+                point,
+                forbidden=frozenset(use for use, numbers in forbidden.items() if index in numbers),
+                faulty=faults.get(index, ""),
+            ),
         )
         for index, measurement in enumerate(run.measurements)
         for point in _points(measurement)
     )
-    for point in all_points:
-        key = _key(point, names, number, owner)
+    for measurement, point in all_points:
+        key = _key(measurement, point.stage, names, number, owner)
         while key in by_key:
             key = key._replace(occurrence=key.occurrence + 1)
         by_key[key] = point
+    for collective in collectives(run):
+        gpus = tuple(sorted(names.name(number, bus_id) for bus_id in collective.gpus))
+        size_bytes = 0 if collective.size_bytes >= JUDGED_FROM_BYTES else collective.size_bytes
+        by_key[Key(collective.name, "", (gpus,), size_bytes, collective.method, 0)] = MeasuredPath(
+            collective,
+            "",
+            value=collective.value,
+            links=collective.transports,
+            egm=frozenset(),
+            status=collective.status,
+        )
     return by_key
 
 
@@ -149,8 +164,7 @@ def _points(measurement: Measurement) -> Iterator[MeasuredPath]:
         )
 
 
-def _key(point: MeasuredPath, names: GpuNames, run: int, owner: Owner) -> Key:
-    measurement = point.measurement
+def _key(measurement: Measurement, stage: str, names: GpuNames, run: int, owner: Owner) -> Key:
     chase = measurement.chase
     method: list[object] = [measurement.engine, measurement.pattern]
     method += [] if chase is None else [chase.order, chase.stride_bytes, chase.warm]
@@ -169,7 +183,7 @@ def _key(point: MeasuredPath, names: GpuNames, run: int, owner: Owner) -> Key:
     issuers = tuple("" if flow.initiator is None else names.name(run, flow.initiator) for flow in measurement.flows)
     usual = measurement.quantity is Quantity.BANDWIDTH and measurement.size_bytes >= JUDGED_FROM_BYTES
     size_bytes = 0 if usual else measurement.size_bytes
-    return Key(measurement.name, point.stage, (*ends, issuers), size_bytes, tuple(map(str, method)), 0)
+    return Key(measurement.name, stage, (*ends, issuers), size_bytes, tuple(map(str, method)), 0)
 
 
 Owner = Callable[[Measurement, Endpoint], str]
@@ -357,10 +371,10 @@ def _locations(
 
 def touched(differences: Sequence[PathDifference]) -> tuple[str, ...]:
     """Return a few ends such that each worse path has one of them; empty if that takes more than a few, or all ends."""
-    worse = [
-        path for path in differences if path.change is not None and (path.outcome is Outcome.WORSE or path.is_slower)
-    ]
-    labels = {label for path in differences for label in (path.source, path.destination)}
+    # A collective touches all its GPUs.
+    paths = [path for path in differences if not path.gpus]
+    worse = [path for path in paths if path.change is not None and (path.outcome is Outcome.WORSE or path.is_slower)]
+    labels = {label for path in paths for label in (path.source, path.destination)}
     left, selected = [{path.source, path.destination} for path in worse], list[str]()
     while left and len(selected) < _FEW:
         counted = Counter(label for pair in left for label in pair)
@@ -390,7 +404,7 @@ def differences(
             absent = replace(present, value=None, status=None)
             before, after = reference.get(key, absent), points.get(key, absent)
             sigma = scatter.get(before.path_class, 0.0)
-            bound, bound_reason = _bound(tolerance, spread(present.measurement), sigma)
+            bound, bound_reason = _bound(tolerance, _spread(present.measurement, spread), sigma)
             outcome, reason = _outcome(before, after, bound, (nodes[0], node))
             is_beyond = outcome in (Outcome.WORSE, Outcome.BETTER) or after.value is None
             if outcome is None or (of_nodes and not is_beyond):
@@ -404,6 +418,7 @@ def differences(
                 path=present.measurement.path,
                 source=present.measurement.ends[0],
                 destination=present.measurement.ends[1],
+                gpus=present.measurement.labels if isinstance(present.measurement, Collective) else (),
                 link=present.links,
                 size_bytes=present.measurement.size_bytes,
                 unit=present.measurement.quantity.unit,
@@ -415,6 +430,13 @@ def differences(
                 bound_reason=bound_reason,
                 reason=reason,
             )
+
+
+def _spread(measurement: Measurement | Collective, spread: SpreadOf) -> Spread:
+    """Return the spread of a path by a function, and that of a collective, of which no profile has one."""
+    if isinstance(measurement, Collective):
+        return Spread(SPREAD, "default for bus bandwidths of NCCL")
+    return spread(measurement)
 
 
 def _outcome(

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from egmctl.doctor.assumed import completed
+from egmctl.doctor.check import Check, Scope
 from egmctl.doctor.kernel_faults import REMOTE_ACCESS_XIDS, Action, Blame, catalogue, meaning
 from egmctl.doctor.remedies import fitted_anywhere
+from egmctl.doctor.runner import diagnose, select
 from egmctl.driver.messages import messages
 from egmctl.driver.signatures import nearest_function, signatures
 from egmctl.errors import UsageError
@@ -22,17 +25,30 @@ from egmctl.model.explanation import (
     Library,
     Severity,
 )
-from egmctl.model.finding import TOLD, Status
+from egmctl.model.finding import TOLD, Guard, Status
 from egmctl.model.kernel_log import EventKind, KernelEvent
+from egmctl.model.machine import Machine
 from egmctl.model.remedy import Remedy
 from egmctl.units import did_you_mean, grouped, printable
 
 XID_SOURCE = "https://docs.nvidia.com/deploy/xid-errors/"
 
 
-def checks_of(failures: Iterable[Failure]) -> tuple[str, ...]:
-    """Return the ids of the checks that decide between the known causes of these failures; each once."""
-    return tuple(dict.fromkeys(check for each in failures for cause in _known(each).causes for check in cause.checks))
+def checks_of(failures: Iterable[Failure]) -> tuple[Check, ...]:
+    """Return the checks that decide between the known causes of these failures, in the order in which they run."""
+    ids = tuple(dict.fromkeys(check for each in failures for cause in _known(each).causes for check in cause.checks))
+    return select(only=ids) if ids else ()
+
+
+def diagnosis_of(failures: Iterable[Failure], machine: Machine) -> Diagnosis | None:
+    """Return what the checks of :func:`checks_of` find on a machine; ``None`` if there are none.
+
+    Who meets a failure needs what failed, so every purpose is named: what blocks one is a failure.
+    """
+    checks = checks_of(failures)
+    if not checks:
+        return None
+    return diagnose(machine, Scope(purposes=tuple(Guard)), checks, completed=completed(machine))
 
 
 def explained(log: ErrorLog, diagnosis: Diagnosis | None) -> Explanations:
@@ -41,7 +57,7 @@ def explained(log: ErrorLog, diagnosis: Diagnosis | None) -> Explanations:
     Parameters
     ----------
     diagnosis
-        The findings of the checks of :func:`checks_of`; ``None`` if none were run: then no cause is excluded.
+        The result of :func:`diagnosis_of`; ``None`` if no check was run: then no cause is excluded.
     """
     # A text may come from anywhere: a node without a GPU says nothing about it.
     is_elsewhere = diagnosis is not None and log.lines is not None and not diagnosis.machine.gpus

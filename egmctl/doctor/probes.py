@@ -148,6 +148,7 @@ def plan(
     ]
     probes = [
         *(_blank(kind, (gpu,), node) for kind in (*_OF_NODES, *_OF_POOLS) for node in nodes for gpu in gpus),
+        *(_blank(ProbeKind.MANAGED_IPC, (gpu,)) for gpu in gpus),
         *(_blank(ProbeKind.P2P, (gpu, peer)) for gpu in gpus for peer in gpus if gpu != peer),
         *(_blank(kind, ends, node) for kind, pairs, locations in shared for ends in pairs for node in locations),
         *(_blank(ProbeKind.DMA_BUF, (gpu,), node, nic) for node in (None, *nodes) for gpu in gpus for nic in nics),
@@ -283,7 +284,7 @@ class _Turns:
 
 _OF_NODES = (ProbeKind.HOST_NUMA,)
 _OF_POOLS = (ProbeKind.DEVICE_POOL, ProbeKind.LOCATION_POOL)
-_ALONE = (*_OF_NODES, *_OF_POOLS, ProbeKind.P2P)
+_ALONE = (*_OF_NODES, *_OF_POOLS, ProbeKind.MANAGED_IPC, ProbeKind.P2P)
 """The kinds of probes that need only one process and come first."""
 _OF_ONE_PROCESS = (*_ALONE, ProbeKind.DMA_BUF)
 _ALONE_NAME = "all GPUs"
@@ -321,6 +322,7 @@ _STEPS = {
     ProbeKind.HOST_NUMA: ("try_host_memory",),
     ProbeKind.DEVICE_POOL: ("try_device_pool",),
     ProbeKind.LOCATION_POOL: ("try_location_pool",),
+    ProbeKind.MANAGED_IPC: ("try_managed",),
     ProbeKind.P2P: ("try_peer",),
     ProbeKind.DMA_BUF: ("register",),
     ProbeKind.PIDFD: ("identify", "take_descriptor"),
@@ -561,6 +563,10 @@ class _Orders:
     def try_location_pool(self, order: Message) -> None:
         """Allocate memory of a NUMA node from the pool that is set for it."""
         pool_trials.location_pool(self._context(order["gpu"]), order["node"], OUTGOING_SEED)
+
+    def try_managed(self, order: Message) -> None:
+        """Ask for the legacy handle of managed memory."""
+        trials.share_managed(self._context(order["gpu"]))
 
     def try_peer(self, order: Message) -> None:
         """Write a peer's memory from a GPU, then read it."""

@@ -13,7 +13,7 @@ from egmctl.model.finding import Finding, Place, on_gpus
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Process
 from egmctl.model.machine import Machine
-from egmctl.model.remedy import GPUS, IN_CONTAINER, ON_HOST, ON_THE_HOST, Need, Remedy, Site
+from egmctl.model.remedy import GPUS, IN_CONTAINER, ON_HOST, Need, Remedy, Site, for_host
 from egmctl.topology.resets import reset_together
 
 _POD, _JOBS = "KUBERNETES_SERVICE_HOST", ("SLURM_JOB_ID", "LSB_JOBID")
@@ -49,8 +49,7 @@ def fitted_anywhere(remedy: Remedy) -> Remedy:
     idle = {Need.NO_JOBS: "the node", Need.IDLE_GPUS: "the GPU", Need.GPU_RESET: "the GPU"}
     is_for_host = set(remedy.works_in) <= set(ON_HOST)
     return replace(
-        remedy,
-        text=f"{ON_THE_HOST if is_for_host else ''}{remedy.text}",
+        for_host(remedy, remedy.text) if is_for_host else remedy,
         look=_naming(remedy.look, ()),
         run=_naming(remedy.run, ()),
         idle=next((words for need, words in idle.items() if need in remedy.needs), ""),
@@ -97,7 +96,8 @@ def _for_site(here: Site, remedy: Remedy) -> Remedy:
     text = remedy.text.removesuffix(".")
     if here not in remedy.works_in:
         command = remedy.run or host_look
-        return replace(remedy, text=f"{ON_THE_HOST}{text}{f' ({command})' if command else ''}.", look=look, run=None)
+        text += f" ({command})" if command else ""
+        return replace(for_host(remedy, f"{text}."), look=look, run=None)
     if host_look:
         text = f"{text}. On the host {host_look!r} shows more"
     return replace(remedy, text=f"{text}.", look=look)

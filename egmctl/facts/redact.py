@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import re
 import types
 import typing
@@ -335,7 +334,10 @@ def _other_digits(text: str) -> str:
     digits = re.sub("[^0-9a-f]", "", text.lower())
     if not digits.strip("0"):
         return text
-    others = iter(hashlib.sha256(f"egmctl {digits}".encode()).hexdigest())
+    # Only what is shared needs it, and it loads OpenSSL.
+    from hashlib import sha256
+
+    others = iter(sha256(f"egmctl {digits}".encode()).hexdigest())
     return re.sub("[0-9a-fA-F]", lambda _: next(others), text)
 
 

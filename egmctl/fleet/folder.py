@@ -18,7 +18,7 @@ from egmctl.bench.plan.placement import domain
 from egmctl.errors import EgmctlError, UsageError
 from egmctl.files import NEW_FILE, make_folder, next_free, open_folder, open_parent, path_of, write_whole
 from egmctl.model import fleet, measurement
-from egmctl.model.answer import Answer, State
+from egmctl.model.answer import TABLE, Answer, State
 from egmctl.model.bringup import Bringup
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import UNEXPLAINED, Finding, Status
@@ -202,7 +202,7 @@ _GRADES: Mapping[str, str] = {Grade.FAIL: "fail", Grade.WARN: "warn"}
 
 def _status(answer: Answer) -> str:
     """Return the status of the line for an answer; empty if nothing is wrong and all is known."""
-    return {State.BAD: "fail", State.GOOD: ""}.get(answer.state, "warn")
+    return TABLE[answer.state].tag
 
 
 def _step_of(answer: Answer) -> Remedy | None:

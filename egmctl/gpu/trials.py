@@ -86,6 +86,22 @@ def check(context: Context, memory: Memory, seed: int, what: str) -> None:
         _compare(_to_host(context, near), seed, what)
 
 
+def share_managed(context: Context) -> None:
+    """Ask for the legacy handle of managed memory.
+
+    Raises
+    ------
+    DriverCallError
+        A call failed; ``cuIpcGetMemHandle`` if the driver makes no handle of managed memory.
+    """
+    with ReleaseStack() as undo:
+        context.make_current()
+        attachment = bindings().CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL
+        pointer = call("cuMemAllocManaged", SIZE_BYTES, attachment.value)
+        undo.callback(call, "cuMemFree", pointer)
+        call("cuIpcGetMemHandle", pointer)
+
+
 def register(
     context: Context, node: int | None, nic: str | None, registration: Registration = Registration.DEFAULT
 ) -> None:

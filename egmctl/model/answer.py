@@ -47,15 +47,17 @@ class Row:
     """0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN (https://nagios-plugins.org/doc/guidelines.html#AEN78)."""
     tone: str
     """The name of a tone of documents, which selects the colour."""
+    tag: str
+    """The word before a line about something in this state; empty if nothing is wrong."""
 
 
 TABLE: Mapping[State, Row] = {
-    State.BAD: Row(ExitCode.FAILED, JUnit.FAILURE, 2, "bad"),
-    State.INTERRUPTED: Row(ExitCode.INTERRUPTED, JUnit.ERROR, 3, "warn"),
-    State.BROKE: Row(ExitCode.CRASHED, JUnit.ERROR, 3, "warn"),
-    State.INCOMPLETE: Row(ExitCode.NOTHING, JUnit.ERROR, 3, "unknown"),
-    State.WARN: Row(ExitCode.OK, JUnit.PASSES, 1, "warn"),
-    State.GOOD: Row(ExitCode.OK, JUnit.PASSES, 0, "good"),
+    State.BAD: Row(ExitCode.FAILED, JUnit.FAILURE, 2, "bad", "fail"),
+    State.INTERRUPTED: Row(ExitCode.INTERRUPTED, JUnit.ERROR, 3, "warn", "interrupted"),
+    State.BROKE: Row(ExitCode.CRASHED, JUnit.ERROR, 3, "warn", "broke"),
+    State.INCOMPLETE: Row(ExitCode.NOTHING, JUnit.ERROR, 3, "unknown", "incomplete"),
+    State.WARN: Row(ExitCode.OK, JUnit.PASSES, 1, "warn", "warn"),
+    State.GOOD: Row(ExitCode.OK, JUnit.PASSES, 0, "good", ""),
 }
 """What each format says for each state, by :class:`State`, the worst first."""
 
@@ -203,6 +205,32 @@ class GapKind(StrEnum):
         return {GapKind.INTERRUPTED: State.INTERRUPTED, GapKind.BROKE: State.BROKE}.get(self, State.INCOMPLETE)
 
 
+class Clauses(str):
+    """A sentence that still knows its clauses: the first says what is so, the others explain it."""
+
+    parts: tuple[str, ...]
+
+    @classmethod
+    def of(cls, first: str, *others: str) -> Clauses:
+        """Return the sentence of some clauses, without those that are empty; each may itself be of several."""
+        parts = tuple(part for clause in (first, *others) for part in clauses_of(clause))
+        made = cls("; ".join(parts))
+        made.parts = parts
+        return made
+
+    def after(self, words: str) -> Clauses:
+        """Return the sentence with words before its first clause."""
+        first, *others = self.parts or ("",)
+        return Clauses.of(f"{words}{first}", *others)
+
+
+def clauses_of(sentence: str) -> tuple[str, ...]:
+    """Return the clauses of a sentence; of a plain text itself, of an empty one none."""
+    if isinstance(sentence, Clauses):
+        return sentence.parts
+    return (sentence,) if sentence else ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
     """Something that was asked and is not known."""
@@ -228,6 +256,9 @@ class Answer:
     """The word of people for it: ``PASS``, ``NO-GO``, ``BLOCKED`` (:data:`WORDS`)."""
     sentence: str = ""
     """One sentence with the numbers, without a full stop."""
+    clauses: tuple[str, ...] = ()
+    """The clauses of the sentence: the first one says what is so, the others explain it. Empty if only the sentence is
+    known."""
     causes: tuple[Cause, ...] = ()
     """The causes, the most severe first."""
     gaps: tuple[Gap, ...] = ()
@@ -267,6 +298,16 @@ class Answer:
         if self.state in (State.BAD, State.WARN):
             return next((cause for cause in self.causes if cause.state is self.state), None)
         return next((self.causes[place] for gap in self.gaps for place in gap.causes), None)
+
+    @property
+    def proven(self) -> frozenset[int]:
+        """The measurements of the causes that are faults, by their indices."""
+        return frozenset(n for cause in self.causes if cause.state is State.BAD for n in cause.measurements)
+
+    @property
+    def excused(self) -> frozenset[int]:
+        """The measurements that are slow only while others used the GPU or the host, by their indices."""
+        return frozenset(n for gap in self.gaps if gap.kind is GapKind.EXCUSED for n in gap.measurements)
 
     @property
     def fault(self) -> str | None:

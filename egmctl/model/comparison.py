@@ -50,7 +50,10 @@ class ComparedNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathDifference:
-    """One path compared with the reference. Measurements are matched by case, ends, size and settings."""
+    """One path, or one collective of NCCL, compared with the reference.
+
+    Measurements are matched by case, ends, size and settings, collectives also by program and NVLS.
+    """
 
     node: str
     case: Plain
@@ -62,9 +65,11 @@ class PathDifference:
     """The path with the node's own labels: ``GPU0 -> GPU1``."""
     source: Plain = ""
     destination: Plain = ""
-    """The destination's label; ``source`` is the source's."""
+    """The destination's label; ``source`` is the source's. Both are empty for a collective of NCCL."""
+    gpus: tuple[Plain, ...] = ()
+    """The GPUs of a collective of NCCL; empty for a path."""
     link: Plain
-    """The links of the route: ``NV18``, ``NV18>C2C``, ``PCIe``."""
+    """The links of the route: ``NV18``, ``NV18>C2C``, ``PCIe``; of a collective the transports that NCCL chose."""
     size_bytes: int
     unit: Plain
     """``GB/s``, ``ns`` or ``ms``."""
@@ -85,6 +90,11 @@ class PathDifference:
     def name(self) -> str:
         """The case and its point."""
         return named(self.case, self.point)
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The labels of both ends, or of all GPUs of a collective."""
+        return self.gpus or (self.source, self.destination)
 
     @property
     def slower(self) -> float | None:

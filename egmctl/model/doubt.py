@@ -72,3 +72,5 @@ class Doubt:
     """The number of attempts in which it was seen."""
     detail: Plain = ""
     """What was read, where it is no number: a buffer's place, a link, the processes, a counter."""
+    details: tuple[Plain, ...] = ()
+    """The parts of the detail, one for each GPU or buffer; empty if it is not of several."""

@@ -170,7 +170,8 @@ class GroupLine:
     remedy: Remedy | None = field(default=None, compare=False)
     """What to do about it, without what differs between the nodes. Nodes are alike whatever it names."""
     status: str = ""
-    """``fail``, ``warn`` or ``note``, or the node's :class:`Reach`; empty if there is no problem."""
+    """``fail``, ``warn`` or ``note``; of an answer also ``incomplete``, ``broke`` or ``interrupted``; or the node's
+    :class:`Reach`. Empty if there is no problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

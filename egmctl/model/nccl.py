@@ -9,7 +9,7 @@ from typing import Annotated
 from egmctl.compat import StrEnum
 from egmctl.dataclass import dataclass
 from egmctl.model.explanation import Failure
-from egmctl.model.finding import Waiver
+from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.record import BusId, Plain, Share
 
 
@@ -83,6 +83,32 @@ class SlowestDirection:
     gb_s: float
 
 
+class Ending(StrEnum):
+    """The ways in which one of NCCL's processes fails."""
+
+    RAISED = "raised"
+    """Its program ended with an exception."""
+    CRASHED = "crashed"
+    """A signal or an exit code ended it, or its command in a job is gone."""
+    TIMED_OUT = "timed-out"
+    GARBLED = "garbled"
+    """What it reported has not the form that it must have."""
+    NO_FOLDER = "no-folder"
+    """It was not started: there is no temporary folder that it can use."""
+
+
+@dataclass(frozen=True, slots=True)
+class NcclWarning:
+    """A warning in NCCL's log, without addresses."""
+
+    text: str
+    source: Plain = ""
+    """The file and line of NCCL that printed it: ``transport/p2p.cc:275``; empty if the log does not name them."""
+
+    def __str__(self) -> str:
+        return ": ".join(filter(None, (self.source, self.text)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFailure:
     """How one of NCCL's processes failed."""
@@ -91,11 +117,17 @@ class RankFailure:
     """The rank; ``None`` for a process of all ranks."""
     label: Plain
     """The GPU's label, or those of all."""
-    how: Plain
-    """``raised``, ``crashed``, ``timed-out`` or ``garbled``."""
+    how: Ending
     reason: str
-    """How the process ended; then, if NCCL's own log has warnings, the first one of a failure, or else the last one.
-    Where the rank is not known, the warnings of all ranks count."""
+    """How the process ended, as a clause."""
+    warning: NcclWarning | None = None
+    """The first warning of a failure in NCCL's log, or else its last one; ``None`` if it has none. Where the rank is
+    not known, the logs of all ranks count."""
+
+    @property
+    def words(self) -> str:
+        """How the process ended, and what NCCL warned of."""
+        return self.reason if self.warning is None else f"{self.reason}; NCCL warned: {self.warning}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,3 +158,8 @@ class NcclRun:
     """The processes that failed, the first one first."""
     known_errors: tuple[Failure, ...] = ()
     """The errors in their output that ``egmctl explain`` knows."""
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the run was interrupted before NCCL had measured everything."""
+        return any(waiver.kind is WaiverKind.INTERRUPTED for waiver in self.plan.waivers)

@@ -30,6 +30,8 @@ class ProbeKind(StrEnum):
     """Memory from a pool that is shared by file descriptor."""
     FABRIC = "fabric"
     """Memory of a GPU or NUMA node, shared by fabric handle, which needs an IMEX channel."""
+    MANAGED_IPC = "managed-ipc"
+    """Managed memory, for which the driver is asked for a legacy handle, which CUDA does not document to work."""
     IPC_EVENT = "ipc-event"
     """An event that another process waits for."""
     PIDFD = "pidfd"

@@ -61,6 +61,8 @@ class Remedy:
 
     text: str
     """One sentence or two."""
+    on_host: str = ""
+    """The text without :data:`ON_THE_HOST`, if it begins so; else empty."""
     look: str | None = None
     """A command that shows more and changes nothing."""
     run: str | None = None
@@ -74,11 +76,26 @@ class Remedy:
     """The bus ids of GPUs that the remedy interrupts although the finding is not about them; ``idle`` names them."""
 
     @property
+    def is_for_host(self) -> bool:
+        """Whether the text says that the remedy is for the host."""
+        return bool(self.on_host)
+
+    @property
+    def does(self) -> str:
+        """What to do, without the words that it is for the host."""
+        return self.on_host or self.text
+
+    @property
     def words(self) -> str:
         """The text, and what it needs."""
         # A need that only a newer version knows keeps its word.
         needs = [_NEEDS.get(need, str(need)).format(idle=self.idle or "every GPU") for need in self.needs]
         return f"{self.text.removesuffix('.')} ({', '.join(needs)})." if needs else self.text
+
+
+def for_host(remedy: Remedy, text: str) -> Remedy:
+    """Return a remedy with another text, which says that it is for the host."""
+    return replace(remedy, text=f"{ON_THE_HOST}{text}", on_host=text)
 
 
 def common(remedies: Iterable[Remedy | None]) -> Remedy | None:

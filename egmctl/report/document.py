@@ -76,6 +76,8 @@ class Verdict(_Leveled):
     """One sentence with the numbers."""
     advice: Words = ""
     """The next step; empty if there is nothing to do."""
+    clauses: tuple[str, ...] = ()
+    """The clauses of the sentence, the first of which pages show largest; empty: the sentence is one."""
     level: Level = field(default=Level.SUMMARY, kw_only=True)
 
 

@@ -196,12 +196,15 @@ def rendered(
             return svg(document)
         case Format.TEXT | Format.SVG:
             from egmctl.report.document import Level
-            from egmctl.report.render.figures import picture
             from egmctl.report.render.text import WIDTH, text
 
             level = Level.SUMMARY if brief else Level(min(Level.NORMAL + verbose, Level.ALL))
             shown = text(document, width=width or WIDTH, level=level)
-            return shown if format is Format.TEXT else picture(shown, document.command)
+            if format is Format.TEXT:
+                return shown
+            from egmctl.report.render.figures import picture
+
+            return picture(shown, document.command)
         case Format.HTML | Format.MARKDOWN:
             name = format.name.lower()
             page: str = resolve_name(f"egmctl.report.render.{name}:{name}")(document)

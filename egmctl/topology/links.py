@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from itertools import permutations, takewhile
-from statistics import multimode
 
 from egmctl.dataclass import dataclass
 from egmctl.model.gpu import Gpu, NvLink, Pair
@@ -219,7 +219,8 @@ def _nvlinks_of_pairs(pairs: tuple[Pair, ...]) -> tuple[int, int]:
 
 def _usual(counts: Iterable[int]) -> int:
     """Return the most frequent count: the larger one if two are equally frequent, 0 if there is none."""
-    return max(multimode(counts), default=0)
+    often = ((times, count) for count, times in Counter(counts).items())
+    return max(often, default=(0, 0))[1]
 
 
 NVML_INDICES = ("read", "write", "nvlink", "atomics", "pci")

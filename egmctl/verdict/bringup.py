@@ -9,7 +9,7 @@ from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.gpu import Gpu, GpuNvml, Platform
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport
-from egmctl.verdict.answers import answered
+from egmctl.verdict.answers import answered, with_clauses
 from egmctl.verdict.answers.bringup import of_bringup
 
 
@@ -42,7 +42,7 @@ def bringup(
     whole = answered(
         Bringup(diagnosis=diagnosis, run=run, not_measured=not_measured, no_fabric=no_fabric, identity=identity)
     )
-    return whole if before is None else replace(whole, answer=of_bringup(whole, before=before))
+    return whole if before is None else replace(whole, answer=with_clauses(of_bringup(whole, before=before)))
 
 
 def identity_of(machine: Machine) -> Identity:

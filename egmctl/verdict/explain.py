@@ -391,7 +391,7 @@ def during(report: RunReport) -> Iterator[tuple[Finding, set[int]]]:
     for detail, numbers in grouped((doubt.detail, doubt.measurement) for doubt in displaced).items():
         text = "See what places memory elsewhere: cpusets, memory policies, and the free memory of the node."
         remedy = todo(text, look="numastat -m")
-        finding = warned("memory is not on the NUMA node that was asked for", remedy, check=OTHER_NODE)
+        finding = warned("memory is not on the requested NUMA node", remedy, check=OTHER_NODE)
         yield replace(finding, evidence=(fact("placement", detail),)), set(numbers)
     rerouted = by_reason.get(DoubtReason.ROUTE, [])
     by_cpu = {doubt.measurement for doubt in rerouted if _is_left_to_the_cpu(report.measurements[doubt.measurement])}

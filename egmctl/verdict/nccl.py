@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from egmctl.doctor.check import Scope
 from egmctl.doctor.findings import failed, todo, unknown
 from egmctl.model.answer import Cause
 from egmctl.model.explanation import DECIDED, CauseState, ErrorLog, KnownCause, leading
-from egmctl.model.finding import OF_GPUS, Finding, Guard, Place, PlaceKind, Status, WaiverKind
+from egmctl.model.finding import OF_GPUS, Finding, Place, PlaceKind, Status, WaiverKind
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, RunReport
-from egmctl.model.nccl import NcclRun, NcclStatus, SlowestDirection
+from egmctl.model.nccl import Ending, NcclRun, NcclStatus, SlowestDirection
 from egmctl.model.remedy import Remedy
 from egmctl.model.route import MemoryKind
 from egmctl.model.task import Engine, Pattern
@@ -28,6 +27,7 @@ _REMEDIES: Mapping[WaiverKind | None, Remedy] = {
     WaiverKind.NO_ROOM: todo("Give a smaller --size or a larger --memory, or free the GPUs' memory."),
 }
 """What to do so that NCCL is run, by the kind of the waiver."""
+_SHARED_FOLDER = todo("Set TMPDIR to a folder that this user can write and that all tasks of the job share.")
 _LABELS = 8
 """The number of GPUs named in a finding."""
 
@@ -117,16 +117,13 @@ def _finding(nccl: NcclRun, machine: Machine | None) -> Finding | None:
 def _failure(nccl: NcclRun, machine: Machine | None, place: Place) -> Finding:
     """Return the finding on a failure: a failure of the node if an error is known, else unknown."""
     # Imported late: most runs have nothing to explain.
-    from egmctl.doctor.explain import checks_of, explained
-    from egmctl.doctor.runner import CHECKS, diagnose
+    from egmctl.doctor.explain import diagnosis_of, explained
 
-    diagnosis = None
-    if machine is not None:
-        ids = checks_of(nccl.known_errors)
-        # The user needs NCCL, so what blocks a purpose is a failure here.
-        diagnosis = diagnose(machine, Scope(purposes=tuple(Guard)), [check for check in CHECKS if check.id in ids])
+    diagnosis = None if machine is None else diagnosis_of(nccl.known_errors, machine)
     leader = leading(explained(ErrorLog(failures=nccl.known_errors), diagnosis).explanations)
     reason = nccl.reason or "NCCL failed"
+    if nccl.failures and nccl.failures[0].how is Ending.NO_FOLDER:
+        return unknown(reason, place, check=CHECK, remedy=_SHARED_FOLDER)
     if leader is None:
         remedy = todo("See what keeps NCCL from working.", look="egmctl doctor --for p2p,ipc")
         return unknown(reason, place, check=CHECK, remedy=remedy)

@@ -133,15 +133,20 @@ def _of_gpus(number: int, measurement: Measurement) -> Iterator[Doubt]:
     gpus = measurement.evidence.gpus if measurement.evidence is not None else ()
     others = {gpu.label: gpu.other_processes for gpu in gpus if gpu.other_processes}
     if others:
-        words = "; ".join(f"{label}: process {shortened(pids, 3)}" for label, pids in others.items())
-        yield Doubt(reason=DoubtReason.OTHER_PROCESSES, effect=Effect.LOW, measurement=number, detail=words)
+        seen = [f"{label}: process {shortened(pids, 3)}" for label, pids in others.items()]
+        yield _seen(DoubtReason.OTHER_PROCESSES, Effect.LOW, number, seen)
     slow = {gpu.label: slowdowns(gpu) for gpu in gpus if slowdowns(gpu)}
     if slow:
-        words = "; ".join(f"{label}: {', '.join(reasons)}" for label, reasons in slow.items())
-        yield Doubt(reason=DoubtReason.THROTTLED, effect=Effect.WARN, measurement=number, detail=words)
+        seen = [f"{label}: {', '.join(reasons)}" for label, reasons in slow.items()]
+        yield _seen(DoubtReason.THROTTLED, Effect.WARN, number, seen)
     rises = [f"{counter} of {gpu.label} by {rise}" for gpu in gpus for counter, rise in gpu.errors.items()]
     if rises:
         yield Doubt(reason=DoubtReason.ERRORS_ROSE, effect=Effect.WARN, measurement=number, detail=", ".join(rises))
+
+
+def _seen(reason: DoubtReason, effect: Effect, number: int, details: Sequence[str]) -> Doubt:
+    """Return a doubt about a measurement from what was seen of several GPUs or buffers."""
+    return Doubt(reason=reason, effect=effect, measurement=number, detail="; ".join(details), details=tuple(details))
 
 
 # --- whether it is the path that was requested -----------------------------------------------------------------------
@@ -159,8 +164,8 @@ def _of_place(number: int, measurement: Measurement) -> Iterator[Doubt]:
     wrong = [placement for placement in measurement.placements if placement.right is False]
     if wrong:
         effect = Effect.FAIL if _is_promised(measurement) else Effect.VOID
-        words = "; ".join(f"{placement.label}: {placement.detail}" for placement in wrong)
-        yield Doubt(reason=DoubtReason.PLACEMENT, effect=effect, measurement=number, detail=words)
+        seen = [f"{placement.label}: {placement.detail}" for placement in wrong]
+        yield _seen(DoubtReason.PLACEMENT, effect, number, seen)
 
 
 def _of_route(number: int, measurement: Measurement) -> Iterator[Doubt]:

@@ -58,7 +58,7 @@ class TestADeniedGpu:
         self, node: Node, tmp_path: Path, denying: Denying, words: str
     ) -> None:
         with denying(1) as cgroup:
-            code, out = node.run(*BENCH, "-o", "-", "-o", str(tmp_path / "run.json"), before=cgroup.join)
+            code, out = node.run(*BENCH, "-o", "-", "-o", str(tmp_path / "run.json"), cgroups=[cgroup])
         assert code == 3
         assert first(out).startswith(
             "INCOMPLETE: GPU1: the device cgroup denies /dev/nvidia1; 6 measurements not made; the 6 measurements made "
@@ -82,7 +82,7 @@ class TestADeniedGpu:
     @pytest.mark.long
     def test_is_a_failure_where_it_was_asked_for(self, node: Node) -> None:
         with denying_v2(1) as cgroup:
-            code, out = node.run(*BENCH, "--gpus", "all", before=cgroup.join)
+            code, out = node.run(*BENCH, "--gpus", "all", cgroups=[cgroup])
         assert code == 1
         assert first(out).startswith(
             "FAIL: GPU1: the device cgroup denies /dev/nvidia1, but GPU1 is required (--gpus, --expect)"
@@ -90,13 +90,8 @@ class TestADeniedGpu:
 
     def test_with_all_denied_by_both_versions_nothing_is_measured(self, node: Node) -> None:
         with denying_v1(0) as one, denying_v2(1, 2, 3) as two:
-
-            def before() -> None:
-                one.join()
-                two.join()
-
-            code, out = node.run(*BENCH, "-v", before=before)
-            no_go, told = node.run("bringup", "--gpus", "all", "--format", "json", "-q", before=before)
+            code, out = node.run(*BENCH, "-v", cgroups=[one, two])
+            no_go, told = node.run("bringup", "--gpus", "all", "--format", "json", "-q", cgroups=[one, two])
         answer = json.loads(told)["answer"]
         (cause,) = answer["causes"]
         assert (no_go, answer["state"], out.count("CAUSE "), "[drv.libraries]" in out) == (1, "bad", 1, False)
@@ -115,7 +110,7 @@ class TestDeniedUvm:
         assert driver is not None
         assert driver.majors is not None
         with denying_v2(0, major=driver.majors["nvidia-uvm"]) as cgroup:
-            code, out = node.run(*BENCH, *verbose, before=cgroup.join)
+            code, out = node.run(*BENCH, *verbose, cgroups=[cgroup])
         assert code == 1, "no allocation of GPUs lacks this node: doctor fails too"
         assert first(out) == (
             "FAIL: nothing was measured: the device cgroup denies /dev/nvidia-uvm, which CUDA cannot do without"

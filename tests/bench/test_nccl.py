@@ -21,18 +21,10 @@ from egmctl.api.bench import Bench, judge_run
 from egmctl.bench.nccl.collectives import COLLECTIVES
 from egmctl.bench.nccl.job import Part, plan_of_job
 from egmctl.bench.nccl.log import read_log
+from egmctl.bench.nccl.outcome import interrupted, not_measured, put_together
 from egmctl.bench.nccl.plan import BINARIES, NcclRequest, fitting_bytes, free_bytes, nccl_plan, room_of
-from egmctl.bench.nccl.run import (
-    Gathering,
-    Round,
-    Start,
-    interrupted,
-    measure,
-    next_round,
-    not_measured,
-    put_together,
-    start_process,
-)
+from egmctl.bench.nccl.rounds import Gathering, Round, next_round
+from egmctl.bench.nccl.run import Start, measure, start_process
 from egmctl.bench.nccl.table import NoTable, read_table
 from egmctl.bench.suites import select_collectives
 from egmctl.bench.supervisor import supervise
@@ -43,7 +35,7 @@ from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport, Settings
-from egmctl.model.nccl import NcclPlan, NcclProgram, NcclRun, NcclStatus, RankFailure
+from egmctl.model.nccl import Ending, NcclPlan, NcclProgram, NcclRun, NcclStatus, NcclWarning, RankFailure
 from egmctl.model.verdict import Grade
 from egmctl.report.views.nccl import nccl_section
 from egmctl.verdict.answers import answered
@@ -94,7 +86,7 @@ def test_the_log_says_which_transport_nccl_chose() -> None:
     assert (log.version, log.channels) == ("2.28.9+cuda13.0", 24)
     assert log.transports == {"P2P/CUMEM": 2, "P2P/CUMEM/read": 1, "SHM/direct/direct": 1, "NET/IB/GDRDMA": 1}
     assert log.variables == {"NCCL_NVLS_ENABLE": "0"}
-    assert log.warnings == (
+    assert tuple(map(str, log.warnings)) == (
         "transport/p2p.cc:275: Cuda failure 101 'invalid device ordinal'",
         "misc/socket.cc:484: socketStartConnect: Connect to ... failed",
     ), "without addresses, which a document must not carry away"
@@ -201,7 +193,7 @@ def test_a_sample_is_as_long_as_the_slowest_rank(monkeypatch: pytest.MonkeyPatch
 def test_a_rank_that_fails_ends_the_others(
     monkeypatch: pytest.MonkeyPatch, fault: str, how: list[str], reason: str
 ) -> None:
-    monkeypatch.setattr("egmctl.bench.nccl.run.RELEASE_S", 0.0)
+    monkeypatch.setattr("egmctl.bench.nccl.rounds.RELEASE_S", 0.0)
     nccl = ran(monkeypatch, timeout_s=2 if fault.startswith("hang") else 60, FAKE_TORCH=fault)
     assert (nccl.status, nccl.results) == (NcclStatus.FAILED, ())
     assert [failure.how for failure in nccl.failures] == how
@@ -239,7 +231,7 @@ def test_wrong_values_are_no_bandwidth_that_passes(monkeypatch: pytest.MonkeyPat
 
 
 def test_corrupt_data_comes_before_slow_links_and_hides_no_failure() -> None:
-    failure = RankFailure(rank=1, label="GPU1", how="crashed", reason="its process died from SIGKILL")
+    failure = RankFailure(rank=1, label="GPU1", how=Ending.CRASHED, reason="its process died from SIGKILL")
     reason = "NCCL left wrong values in all_reduce"
     nccl = NcclRun(plan=little(shipped("hgx-h200x4")), status=NcclStatus.CORRUPT, reason=reason, failures=(failure,))
     slow = judge_run(measured_links(WRITE, gpus=2, value=lambda *_: 1.0), shipped("hgx-h200x4"))
@@ -311,10 +303,10 @@ def test_what_was_measured_before_an_interrupt_stays(monkeypatch: pytest.MonkeyP
 
 def test_a_warning_of_any_rank_is_beside_how_all_hung() -> None:
     plan = little(shipped("hgx-h200x4"))
-    hung = RankFailure(rank=None, label="GPU0, GPU1", how="timed-out", reason="no rank has responded for 60 s")
+    hung = RankFailure(rank=None, label="GPU0, GPU1", how=Ending.TIMED_OUT, reason="no rank has responded for 60 s")
     nccl = put_together(plan, Gathering(plan, failures=[hung]), {0: "", 1: LOG}, {})
     (failure,) = nccl.failures
-    assert failure.reason.startswith("no rank has responded for 60 s; NCCL warned: transport/p2p.cc:275: Cuda failure")
+    assert failure.words.startswith("no rank has responded for 60 s; NCCL warned: transport/p2p.cc:275: Cuda failure")
 
 
 # --- its answer ------------------------------------------------------------------------------------------------------
@@ -353,7 +345,8 @@ def test_a_gpu_a_task_is_the_cause_that_is_named(monkeypatch: pytest.MonkeyPatch
     nccl = ran(monkeypatch, FAKE_TORCH="cuda101:01")
     for failure in nccl.failures:
         assert failure.reason.startswith("its process raised DistBackendError: ")
-        assert failure.reason.endswith("; NCCL warned: transport/p2p.cc:275: Cuda failure 101 'invalid device ordinal'")
+        assert failure.warning == NcclWarning("Cuda failure 101 'invalid device ordinal'", "transport/p2p.cc:275")
+        assert failure.words.endswith("; NCCL warned: transport/p2p.cc:275: Cuda failure 101 'invalid device ordinal'")
     assert len(nccl.failures) == 2
     assert "host" not in json.dumps(to_json(nccl)), "its lines name the host"
     elsewhere = whole(nccl)
@@ -474,10 +467,16 @@ def test_it_is_asked_for_by_name_and_runs_once() -> None:
     one = Bench(suites=("nccl",), cases=("nccl_all_reduce",)).plan(node)
     assert one.nccl is not None
     assert (one.nccl.collectives, len(one.tasks)) == (("all_reduce",), 0)
-    for options in ({"duration": 60.0}, {"sweep": "size"}, {"pair": "0:1"}):
+    once: tuple[dict[str, Any], ...] = ({"duration": 60.0}, {"sweep": "size"}, {"pair": "0:1"})
+    for options in once:
         with pytest.raises(UsageError, match="NCCL runs once"):
             Bench(suites=("nccl",), **options)
     with pytest.raises(UsageError, match="--nvls works with --suite nccl only"):
         Bench(nvls=True)
+    of_cases: tuple[dict[str, Any], ...] = ({"serial": True}, {"no_gate": True}, {"numa": "0"})
+    for options in of_cases:
+        assert Bench(suites=("nccl",), **options).selected_cases, "it measures links too"
+        with pytest.raises(UsageError, match=r"cannot be combined with collectives of NCCL alone"):
+            Bench(suites=("nccl",), cases=("nccl_*",), **options)
     with pytest.raises(UsageError, match="matches no case"):
         Bench(cases=("nccl_all_reduce",))

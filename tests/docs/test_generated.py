@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,7 @@ from egmctl.report.kinds import Format
 from egmctl.verdict.bringup import bringup
 from tests import in_process
 from tests.answers import diagnose
+from tests.comparison.test_collectives import measured as measured_with_nccl
 from tests.conftest import ROOT
 from tests.doctor.machines import shipped
 from tests.report.runs import judged, run
@@ -95,6 +97,7 @@ def test_the_table_of_forms_is_the_one_that_commands_use() -> None:
 
 def test_every_metric_is_told_and_none_else() -> None:
     made = judged(run(cases=("ring_write_ce", "device_to_device_latency_sm")))
+    made = replace(made, nccl=measured_with_nccl().nccl)
     text = bringup_prom(bringup(diagnose(shipped("hgx-h200x4"), Scope(), CHECKS), made))
     named = set(re.findall(r"^\| `(egmctl_[a-z_]+)` \|", REPORTS, re.MULTILINE))
     assert named - {"egmctl_bench_stage_seconds"} == set(re.findall(r"^# TYPE (\S+) gauge$", text, re.MULTILINE))

@@ -63,7 +63,13 @@ class Fault:
 def tried(machine: Machine) -> tuple[Probe, ...]:
     """All that ``--active`` tries, and it works."""
     gpus = [gpu.bus_id for gpu in machine.gpus or ()]
-    return tuple(dataclasses.replace(probe, outcome=Outcome.OK) for probe in plan(gpus, (0, 1), tuple(ProbeKind)))
+    return tuple(_as_on_a_healthy_node(probe) for probe in plan(gpus, (0, 1), tuple(ProbeKind)))
+
+
+def _as_on_a_healthy_node(probe: Probe) -> Probe:
+    if probe.kind is ProbeKind.MANAGED_IPC:
+        return dataclasses.replace(probe, outcome=Outcome.ERROR, call="cuIpcGetMemHandle", error_number=1)
+    return dataclasses.replace(probe, outcome=Outcome.OK)
 
 
 def logged(line: str) -> Machine:

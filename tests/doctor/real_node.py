@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ import pytest
 from egmctl.facts import replay
 from egmctl.model.finding import Status
 from egmctl.model.machine import Machine
+from tests.command_server import SERVER
 from tests.conftest import ROOT, command_environment
-from tests.doctor.cgroups import GPU_MAJOR, mounted
+from tests.doctor.cgroups import GPU_MAJOR, Cgroup, mounted
 from tests.fake.node import FakeNode
 from tests.fake.sysroot import write_sysroot
 
@@ -87,30 +88,46 @@ class Node:
         (gpu,) = [gpu for gpu in self.machine.gpus or () if gpu.proc is not None and gpu.proc.minor == minor]
         return gpu.bus_id
 
-    def doctor(
-        self, *arguments: str, before: Callable[[], None] | None = None, faults: str = ""
-    ) -> tuple[int, Findings]:
-        """Run the command; return its exit code and the gravest finding of each check.
+    def doctor(self, *arguments: str, **how: Any) -> tuple[int, Findings]:
+        """Run the command as :meth:`run` does; return its exit code and the gravest finding of each check.
 
         NVML and CUDA are the fake ones, and find what the kernel lets them open of these device nodes.
         """
-        code, out = self.run("doctor", "--json", *arguments, before=before, faults=faults)
+        code, out = self.run("doctor", "--json", *arguments, **how)
         return code, gravest(json.loads(out))
 
     def run(
-        self, *arguments: str, before: Callable[[], None] | None = None, faults: str = "", **variables: str
+        self,
+        *arguments: str,
+        cgroups: Sequence[Cgroup] = (),
+        before: Callable[[], None] | None = None,
+        faults: str = "",
+        **variables: str,
     ) -> tuple[int, str]:
-        """Run any command as :meth:`doctor` does; return its exit code and standard output."""
-        done = subprocess.run(
-            [sys.executable, "-m", "egmctl", *arguments],
-            env=command_environment({**self.environment(faults), **variables}),
-            preexec_fn=before,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=280,
-            check=False,
-        )
+        """Run any command; return its exit code and standard output.
+
+        Parameters
+        ----------
+        cgroups
+            Those that it is in from its start.
+        before
+            What it does before it becomes the command, in an interpreter of its own.
+        """
+        env = command_environment({**self.environment(faults), **variables})
+        if before is None:
+            folders = [cgroup.directory for cgroup in cgroups]
+            done = SERVER.run(arguments, env=env, cwd=ROOT, timeout_s=280, cgroups=folders)
+        else:
+            done = subprocess.run(
+                [sys.executable, "-m", "egmctl", *arguments],
+                env=env,
+                preexec_fn=before,
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                timeout=280,
+                check=False,
+            )
         assert done.stdout, done.stderr
         assert "Traceback" not in done.stderr
         return done.returncode, done.stdout

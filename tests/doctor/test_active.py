@@ -54,7 +54,8 @@ class TestOnFakeNodes:
         node = fake_node(with_imex_channel(nvl4()))
         code, findings = active(egmctl, node, *ONLY_ACTIVE)
         assert code == 0
-        assert {check: set(statuses(findings, check)) for check in KINDS} == {check: {"pass"} for check in KINDS}
+        expected = {check: {"skip" if check == "ipc.managed-active" else "pass"} for check in KINDS}
+        assert {check: set(statuses(findings, check)) for check in KINDS} == expected
         assert [leak for leak in node.leaks() if "primary context" not in leak] == []
         made = [call.arguments["location"] for call in node.calls("cuMemCreate")]
         assert {"HOST_NUMA:0", "HOST_NUMA:1"} <= set(made)
@@ -95,7 +96,7 @@ class TestOnFakeNodes:
         node = fake_node(patched(with_imex_channel(nvl4()), "gpus[*].nvml", compute_mode=mode))
         active(egmctl, node, *ONLY_ACTIVE)
         calls = node.calls()
-        sharing = {call.pid for call in calls if call.name.startswith("cuIpc")}
+        sharing = {call.pid for call in calls if call.name == "cuIpcOpenMemHandle"}
         alone = {call.pid for call in calls if call.name == "cuCtxEnablePeerAccess"} - sharing
         opened = min(
             n for n, call in enumerate(calls) if call.pid in sharing and call.name == "cuDevicePrimaryCtxRetain"
@@ -243,7 +244,7 @@ def failing(kind: ProbeKind, call: str, number: int, *, node: int | None = None,
     )
 
 
-OF_ONE_GPU = (ProbeKind.HOST_NUMA, ProbeKind.DEVICE_POOL, ProbeKind.LOCATION_POOL)
+OF_ONE_GPU = (ProbeKind.HOST_NUMA, ProbeKind.DEVICE_POOL, ProbeKind.LOCATION_POOL, ProbeKind.MANAGED_IPC)
 DENIED = "device cgroup or container denies it"
 
 
@@ -258,6 +259,8 @@ class TestJudgement:
             (failing(ProbeKind.IPC_EVENT, "cuIpcOpenEventHandle", 201), Status.FAIL, ""),
             (failing(ProbeKind.POOL, "cuMemPoolCreate", 801), Status.SKIP, ""),
             (failing(ProbeKind.P2P, "cuCtxEnablePeerAccess", 217), Status.SKIP, ""),
+            (failing(ProbeKind.MANAGED_IPC, "cuIpcGetMemHandle", 1), Status.SKIP, ""),
+            (failing(ProbeKind.MANAGED_IPC, "cuMemAllocManaged", 2), Status.FAIL, ""),
         ],
         ids=lambda value: value.kind if isinstance(value, Probe) else None,
     )
@@ -268,6 +271,12 @@ class TestJudgement:
         if cause == DENIED:
             assert finding.remedy is not None
             assert "CUDA_VISIBLE_DEVICES" in finding.remedy.text
+
+    def test_a_driver_that_makes_a_handle_of_managed_memory_is_noted(self) -> None:
+        made = Probe(kind=ProbeKind.MANAGED_IPC, gpus=tuple(GPUS[:1]), outcome=Outcome.OK)
+        finding = judged(shipped("gb200-tray"), made)
+        assert finding.status is Status.NOTE
+        assert "does not document" in finding.summary
 
     def test_a_pool_whose_import_ends_the_process_has_a_cause(self) -> None:
         died = replace(

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import egmctl
-from egmctl.api.doctor import doctor_of, explain, judged
+from egmctl.api.doctor import explain, judged
+from egmctl.doctor.explain import diagnosis_of
 from egmctl.doctor.explain import explained as decided
 from egmctl.driver.signatures import Signature, signatures
 from egmctl.errors import ExitCode, UsageError
@@ -85,9 +86,8 @@ def test_a_variable_that_hides_every_gpu_is_the_cause(value: str) -> None:
 
 def test_a_note_excludes_nothing() -> None:
     log = ErrorLog(failures=(Failure(library=Library.CUDA, call="cuInit", number=100),))
-    checks = doctor_of(log.failures)
-    assert checks is not None
-    diagnosis = checks.diagnose(healthy())
+    diagnosis = diagnosis_of(log.failures, healthy())
+    assert diagnosis is not None
     notes = tuple(replace(finding, status=Status.NOTE) for finding in diagnosis.findings)
     (explanation,) = decided(log, replace(diagnosis, findings=notes)).explanations
     assert set(states(explanation).values()) == {CauseState.UNKNOWN}

@@ -64,14 +64,14 @@ def assert_denies(node: Node, minor: int, code: int, findings: Findings) -> None
 
 def test_version_1(node: Node) -> None:
     with denying_v1(1) as cgroup:
-        code, findings = node.doctor("--gpus", node.bus_id(1), before=cgroup.join)
+        code, findings = node.doctor("--gpus", node.bus_id(1), cgroups=[cgroup])
     assert_denies(node, 1, code, findings)
     assert evidence(findings[CGROUP])["devices.list (a hint only)"] == "a *:* rwm", "as if nothing were denied"
 
 
 def test_version_2(node: Node) -> None:
     with denying_v2(2) as cgroup:
-        code, findings = node.doctor("--gpus", node.bus_id(2), before=cgroup.join)
+        code, findings = node.doctor("--gpus", node.bus_id(2), cgroups=[cgroup])
     assert_denies(node, 2, code, findings)
     program = evidence(findings[CGROUP])["bpf(BPF_PROG_QUERY)"]
     assert re.fullmatch(f"a program without a name on {PSEUDONYM}", program)
@@ -80,7 +80,7 @@ def test_version_2(node: Node) -> None:
 def test_the_programs_name_tells_slurm_and_its_place_the_level(node: Node) -> None:
     task = "job_42/step_0/user/task_3"
     with denying_v2(1, name="Slurm_Cgroup_v2", below=task) as cgroup:
-        _, findings = node.doctor(before=cgroup.join)
+        _, findings = node.doctor(cgroups=[cgroup])
     assert findings[CGROUP]["cause"].startswith("set by Slurm for this job (bpf(BPF_PROG_QUERY): Slurm_Cgroup_v2 on ")
     assert re.fullmatch(f"Slurm_Cgroup_v2 on {PSEUDONYM}", evidence(findings[CGROUP])["bpf(BPF_PROG_QUERY)"])
     assert re.fullmatch(f"{PSEUDONYM}/{task}", evidence(findings[CGROUP])["/proc/self/cgroup"])
@@ -152,7 +152,7 @@ def test_a_user_namespace_that_does_not_know_the_owner(node: Node) -> None:
 def test_nvidiactl_denied_in_a_container_is_the_loss_of_its_rules(node: Node) -> None:
     (node.root / ".dockerenv").touch()
     with denying_v2(0, 1, 2, 3, CONTROL) as cgroup:
-        code, findings = node.doctor(before=cgroup.join)
+        code, findings = node.doctor(cgroups=[cgroup])
     assert (code, findings[CGROUP]["status"], findings["dev.control-nodes"]["status"]) == (1, "fail", "fail")
     assert "create-dev-char-symlinks" in findings["dev.control-nodes"]["remedy"]["text"]
 
@@ -167,12 +167,7 @@ def faults_of(findings: Findings) -> dict[str, list[str]]:
 def test_all_denied_by_both_versions_at_once(node: Node) -> None:
     """GPU 0 by version 1, GPUs 1 to 3 by version 2: as on H200, where this once passed."""
     with denying_v1(0) as first, denying_v2(1, 2, 3) as second:
-
-        def before() -> None:
-            first.join()
-            second.join()
-
-        code, findings = node.doctor(before=before)
+        code, findings = node.doctor(cgroups=[first, second])
     assert (code, list(faults_of(findings))) == (1, [CGROUP])
     assert findings[CGROUP]["summary"].endswith("no GPU can be used")
     assert findings[CGROUP]["place"]["label"] == "GPU0-3"
@@ -182,7 +177,7 @@ def test_all_denied_by_both_versions_at_once(node: Node) -> None:
 def test_a_denied_uvm_is_one_fault_that_explains_all_that_was_tried(node: Node) -> None:
     majors = (node.machine.driver and node.machine.driver.majors) or {}
     with denying_v2(0, major=majors["nvidia-uvm"]) as cgroup:
-        code, findings = node.doctor("--active", before=cgroup.join)
+        code, findings = node.doctor("--active", cgroups=[cgroup])
     causes = faults_of(findings)
     assert (code, list(causes)) == (1, ["dev.control-nodes"])
     assert {"drv.libraries", "egm.alloc-active", "p2p.verify", "ipc.vmm-active"} <= set(causes["dev.control-nodes"])
@@ -192,7 +187,7 @@ def test_a_denied_uvm_is_one_fault_that_explains_all_that_was_tried(node: Node) 
 
 def test_a_denied_control_node_is_one_fault(node: Node) -> None:
     with denying_v2(CONTROL) as cgroup:
-        code, findings = node.doctor(before=cgroup.join)
+        code, findings = node.doctor(cgroups=[cgroup])
     causes = faults_of(findings)
     assert (code, list(causes)) == (1, ["dev.control-nodes"])
     assert {"drv.libraries", COUNT} <= set(causes["dev.control-nodes"])
@@ -258,7 +253,7 @@ def test_a_filter_that_kills(tray: Node) -> None:
 def test_a_cpuset(tray: Node) -> None:
     """The kernel's own Mems_allowed_list in a real cpuset, against a machine that has a node more than this one."""
     with cpuset("0", "0") as cgroup:
-        code, findings = tray.doctor("--numa", "1", before=cgroup.join)
+        code, findings = tray.doctor("--numa", "1", cgroups=[cgroup])
     finding = findings["numa.cpuset-mems"]
     assert (code, finding["status"], finding["place"]["ids"]) == (1, "fail", ["1"])
     assert evidence(finding)["/proc/self/status: Mems_allowed_list"] == "0"

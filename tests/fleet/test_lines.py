@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +18,9 @@ from egmctl.model.bringup import Bringup
 from egmctl.model.fleet import Asked, FleetReport, GroupLine, Launcher, NodeResult, Reach, counts
 from egmctl.model.machine import Machine
 from egmctl.model.record import Command
+from egmctl.report.document import Document, Tone, Verdict
 from egmctl.report.kinds import BRINGUP, FLEET, Format
+from egmctl.report.render.html import html
 from egmctl.saved import Saved, load, viewed
 from egmctl.units import fold
 from egmctl.verdict.answers import answered
@@ -27,6 +30,7 @@ from egmctl.verdict.judge import with_verdict
 from tests.answers import render
 from tests.comparison.runs import saved as saved_run
 from tests.doctor.machines import shipped
+from tests.report.pages import elements, parse, words
 from tests.report.texts import text_of
 from tests.verdict.runs import H2D, WRITE, run, slow_at
 from tests.verdict.test_bringup import LINKS, healthy, measured, sick
@@ -172,6 +176,30 @@ def test_a_slow_node_without_a_known_cause_names_its_slowest_path_and_the_comman
     unmeasured = lines_of(load_of(bringup(healthy(), None, not_measured="no idle GPU")))[0]
     assert unmeasured.remedy is not None
     assert "'egmctl bringup' on the node" in unmeasured.remedy.text
+
+
+def test_a_node_without_a_whole_answer_is_tagged_with_its_state_and_not_as_a_warning() -> None:
+    incomplete = bringup(healthy(), None, not_measured="no idle GPU")
+    assert [line.status for line in lines_of(load_of(incomplete)) if line.status] == ["incomplete"]
+    text = " ".join(text_of(rack()).split())
+    assert "INCOMPLETE node40: nothing was measured: no idle GPU" in text
+    assert "WARN node40" not in text
+
+
+@pytest.mark.parametrize("made", [go, no_go, rack])
+def test_an_answer_keeps_the_clauses_of_its_sentence(made: Callable[[], Bringup | FleetReport]) -> None:
+    answer = made().answer
+    assert "; ".join(answer.clauses) == answer.sentence
+
+
+def test_a_page_sets_the_first_clause_largest_and_splits_no_sentence() -> None:
+    def headings(*clauses: str) -> list[str]:
+        verdict = Verdict("FAIL", Tone.BAD, "GPU2: a; b; c", "", clauses)
+        page = parse(html(Document(command="egmctl bench", subject="", body=(verdict,))))
+        return [words(each) for each in elements(page, "span") if each.get("class") == "sentence"]
+
+    assert headings("GPU2: a; b", "c") == ["GPU2: a; b"]
+    assert headings() == ["GPU2: a; b; c"]
 
 
 def test_a_node_where_all_is_well_has_none() -> None:

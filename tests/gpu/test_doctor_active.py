@@ -153,5 +153,8 @@ def test_a_healthy_node_passes_in_time_and_nothing_is_left(egmctl: RunEgmctl, gp
     assert done.code == 0, done.out
     passed = {finding["check"] for finding in findings if finding["status"] == "pass"}
     assert passed >= {"egm.alloc-active", "p2p.verify", "ipc.legacy-active", "ipc.vmm-active", "ipc.pool-active"}
+    (managed,) = [finding for finding in findings if finding["check"] == "ipc.managed-active"]
+    assert managed["status"] == "skip"
+    assert "cuIpcGetMemHandle failed: CUDA_ERROR_INVALID_VALUE" in managed["evidence"][0]["value"]
     assert subprocess.check_output(query, text=True) == before
     assert elapsed_s < 15 * max(1, len(gpus) / 4)

@@ -71,16 +71,21 @@ def readable_folder(*cgroups: str) -> Iterator[Path]:
     assert process.returncode == 0
 
 
-def install(folder: Path, place: Path, variables: Mapping[str, str | None], *, little: bool = False) -> None:
-    """Install at ``place`` egmctl on a fake node with these variables; ``little``: as ``tests/mpi/rank.py`` runs it."""
+AS_USERS_DO = "-m egmctl"
+FORKING = "{folder}/tree/tests/mpi/rank.py"
+"""Its children are forks of it."""
+LITTLE = f"{FORKING} --little"
+
+
+def install(folder: Path, place: Path, variables: Mapping[str, str | None], *, start: str = AS_USERS_DO) -> None:
+    """Install at ``place`` egmctl on a fake node with these variables, started in one of the three ways above."""
     python = folder / "python/bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
     kept = {name: value for name, value in variables.items() if value is not None and name != "EGMCTL_FAKE_LOG"}
-    words = f"{folder}/tree/tests/mpi/rank.py --little" if little else "-m egmctl"
     libraries = place.with_suffix(".driver")
     shutil.copytree(str(kept["LD_LIBRARY_PATH"]).partition(os.pathsep)[0], libraries)
     kept |= {"LD_LIBRARY_PATH": str(libraries), "PYTHONPATH": f"{folder}/tree:{folder}/packages"}
     exports = "".join(f"export {name}='{value}'\n" for name, value in {**kept, "EGMCTL_NO_JOURNAL": "1"}.items())
-    program(place, f'{exports}exec {python} {words} "$@"')
+    program(place, f'{exports}exec {python} {start.format(folder=folder)} "$@"')
 
 
 def program(path: Path, script: str = "") -> None:

@@ -25,7 +25,7 @@ import pytest
 
 from tests.conftest import Ended, command_environment, ended
 from tests.doctor.real_node import Node, hgx_node
-from tests.habitat.place import CGROUPS, PATIENCE_S, SMALL, install, program, readable_folder, wait
+from tests.habitat.place import CGROUPS, FORKING, PATIENCE_S, SMALL, install, program, readable_folder, wait
 
 CPUS, MEMORY_MIB = 2, 4096
 """Of each of the nodes, which are this machine twice."""
@@ -84,10 +84,12 @@ class Cluster:
         The fake HGX node whose GPUs are the GRES of both Slurm nodes.
     names
         The names of the Slurm nodes.
+    forking
+        A folder with an egmctl whose children are forks, for those that start many: a ``path`` of the methods.
     """
 
     def __init__(self, folder: Path, node: Node, names: tuple[str, str]) -> None:
-        self.folder, self.node, self.names = folder, node, names
+        self.folder, self.node, self.names, self.forking = folder, node, names, folder / "forking"
         self._environment = {"SLURM_CONF": f"{folder}/slurm.conf", "PATH": f"{folder}/bin:{os.environ['PATH']}"}
 
     def slurm(self, *command: str | Path, user: int = 0, path: Path | None = None) -> Ended:
@@ -99,12 +101,14 @@ class Cluster:
         who = {"user": user, "group": user, "extra_groups": []} if user else {}
         return ended([*map(str, command)], env=env, cwd=self.folder / "out", timeout_s=2 * PATIENCE_S, **who)
 
-    def documents(self, options: str, *words: str, user: int = 0) -> tuple[Ended, list[dict[str, Any]]]:
+    def documents(
+        self, options: str, *words: str, user: int = 0, path: Path | None = None
+    ) -> tuple[Ended, list[dict[str, Any]]]:
         """Run ``egmctl --json`` by srun on the first node; return how it ended, and the document of each task."""
         name = f"documents-{time.monotonic_ns()}"
         files = (f"--output={name}.%t.json", f"--error={name}.err")
         job = ("srun", "--quiet", f"--nodelist={self.names[0]}", *files, *options.split())
-        done = self.slurm(*job, "egmctl", *words, "--json", user=user)
+        done = self.slurm(*job, "egmctl", *words, "--json", user=user, path=path)
         texts = [path.read_text() for path in sorted((self.folder / "out").glob(f"{name}.*.json"))]
         err = (self.folder / f"out/{name}.err").read_text()
         return Ended(done.code, "", err), [json.loads(text) for text in texts if text]
@@ -173,6 +177,8 @@ def slurm_cluster() -> Iterator[Cluster]:
         cluster = Cluster(folder, node, names)
         _configure(cluster, port)
         install(folder, folder / "bin/egmctl", node.environment())
+        cluster.forking.mkdir()
+        install(folder, cluster.forking / "egmctl", node.environment(), start=FORKING)
         cluster.hook("prolog")
         cluster.hook("epilog")
         try:

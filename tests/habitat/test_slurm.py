@@ -22,7 +22,7 @@ from tests.doctor.confined import NOBODY
 from tests.doctor.machines import patched
 from tests.doctor.real_node import gravest, without_driver
 from tests.fake.plugin import MakeFakeNode
-from tests.habitat.place import SMALL, install, program, with_version_1
+from tests.habitat.place import FORKING, LITTLE, SMALL, install, program, with_version_1
 from tests.habitat.slurm import Cluster, slurm_cluster
 from tests.mpi.nodes import in_domain
 from tests.mpi.test_rack import tray
@@ -143,7 +143,7 @@ def cpu_count(kernel_list: str) -> int:
 
 
 def test_a_bench_measures_what_slurm_gave_and_names_what_it_did_not(cluster: Cluster) -> None:
-    done, (document,) = cluster.documents("--gres=gpu:1 --mem=0", "bench", "--quick")
+    done, (document,) = cluster.documents("--gres=gpu:1 --mem=0", "bench", "--quick", path=cluster.forking)
     run = document["result"]
     assert Counter(task["status"] for task in run["measurements"]) == {"ok": 5, "waived": 69}
     assert (done.code, causes(run)) == (0, {CGROUP: "GPU1-3"})
@@ -157,7 +157,7 @@ def test_a_bench_measures_what_slurm_gave_and_names_what_it_did_not(cluster: Clu
 def test_bringup_answers_once_with_the_denial_as_its_one_cause(
     cluster: Cluster, options: str, code: int, answer: str, denied: str
 ) -> None:
-    _, (document,) = cluster.documents(options, "bringup")
+    _, (document,) = cluster.documents(options, "bringup", path=cluster.forking)
     result = document["answer"]
     assert (document["exit_code"], result["state"], causes(result)) == (code, answer, {CGROUP: denied})
 
@@ -244,23 +244,22 @@ def test_the_epilog_drains_a_node_that_a_job_leaves_with_a_fault(hooked: Cluster
 
 
 @pytest.mark.parametrize(
-    ("script", "machine", "options", "shorter"),
+    ("script", "machine", "start", "options"),
     [
-        ("node.sbatch", SMALL, (), ""),
-        ("fabric.sbatch", in_domain("tray"), ("--nodes=2", "--ntasks-per-node=1"), "--size 1M --copies 1 --samples 1"),
+        ("node.sbatch", SMALL, FORKING, ()),
+        ("fabric.sbatch", in_domain("tray"), LITTLE, ("--nodes=2", "--ntasks-per-node=1")),
     ],
     ids=["node.sbatch", "fabric.sbatch"],
 )
 def test_a_batch_script_of_the_documents_measures(
-    cluster: Cluster, fake_node: MakeFakeNode, script: str, machine: Machine, options: tuple[str, ...], shorter: str
+    cluster: Cluster, fake_node: MakeFakeNode, script: str, machine: Machine, start: str, options: tuple[str, ...]
 ) -> None:
     """Each Slurm node is a node of its own with one GPU; the rack of 18 and the time that it takes are not here."""
     place, out = cluster.folder / script, cluster.folder / "out"
     place.mkdir()
     for name in cluster.names:
-        install(cluster.folder, place / name, fake_node(with_one_gpu(machine, name)).environment())
-    words = f'[ "$1" != bench ] || set -- "$@" {shorter}\nexec {place}/$SLURMD_NODENAME "$@"'
-    program(place / "egmctl", f"unset CUDA_VISIBLE_DEVICES\n{words}")
+        install(cluster.folder, place / name, fake_node(with_one_gpu(machine, name)).environment(), start=start)
+    program(place / "egmctl", f'unset CUDA_VISIBLE_DEVICES\nexec {place}/$SLURMD_NODENAME "$@"')
     ends = cluster.sbatch(*options, EXAMPLES / script, path=place)
     text = "".join(path.read_text() for path in out.glob("egmctl-*.out"))
     assert ends == "JobState=COMPLETED ExitCode=0:0", text
@@ -280,7 +279,7 @@ def rack(cluster: Cluster, fake_node: MakeFakeNode) -> Path:
     place.mkdir(exist_ok=True)
     for name in cluster.names:
         shutil.rmtree(place / f"{name}.driver", ignore_errors=True)
-        install(cluster.folder, place / name, fake_node(with_one_gpu(tray(name), name)).environment(), little=True)
+        install(cluster.folder, place / name, fake_node(with_one_gpu(tray(name), name)).environment(), start=LITTLE)
     program(place / "egmctl", f'unset CUDA_VISIBLE_DEVICES\nexec {place}/$SLURMD_NODENAME "$@"')
     return place
 

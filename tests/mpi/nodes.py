@@ -13,6 +13,7 @@ from pathlib import Path
 
 from egmctl.model.gpu import Fabric
 from egmctl.model.machine import Machine
+from tests.command_server import SERVER
 from tests.conftest import Ended
 from tests.fake.machines import nvl4, with_imex_channel
 from tests.fake.node import FakeNode
@@ -29,7 +30,7 @@ DOMAIN = Fabric(
 QUICK = ("--suite", "fabric", "--size", "1M", "--copies", "2", "--samples", "2")
 """Small and few: what is looked at is who does what with whom."""
 RANK = ("tests/mpi/rank.py",)
-"""egmctl, whose children are forks of it."""
+"""egmctl, an interpreter of its own whose children are forks of it: for a test that finds the ranks among processes."""
 
 
 def in_domain(host: str, *, driver: str | None = None, clique: int = 7, channel: bool = True) -> Machine:
@@ -84,15 +85,21 @@ def egmctl_under_mpi(
     places: Sequence[Place],
     *arguments: str | Path,
     options: Sequence[str] = (),
-    program: Sequence[str] = RANK,
+    program: Sequence[str] | None = None,
+    little: bool = False,
     timeout_s: float = 280,
 ) -> Ended:
-    """Run the command as one job over the nodes; each rank has its node's environment."""
+    """Run the command as one job over the nodes; each rank has its node's environment.
+
+    Ranks are forks (``tests/stand_in.py``), or interpreters of their own that run ``program``: for a test that finds
+    and ends them, say, or gives them other modules. ``little`` is as for ``egmctl(...)``.
+    """
+    start = SERVER.stand_in(little=little) if program is None else [sys.executable, *program]
     job: list[str] = []
     for place in places:
         env = place.node.environment(place.faults) | dict(place.env)
         removed = [part for name, value in env.items() if value is None for part in ("-u", name)]
         given = [f"{name}={value}" for name, value in env.items() if value is not None]
-        command = [sys.executable, *program, *map(str, arguments)]
+        command = [*start, *map(str, arguments)]
         job += [":"] * bool(job) + ["-n", str(place.ranks), "env", *removed, *given, *command]
     return launch(job, options=options, timeout_s=timeout_s)

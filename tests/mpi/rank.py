@@ -1,4 +1,4 @@
-"""egmctl as a rank of a job, whose children are forks of it: they are a hundred in a job of six ranks.
+"""egmctl as a rank of a job, whose children are forks of it: they are many. Most ranks are forks (tests/stand_in.py).
 
 ``python -m egmctl`` starts each as users have it: so it runs in ``test_start.py`` and under Slurm (``tests/habitat``).
 With ``--little`` first, its bench measures as little as that of ``tests/little.py``.

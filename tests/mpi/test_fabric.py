@@ -15,7 +15,7 @@ import pytest
 from egmctl.saved import load_journal
 from tests.conftest import RunEgmctl
 from tests.fake.plugin import MakeFakeNode
-from tests.mpi.nodes import QUICK, Place, egmctl_under_mpi, in_domain, wait_for
+from tests.mpi.nodes import QUICK, RANK, Place, egmctl_under_mpi, in_domain, wait_for
 
 pytestmark = pytest.mark.processes
 
@@ -212,7 +212,7 @@ def test_an_interruption_of_all_commands_is_a_report_of_what_there_is(fake_node:
     fault = "cuMemImportFromShareableHandle@3=hang"
     nodes = [Place(fake_node(in_domain("rack1-n1")), 2), Place(fake_node(in_domain("rack1-n2")), 1, fault)]
     with ThreadPoolExecutor() as beside:
-        job = beside.submit(egmctl_under_mpi, nodes, "bench", *QUICK, "-o", written, options=RECOVER)
+        job = beside.submit(egmctl_under_mpi, nodes, "bench", *QUICK, "-o", written, options=RECOVER, program=RANK)
         wait_for(lambda: any(call.ending == "hang" for call in nodes[1].node.calls()), job)
         for place in nodes:
             place.signal_commands(signal.SIGTERM)

@@ -10,7 +10,7 @@ import os
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, RunEgmctl
 from tests.fake.plugin import MakeFakeNode
 from tests.mpi.nodes import Place, egmctl_under_mpi, in_domain
 
@@ -50,6 +50,20 @@ def test_a_job_without_a_collective_is_refused(fake_node: MakeFakeNode) -> None:
     done = egmctl_under_mpi(tasks(fake_node, "n1", "n1"), *NCCL, "--case", "device_to_device_memcpy_write_ce")
     assert done.code == 2, done.out
     assert "NCCL's collectives only, nccl_all_reduce, nccl_all_gather and nccl_sendrecv" in done.err
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (("--serial",), "--serial cannot be combined with collectives of NCCL alone"),
+        (("--sample", "1"), "--sample works with --suite fabric only"),
+        (("--journal", "."), "--journal cannot be combined with --suite nccl in a job"),
+    ],
+)
+def test_options_that_mean_nothing_in_a_job_are_refused(egmctl: RunEgmctl, option: tuple[str, ...], words: str) -> None:
+    done = egmctl(*NCCL, *option, env={"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"})
+    assert done.code == 2
+    assert words in done.err
 
 
 def test_a_task_that_dies_ends_all_and_several_nodes_are_refused(fake_node: MakeFakeNode) -> None:

@@ -13,7 +13,7 @@ from egmctl.model.host import System
 from egmctl.model.machine import Machine
 from tests.doctor.machines import of_two_gpus, patched
 from tests.fake.plugin import MakeFakeNode
-from tests.mpi.nodes import RANK, Place, egmctl_under_mpi, in_domain, wait_for
+from tests.mpi.nodes import Place, egmctl_under_mpi, in_domain, wait_for
 from tests.mpi.test_fabric import IMPATIENT, RECOVER
 from tests.schemas import validate
 
@@ -32,7 +32,7 @@ def test_a_sick_node_among_six_ranks_is_named_and_the_fabric_is_measured(
     sick = patched(tray("rack1-n2"), "gpus[1].nvml.nvlinks[4]", active=False)
     places = [Place(fake_node(machine), 2) for machine in (tray("rack1-n1"), sick, tray("rack1-n3"))]
     written, page = tmp_path / "rack.json", tmp_path / "rack.html"
-    done = egmctl_under_mpi(places, "bringup", "-o", "-", "-o", written, "-o", page, program=(*RANK, "--little"))
+    done = egmctl_under_mpi(places, "bringup", "-o", "-", "-o", written, "-o", page, little=True)
     document = json.loads(written.read_text())
     validate(document, "fleet")
     lines = [line for line in done.out.splitlines() if line and not line.startswith("FAKE")]

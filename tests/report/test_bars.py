@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from egmctl.cli.output import emit
+from egmctl.model.answer import Gap, GapKind, State
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.verdict import Grade, Judged, Judgement, RunVerdict, Yardstick
 from egmctl.report import document as doc
@@ -54,6 +56,27 @@ def slow(made: RunReport, *paths: str) -> RunReport:
     verdict: RunVerdict = judge(made, None)
     bad = tuple(judged(number, m) for number, m in enumerate(made.measurements))
     return replace(made, verdict=replace(verdict, judged=bad))
+
+
+def test_what_others_excuse_is_not_red() -> None:
+    made = slow(run(cases=(WRITE,), gpus=2), "GPU0 -> GPU1", "GPU1 -> GPU0")
+    assert made.verdict is not None
+    classes = tuple(replace(each, grade=Grade.FAIL) for each in made.verdict.classes)
+    made = replace(made, verdict=replace(made.verdict, classes=classes))
+    both = [n for n, m in enumerate(made.measurements) if m.path in ("GPU0 -> GPU1", "GPU1 -> GPU0")]
+
+    def shown(excused: Sequence[int]) -> tuple[Bar, set[Tone]]:
+        gap = Gap(kind=GapKind.EXCUSED, measurements=tuple(excused))
+        answer = replace(made.answer, state=State.INCOMPLETE, gaps=(gap,))
+        ((_, (only,)),) = main_rates(replace(made, answer=answer)).groups
+        return only, {dot.tone for dot in painted(replace(made, answer=answer)).values()}
+
+    bar_of_class, links = shown(both)
+    assert (bar_of_class.mark, bar_of_class.worst.tone, links) == ("?", Tone.UNKNOWN, {Tone.UNKNOWN})
+    assert bar_of_class.state == doc.Span("2 of 2 slow beside others", Tone.UNKNOWN)
+    bar_of_class, links = shown(both[:1])
+    assert (bar_of_class.mark, bar_of_class.worst.tone) == ("!", Tone.BAD), "one path has no excuse"
+    assert links == {Tone.BAD, Tone.UNKNOWN}
 
 
 @pytest.mark.parametrize(

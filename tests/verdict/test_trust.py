@@ -288,7 +288,7 @@ class TestAnswer:
     def test_memory_on_another_node_than_named_fails(self) -> None:
         answer = self.answer_of(placed(False), "NUMA0 -> GPU0", H2D)
         assert answer.state is State.BAD
-        assert "memory is not on the NUMA node that was asked for" in answer.sentence
+        assert "memory is not on the requested NUMA node" in answer.sentence
 
     @pytest.mark.parametrize("change", [over(LinkProof.REFUTED), lambda m: sampled(m, *3 * [470.0])])
     def test_a_number_of_another_path_is_a_gap(self, change: Change) -> None:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from egmctl import __version__
+from egmctl.bench.fabric_run import INTERRUPTED_S
+from egmctl.bench.nccl.outcome import not_measured, put_together, until_interrupted
 from egmctl.bench.nccl.plan import (
     ITERATIONS,
     NcclRequest,
@@ -24,17 +27,11 @@ from egmctl.bench.nccl.plan import (
     room_of,
     waivers_of,
 )
+from egmctl.bench.nccl.rounds import TORCH, Gathering, Round, failure_of, next_round
 from egmctl.bench.nccl.run import (
-    TORCH,
-    Gathering,
-    Round,
     end,
     environment_of,
-    failure_of,
     log_file,
-    next_round,
-    not_measured,
-    put_together,
     rank_arguments,
     read_text,
     start_process,
@@ -44,6 +41,7 @@ from egmctl.bench.nccl.run import (
 from egmctl.bench.plan import bench_gpu
 from egmctl.bench.plan.flows import busy_waiver
 from egmctl.bench.plan.placement import RankInfo, assign, check_agreement, hosts, merge_gpus, rank_info
+from egmctl.bench.processes.group import REPORT_S
 from egmctl.dataclass import dataclass
 from egmctl.errors import ChildNotStarted, UsageError
 from egmctl.facts.redact import redact
@@ -53,9 +51,14 @@ from egmctl.model.finding import Waiver
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport
-from egmctl.model.nccl import NcclPlan, NcclProgram, NcclRun, RankFailure
-from egmctl.mpi.world import World
+from egmctl.model.nccl import Ending, NcclPlan, NcclProgram, NcclRun, RankFailure
+from egmctl.mpi.world import RanksMissing, World
 
+_NOT_SHARED = (
+    "it cannot use rank 0's temporary folder, by which the ranks find each other: TMPDIR must name a folder that all "
+    "tasks of the job can write"
+)
+_LOST = "its command is gone or does not respond"
 GATHER_S = 120.0
 """The timeout for the slowest task to read its facts."""
 MARGIN_S = 30.0
@@ -127,10 +130,11 @@ def measure_job(
             nccl = not_measured(plan, plan.waivers[0].reason)
         elif folder is None or parts[0].folder is None or any(part.folder is None for part in parts):
             nccl = put_together(plan, without_folder(plan), {}, {})
+        elif blind := _without_shared_folder(world, Path(parts[0].folder)):
+            failures = [failure_of(plan, rank, Ending.NO_FOLDER, _NOT_SHARED) for rank in blind]
+            nccl = put_together(plan, Gathering(plan, failures=failures), {}, {})
         else:
             nccl = _measure(world, plan, own, (folder, Path(parts[0].folder)), request)
-        # Rank 0's folder is in use until the last rank is done.
-        world.all_gather(None, GATHER_S)
     if world.rank:
         return None
     report = RunReport(
@@ -141,7 +145,7 @@ def measure_job(
         cuda_driver_version=machine.driver.cuda_driver_version if machine.driver else None,
         started_at=started_at.isoformat(timespec="seconds"),
         wall_s=time.perf_counter() - started,
-        interrupted=False,
+        interrupted=nccl.is_interrupted,
         measurements=(),
         nccl=nccl,
         machines=(redact(machine),),
@@ -170,13 +174,26 @@ def plan_of_job(node: Machine, bus_ids: Sequence[str], parts: Sequence[Part], re
     return replace(plan, waivers=(*busy, *own))
 
 
+def _without_shared_folder(world: World, folder: Path) -> list[int]:
+    """Return the ranks that cannot use rank 0's folder: tasks in containers may each have a ``/tmp`` of their own."""
+    usable: list[bool] = world.all_gather(os.access(folder, os.R_OK | os.W_OK | os.X_OK), GATHER_S)
+    return [rank for rank, is_usable in enumerate(usable) if not is_usable]
+
+
 def _measure(world: World, plan: NcclPlan, own: Part, folders: tuple[Path, Path], request: NcclRequest) -> NcclRun:
     """Run this rank's process through all rounds; return the outcome, which is complete on rank 0.
+
+    On rank 0 the collectives that were measured stay if the job is interrupted, or if another command is lost.
 
     Parameters
     ----------
     folders
         This rank's folder, and that of rank 0.
+
+    Raises
+    ------
+    KeyboardInterrupt, RanksMissing
+        On other ranks than 0: the job was interrupted, or a command is lost.
     """
     timeout_s = request.settings.timeout_s
     # Device 0 of a process that sees its own GPU alone, as under a launcher that binds.
@@ -184,26 +201,55 @@ def _measure(world: World, plan: NcclPlan, own: Part, folders: tuple[Path, Path]
     log = log_file(folders[0], world.rank)
     arguments = rank_arguments(plan, world.rank, 0, folders[1], timeout_s)
     gathering = Gathering(plan)
+    logs: dict[int, str] = {}
+    is_interrupted = False
     with contextlib.ExitStack() as ended:
         members: dict[int, Child] = {}
         not_started = Round()
-        try:
-            child = start_process(world.rank, TORCH, arguments, {**changes, "NCCL_DEBUG_FILE": str(log)})
-            ended.callback(child.close)
-            members[world.rank] = child
-        except ChildNotStarted as error:
-            # The other ranks have to know.
-            not_started.failures.append(failure_of(plan, world.rank, error.how, str(error)))
 
         def of_all(limit_s: float) -> Round:
             own_round = next_round(plan, members, limit_s) if members else not_started
             return _exchanged(world, own_round, limit_s)
 
-        gathering.gather(of_all, timeout_s)
-        if not gathering.failures:
-            end(members)
-    logs: list[str] = world.all_gather(read_text(log)[:LOG_LIMIT], GATHER_S)
-    return put_together(plan, gathering, dict(enumerate(logs)), changes)
+        try:
+            try:
+                child = start_process(world.rank, TORCH, arguments, {**changes, "NCCL_DEBUG_FILE": str(log)})
+                ended.callback(child.close)
+                members[world.rank] = child
+            except ChildNotStarted as error:
+                # The other ranks have to know.
+                not_started.failures.append(failure_of(plan, world.rank, Ending(error.how), str(error)))
+            gathering.gather(of_all, timeout_s)
+            if not gathering.failures:
+                end(members)
+            ended.close()
+            # After this no process uses rank 0's folder.
+            logs = dict(enumerate(world.all_gather(read_text(log)[:LOG_LIMIT], GATHER_S)))
+        except KeyboardInterrupt:
+            # The launcher kills this command a second after its signal, and a process may be slow in a driver call.
+            for child in members.values():
+                child.kill_soon()
+            if world.rank:
+                world.roll_call(REPORT_S)
+                raise
+            is_interrupted = True
+        except RanksMissing as error:
+            if world.rank:
+                raise
+            gathering.failures += _lost(plan, error.ranks or (None,))
+    if is_interrupted:
+        # The other commands are interrupted too, and report; the launcher interrupts them also if it has lost one.
+        world.broken = True
+        if missing := world.roll_call(INTERRUPTED_S):
+            is_interrupted = False
+            gathering.failures += _lost(plan, missing)
+    whole = put_together(plan, gathering, logs or {world.rank: read_text(log)}, changes)
+    return until_interrupted(whole) if is_interrupted else whole
+
+
+def _lost(plan: NcclPlan, ranks: Iterable[int | None]) -> list[RankFailure]:
+    """Return the failures of ranks whose commands are lost; ``None`` is a rank that is not known."""
+    return [failure_of(plan, rank, Ending.CRASHED, _LOST) for rank in ranks]
 
 
 def _exchanged(world: World, own: Round, timeout_s: float) -> Round:
@@ -219,7 +265,7 @@ def _exchanged(world: World, own: Round, timeout_s: float) -> Round:
         whole.messages.update({int(rank): message for rank, message in each["messages"]})
         whole.failures += [from_json(RankFailure, failure) for failure in each["failures"]]
         whole.outputs += each["outputs"]
-    if whole.failures and any(failure.how != "timed-out" for failure in whole.failures):
+    if whole.failures and any(failure.how is not Ending.TIMED_OUT for failure in whole.failures):
         # The others wait in a collective for the rank that failed.
-        whole.failures = [failure for failure in whole.failures if failure.how != "timed-out"]
+        whole.failures = [failure for failure in whole.failures if failure.how is not Ending.TIMED_OUT]
     return whole

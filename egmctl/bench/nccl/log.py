@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from egmctl.dataclass import dataclass
+from egmctl.model.nccl import NcclWarning
 
 _VERSION = re.compile(r"\bNCCL version (\d+\.\d+\.\d+(?:\+cuda[\d.]+)?)")
 _CONNECTION = re.compile(
@@ -35,8 +36,8 @@ class NcclLog:
     channels: int | None
     variables: Mapping[str, str]
     """The variables that NCCL read, from the environment or from its configuration files."""
-    warnings: tuple[str, ...]
-    """The warnings with file and line, each once, without addresses: ``transport/p2p.cc:275: Cuda failure 101``."""
+    warnings: tuple[NcclWarning, ...]
+    """The warnings, each once."""
 
 
 def read_log(texts: Iterable[str]) -> NcclLog:
@@ -46,13 +47,13 @@ def read_log(texts: Iterable[str]) -> NcclLog:
     transports = Counter(_transport(name) for name in _CONNECTION.findall(text))
     if multicast := len(_NVLS.findall(text)):
         transports["NVLS"] = multicast
-    warnings = (": ".join(filter(None, parts)) for parts in _WARNING.findall(text))
+    warnings = (NcclWarning(_ADDRESS.sub("...", words), source) for source, words in _WARNING.findall(text))
     return NcclLog(
         version=versions[0] if versions else None,
         transports=dict(transports.most_common()),
         channels=int(channels[0][0]) if channels else None,
         variables=dict(_VARIABLE.findall(text)),
-        warnings=tuple(dict.fromkeys(_ADDRESS.sub("...", warning) for warning in warnings)),
+        warnings=tuple(dict.fromkeys(warnings)),
     )
 
 

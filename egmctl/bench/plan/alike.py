@@ -13,7 +13,7 @@ from functools import cache
 from egmctl.bench.case import Case
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.peaks import Ends
-from egmctl.bench.plan.flows import gpu_use
+from egmctl.bench.plan.flows import Location, endpoint, gpu_use
 from egmctl.bench.plan.paths import Path, gpu_waiver, remembered_paths
 from egmctl.bench.plan.schedule import steps_of_size
 from egmctl.bench.plan.task import Candidate
@@ -22,7 +22,7 @@ from egmctl.model.gpu import Gpu
 from egmctl.model.listing import PlannedTask, PlannedTasks, Step
 from egmctl.model.machine import Machine
 from egmctl.model.route import MemoryKind
-from egmctl.model.task import Flow
+from egmctl.model.task import Endpoint, Flow
 
 AlikeTask = tuple[PlannedTask, tuple[Flow, ...]]
 """A task, by one that is equal to it in everything but the flows, and its own flows."""
@@ -52,6 +52,7 @@ class Known:
         self._gpus: dict[str, int | None] = {}
         self._paths: dict[int, tuple[Path, int | None]] = {}
         self._numbers: dict[Hashable, int] = {}
+        self._endpoints: dict[Hashable, Endpoint] = {}
         self._last: tuple[PlannedTasks, tuple[Step, ...]] | None = None
 
     def steps(self, tasks: PlannedTasks, make: Callable[[], tuple[Step, ...]]) -> tuple[Step, ...]:
@@ -74,10 +75,20 @@ class Known:
         Equal kinds make alike tasks of one case, at one point, unless the case is one of :func:`looks_at_each`.
         """
         # A process verifies what its own flows wrote, one after the other.
-        verified = max(Counter([flow.destination.rank for flow in candidate.flows]).values())
+        flows = candidate.flows
+        verified = 1 if len(flows) == 1 else max(Counter([flow.destination.rank for flow in flows]).values())
         paths = tuple([self._path(path) for path in candidate.paths])
         gpus = tuple([self._gpu(gpu) for gpu in candidate.gpus])
         return None if None in paths or None in gpus else (paths, gpus, verified)
+
+    def endpoint(self, memory: MemoryKind, location: Location, allocated_by: Gpu | None = None) -> Endpoint:
+        """Return what :func:`egmctl.bench.plan.flows.endpoint` returns, one record for all flows that end there."""
+        at = location.bus_id if isinstance(location, Gpu) else location
+        key = memory, at, allocated_by and allocated_by.bus_id
+        end = self._endpoints.get(key)
+        if end is None:
+            end = self._endpoints[key] = endpoint(memory, location, allocated_by)
+        return end
 
     def _path(self, path: Path) -> int | None:
         known = self._paths.get(id(path))

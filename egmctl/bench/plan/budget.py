@@ -205,6 +205,9 @@ def _uses_of_size(uses: Uses, plan: Plan, resized: Plan) -> Uses:
 def _same_tasks(plan: Plan, waived: Mapping[int, Waiver], other: Plan) -> dict[int, Waiver]:
     """Return the waivers of a plan's tasks by the numbers of the same tasks in a plan of another size."""
 
+    if _are_same(plan.tasks, other.tasks):
+        return dict(waived)
+
     def key(tasks: PlannedTasks, number: int) -> tuple[str, Point, tuple[Flow, ...]]:
         return tasks.kinds[number].case, tasks.kinds[number].point, tasks.flows[number]
 
@@ -212,6 +215,14 @@ def _same_tasks(plan: Plan, waived: Mapping[int, Waiver], other: Plan) -> dict[i
     cases = {case for case, _, _ in by_key}
     alike = (number for number, kind in enumerate(other.tasks.kinds) if kind.case in cases)
     return {number: by_key[known] for number in alike if (known := key(other.tasks, number)) in by_key}
+
+
+def _are_same(tasks: PlannedTasks, others: PlannedTasks) -> bool:
+    """Return whether tasks are the same ones, in the same order, but for their size and waivers."""
+    return tasks.flows == others.flows and all(
+        kind.case == other.case and (kind.point is other.point or kind.point == other.point)
+        for kind, other in zip(tasks.kinds, others.kinds, strict=True)
+    )
 
 
 def _largest(plan: Plan, memory: Memory, excess: _Excess, *, own_size: bool) -> dict[int, Waiver]:

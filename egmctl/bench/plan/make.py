@@ -15,7 +15,6 @@ from egmctl.bench.plan.flows import (
     Ends,
     Pair,
     busy_waiver,
-    endpoint,
     flow_shape,
     gpu_use,
     initiator,
@@ -315,12 +314,13 @@ def _flow(case: Case, known: Known, ends: Ends, staging: Staging, *, reverse: bo
             allocated_by=ends.allocated_by,
             between=known.between,
         )
-        flow = known.flows[key] = _new_flow(memory, gpu, ends, path), path
+        flow = known.flows[key] = _new_flow(known, memory, gpu, ends, path), path
     return flow
 
 
-def _new_flow(memory: tuple[MemoryKind, MemoryKind], gpu: Gpu | None, ends: Ends, path: Path) -> Flow:
-    source, destination = (endpoint(kind, end, ends.allocated_by) for kind, end in zip(memory, ends[:2], strict=True))
+def _new_flow(known: Known, memory: tuple[MemoryKind, MemoryKind], gpu: Gpu | None, ends: Ends, path: Path) -> Flow:
+    source = known.endpoint(memory[0], ends.source, ends.allocated_by)
+    destination = known.endpoint(memory[1], ends.destination, ends.allocated_by)
     cpus = source if source.memory is MemoryKind.REGISTERS else destination
     return Flow(
         source=source,
@@ -341,7 +341,10 @@ def _staging(case: Case, known: Known) -> Staging:
 
 
 def _gpus(flow: Flow) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(end.bus_id for end in (flow.source, flow.destination) if end.bus_id is not None))
+    source, destination = flow.source.bus_id, flow.destination.bus_id
+    if source is None or source == destination:
+        return () if destination is None else (destination,)
+    return (source,) if destination is None else (source, destination)
 
 
 IF_ROOM_ABOVE_BYTES = 16 * GIB

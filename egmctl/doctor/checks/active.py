@@ -29,6 +29,8 @@ _SAFE_HOST_NUMA_DRIVER = (595,)
 (https://github.com/NVIDIA/nccl/issues/2106)."""
 _NOT_EXPORTED = [("cuMemGetHandleForAddressRange", number) for number in (1, NOT_SUPPORTED)]
 """The errors that cuda.h names for it: CUDA_ERROR_INVALID_VALUE and _NOT_SUPPORTED."""
+_NO_HANDLE = [("cuIpcGetMemHandle", number) for number in (1, NOT_SUPPORTED)]
+"""How the driver refuses a handle of managed memory: CUDA_ERROR_INVALID_VALUE on H200, driver 580."""
 _OF_NODE = (ProbeKind.HOST_NUMA, ProbeKind.DEVICE_POOL, ProbeKind.LOCATION_POOL)
 """The kinds of probes of one GPU with host memory of one NUMA node."""
 _INVALID_VALUE = 1
@@ -56,6 +58,7 @@ _TRIALS: Mapping[str, tuple[ProbeKind, str, tuple[Guard, ...]]] = {
     "ipc.legacy-active": (ProbeKind.LEGACY_IPC, "{memory} by legacy IPC handle", (Guard.IPC,)),
     "ipc.vmm-active": (ProbeKind.POSIX_FD, "{memory} by file descriptor", (Guard.IPC, Guard.EGM)),
     "ipc.pool-active": (ProbeKind.POOL, "{memory} of a shared pool", (Guard.IPC,)),
+    "ipc.managed-active": (ProbeKind.MANAGED_IPC, "managed memory by legacy IPC handle", (Guard.IPC,)),
     "ipc.event-active": (ProbeKind.IPC_EVENT, "an interprocess event", (Guard.IPC,)),
     "rdma.dmabuf-active": (ProbeKind.DMA_BUF, "{memory}, by {gpus}, as a dma-buf", (Guard.RDMA,)),
     "ipc.pidfd-active": (ProbeKind.PIDFD, "a descriptor by pidfd_getfd", (Guard.IPC,)),
@@ -94,7 +97,7 @@ def _judge(kind: ProbeKind, subject: str, machine: Machine, _scope: Scope) -> It
 
 def _is_whole(probe: Probe) -> bool:
     """Return whether a probe names its ends, which a recorded document may lack."""
-    ends = 1 if probe.kind in (*_OF_NODE, ProbeKind.DMA_BUF) else 2
+    ends = 1 if probe.kind in (*_OF_NODE, ProbeKind.MANAGED_IPC, ProbeKind.DMA_BUF) else 2
     return len(probe.gpus) == ends and (probe.kind not in _OF_NODE or probe.numa_node is not None)
 
 
@@ -111,6 +114,8 @@ def _verdict(machine: Machine, subject: str, probes: Sequence[Probe]) -> Finding
     evidence = tuple(Evidence(source=participants(machine, probe), value=probe.detail) for probe in probes[:4])
     confidence = Confidence.HIGH
     match first.outcome:
+        case Outcome.OK if first.kind is ProbeKind.MANAGED_IPC:
+            return noted(f"{subject}: this driver makes one, which CUDA does not document; do not rely on it")
         case Outcome.OK:
             moves_no_bytes = first.kind in (ProbeKind.IPC_EVENT, ProbeKind.PIDFD, ProbeKind.DMA_BUF)
             note = _pcie_note(machine, probes) if first.numa_node is not None else ""
@@ -163,6 +168,8 @@ def _verdict(machine: Machine, subject: str, probes: Sequence[Probe]) -> Finding
 def _missing_feature(machine: Machine, probe: Probe) -> str:
     """Return the missing feature if the error means that this machine lacks it by design; else ``""``."""
     number = probe.error_number
+    if probe.kind is ProbeKind.MANAGED_IPC and (probe.call, number) in _NO_HANDLE:
+        return "the driver makes none, as CUDA documents: share memory of cudaMalloc or cuMemCreate"
     if _takes_no_host_pool(probe) and not coherent(machine):
         return f"the driver takes only a pool of the GPU's own memory, without EGM; {_BY_NAME}"
     if number == PEER_UNSUPPORTED:

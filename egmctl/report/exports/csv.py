@@ -1,4 +1,4 @@
-"""Results as CSV: one row per flow, link, route, path, finding or node. A missing value is an empty cell.
+"""Results as CSV: one row per flow, collective, link, route, path, finding or node. A missing value is an empty cell.
 
 The columns are the fields of a row's records in order; the field of a nested record has a name like
 ``flow_route_symbol``. The items of a tuple are joined by spaces. Tuples of records and mappings are only in the JSON.
@@ -18,12 +18,14 @@ from functools import reduce
 from itertools import permutations
 from typing import Any
 
+from egmctl.bench.nccl.collectives import PREFIX
 from egmctl.errors import UsageError
 from egmctl.model.codec import field_types
 from egmctl.model.comparison import AttributeDifference, Comparison, PathDifference
 from egmctl.model.fleet import FleetReport, NodeResult
 from egmctl.model.gpu import Pair
-from egmctl.model.measurement import Measurement, RunReport, Sample, Stage, Summary
+from egmctl.model.measurement import Measurement, RunReport, Sample, Stage, Status, Summary
+from egmctl.model.nccl import CollectiveResult, NcclRun
 from egmctl.model.record import Command, Shown
 from egmctl.model.task import Flow
 from egmctl.model.verdict import Yardstick
@@ -53,12 +55,14 @@ def bench_frame(report: RunReport, *, samples: bool = False) -> Any:
 def bench_csv(report: RunReport, *, samples: bool = False) -> str:
     """Return one row per flow of each measurement, or per flow and stage of the life cycle of a handle.
 
-    Each row contains the results and grades of the whole measurement; ``flow_gb_s_...`` are those of the flow.
+    Each row contains the results and grades of the whole measurement; ``flow_gb_s_...`` are those of the flow. Each
+    collective of NCCL has a row, with its result in ``nccl_...`` and the case's name for ``--case``.
 
     Parameters
     ----------
     samples
-        Whether there is a row per flow and sample, with the sample in ``sample_...``.
+        Whether there is a row per flow and sample, with the sample in ``sample_...``. The times of all samples of a
+        collective are in its row.
     """
     run = {
         "node": next((machine.host.hostname for machine in report.machines if machine.host), None),
@@ -81,6 +85,9 @@ def bench_csv(report: RunReport, *, samples: bool = False) -> str:
         "ceiling",
         "ceiling_limit",
         *(("sample", *_columns(Sample, "sample_")) if samples else ()),
+        *_columns(CollectiveResult, "nccl_"),
+        "nccl_version",
+        "nccl_transports",
         *_ANSWER,
     )
 
@@ -106,8 +113,24 @@ def bench_csv(report: RunReport, *, samples: bool = False) -> str:
                 if samples and measurement.samples:
                     parts = [{"sample": n} | _cells(s, "sample_") for n, s in enumerate(measurement.samples)]
                 yield from (row | part for part in parts or [{}])
+        yield from (run | cells | _answered(report) for cells in _collectives(report.nccl))
 
     return csv_text(columns, rows())
+
+
+def _collectives(nccl: NcclRun | None) -> Iterator[dict[str, object]]:
+    """Yield the cells of each collective that NCCL measured, also of one with wrong values."""
+    if nccl is None:
+        return
+    for result in nccl.results:
+        measured = {
+            "case": f"{PREFIX}{result.name}",
+            "size_bytes": nccl.plan.size_bytes,
+            "status": Status.CORRUPT if result.verified is False else Status.OK,
+            "nccl_version": nccl.versions.get("nccl"),
+            "nccl_transports": tuple(nccl.transports),
+        }
+        yield measured | _cells(result, "nccl_")
 
 
 def topo_csv(topology: Topology) -> str:

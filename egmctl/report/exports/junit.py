@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
-from egmctl.model.answer import Answer, GapKind, JUnit, State
+from egmctl.model.answer import Answer, JUnit
 from egmctl.model.bringup import Bringup
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import TOLD, Finding, Status
@@ -96,8 +96,7 @@ def _finding(finding: Finding, failing: tuple[Status, ...]) -> Element:
 
 def _bench_suite(report: RunReport, *first: Element) -> Element:
     verdict = report.verdict
-    proven = {n for cause in report.answer.causes if cause.state is State.BAD for n in cause.measurements}
-    excused = {n for gap in report.answer.gaps if gap.kind is GapKind.EXCUSED for n in gap.measurements}
+    proven, excused = report.answer.proven, report.answer.excused
     cases = [*first]
     for path_class in () if verdict is None else verdict.classes:
         names = f"bench.{path_class.case}", path_class.path_class

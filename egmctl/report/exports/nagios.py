@@ -9,7 +9,7 @@ from egmctl.model.bringup import Bringup
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import TOLD, Finding, Status
 from egmctl.model.remedy import Remedy
-from egmctl.report.views.causes import commands_of
+from egmctl.report.views.findings import commands_of
 from egmctl.units import printable
 
 _WORDS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")

@@ -14,6 +14,7 @@ from egmctl.model.finding import Finding, PlaceKind, Status
 from egmctl.model.machine import TrafficSample
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.measurement import Status as MeasurementStatus
+from egmctl.model.nccl import NcclRun, NcclStatus
 from egmctl.model.task import Axis, Endpoint, Flow
 from egmctl.model.verdict import Grade
 from egmctl.units import GB, counted, gpu_name, grouped, printable
@@ -79,7 +80,7 @@ def bench_prom(report: RunReport) -> str:
 
 def _bench(report: RunReport) -> str:
     measured = [m for m in report.measurements if m.measured]
-    metrics = (*_rates(measured), *_outcome(report))
+    metrics = (*_rates(measured), *_by_nccl(report.nccl), *_outcome(report))
     return "".join(_gauge(f"egmctl_bench_{name}", meaning, samples) for name, meaning, samples in metrics)
 
 
@@ -98,6 +99,29 @@ def _rates(measured: Sequence[Measurement]) -> Iterator[_Metric]:
     stages = ((m, stage) for m in measured for stage in m.stages)
     durations = ((_path(m, m.flows) | {"stage": stage.name}, stage.ms.median / 1000) for m, stage in stages)
     yield "stage_seconds", "Median duration of a stage of a handle's life cycle.", durations
+
+
+def _by_nccl(nccl: NcclRun | None) -> Iterator[_Metric]:
+    if nccl is None:
+        return
+    size_bytes, gpus = nccl.plan.size_bytes, ",".join(nccl.plan.labels)
+    # Wrong values have no bandwidth, as a path with corrupt data has none.
+    right = [result for result in nccl.results if result.verified is not False]
+    rates = (
+        ({"collective": result.name, "size_bytes": size_bytes, "gpus": gpus}, result.bus_gb_s * GB) for result in right
+    )
+    meaning = "Bus bandwidth of a collective of NCCL, as nccl-tests counts it."
+    yield "nccl_bus_bandwidth_bytes_per_second", meaning, rates
+    statuses = (({"status": status.value}, float(status is nccl.status)) for status in NcclStatus)
+    yield "nccl_status", "1 for how NCCL's measurement ended.", statuses
+    program = "" if nccl.plan.program is None else nccl.plan.program.value
+    info = {
+        "nccl": nccl.versions.get("nccl", ""),
+        "program": program,
+        "nvls": "allowed" if nccl.plan.nvls else "off",
+        "transports": ",".join(sorted(nccl.transports)),
+    }
+    yield "nccl_info", "What NCCL was, and the transports that it chose: always 1.", [(info, 1)]
 
 
 def _outcome(report: RunReport) -> Iterator[_Metric]:

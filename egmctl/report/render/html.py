@@ -59,8 +59,9 @@ def _head(document: doc.Document, blocks: Sequence[doc.Block]) -> page.Head:
 
 
 def _answer(block: doc.Verdict) -> Element:
-    """Return the answer: the largest text of a page. What follows a semicolon explains it and is smaller."""
-    first, _, rest = doc.plain(block.sentence).partition("; ")
+    """Return the answer: the largest text of a page. The clauses after the first one explain it and are smaller."""
+    first, *others = block.clauses or (doc.plain(block.sentence),)
+    rest = "; ".join(others)
     if len(first) > _HEADLINE and ": " in first:
         first, _, more = first.partition(": ")
         rest = "; ".join(filter(None, (more, rest)))

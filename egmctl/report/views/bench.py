@@ -17,12 +17,13 @@ from egmctl.model.task import Quantity
 from egmctl.model.verdict import BAD_GRADES, Grade, MemoryOwner, OwnerUnknown, Yardstick
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, number
-from egmctl.report.views import bench_answer
+from egmctl.report.views import bench_answer, marks
 from egmctl.report.views.bench_classes import class_tables, judged_sections, main_measurements, main_rates
 from egmctl.report.views.bench_details import LOOKS, all_series, families, family_notes, overlay, swept
-from egmctl.report.views.bench_matrix import GRADE_TONES, STATUS_TONES, Frame, matrices
-from egmctl.report.views.causes import PATHS, TONES, cause_entries, commands_of, verdict
+from egmctl.report.views.bench_matrix import Frame, matrices
+from egmctl.report.views.causes import PATHS, cause_entries
 from egmctl.report.views.doubts import doubts_section
+from egmctl.report.views.findings import TONES, commands_of, verdict
 from egmctl.report.views.machine import banners, confidential_banner, machine_section, time_words
 from egmctl.report.views.nccl import nccl_section
 from egmctl.report.views.topo import node_diagram
@@ -225,7 +226,7 @@ def _details(report: RunReport) -> Iterator[doc.Section]:
         *families(report),
     ]
     if report.verdict is not None:
-        sections += judged_sections(report.verdict)
+        sections += judged_sections(report, report.verdict)
     sections += [
         ("Owner of EGM memory", lambda: [doc.Bullets(tuple(owner_lines(report)))]),
         ("Skipped", partial(_skipped_cases, report)),
@@ -269,7 +270,7 @@ def _skipped_cases(report: RunReport) -> Iterator[doc.Entry]:
     for status, reason, paths in bench_answer.exceptions(report):
         if status is Status.WAIVED:
             title = f"{shortened(paths, _MANY)}: {reason}"
-            yield doc.Entry(status.upper(), STATUS_TONES[status], title)
+            yield doc.Entry(status.upper(), marks.STATUSES[status], title)
 
 
 def _method(report: RunReport) -> Iterator[str]:
@@ -321,6 +322,7 @@ def _kernel(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
 def _slow_paths(report: RunReport) -> list[tuple[doc.Span, str, doc.Span]]:
     """Return the slow paths by severity, then by the distance from the expected value: grade, path and case."""
     slow: list[tuple[int, float, tuple[doc.Span, str, doc.Span]]] = []
+    excused = marks.excused(report)
     for judged in report.verdict.judged if report.verdict is not None else ():
         bad = [judgement for judgement in judged.judgements if judgement.grade in BAD_GRADES]
         if not bad:
@@ -334,7 +336,8 @@ def _slow_paths(report: RunReport) -> list[tuple[doc.Span, str, doc.Span]]:
             words += f", {100 * share:.0f} % of {reference} {number(first.expected)}"
         if bound := first.fail if first.grade is Grade.FAIL else first.warn:
             words += f" (limit {number(bound)})"
-        grade = doc.Span(f"{first.grade.upper()} ", GRADE_TONES[first.grade])
+        mark = marks.of_grade(first.grade, excused=judged.measurement in excused)
+        grade = doc.Span(f"{mark.word} ", mark.tone)
         far = 1 / share if m.quantity is Quantity.LATENCY and share else share
         slow.append((list(Grade).index(first.grade), far, (grade, f"{words} ", doc.Span(m.name, Tone.DIM))))
     return [path for *_, path in sorted(slow, key=lambda entry: entry[:2])]
@@ -365,7 +368,7 @@ def _reason(status: Status, reason: str, paths: Sequence[str], unstable: Mapping
         rows = list(unstable.items())
     title = f"{shortened(paths, PATHS)}: {reason}"
     body = (doc.KeyValues(tuple(rows), level=Level.VERBOSE),)
-    return doc.Entry(status.upper(), STATUS_TONES.get(status, Tone.BAD), title, body=body)
+    return doc.Entry(status.upper(), marks.STATUSES.get(status, Tone.BAD), title, body=body)
 
 
 def _skipped(report: RunReport) -> Iterator[str]:

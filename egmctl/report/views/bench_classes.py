@@ -9,6 +9,7 @@ from statistics import median
 
 from egmctl.bench.case import AT_ONCE, HANDLES, End
 from egmctl.bench.engine import ENGINES
+from egmctl.bench.nccl.collectives import COLLECTIVES, PREFIX
 from egmctl.bench.path_class import ceiling, class_of
 from egmctl.bench.suites import CASES, SUITES
 from egmctl.dataclass import dataclass
@@ -18,7 +19,8 @@ from egmctl.model.task import USUAL, Axis, Endpoint, Engine, Pattern, Point, Qua
 from egmctl.model.verdict import BAD_GRADES, ClassVerdict, Culprit, Direction, Grade, RunVerdict
 from egmctl.report import document as doc
 from egmctl.report.document import Body, Level, Tone, Words
-from egmctl.report.views.bench_matrix import GRADE_MARKS, GRADE_TONES, Frame, latency_method
+from egmctl.report.views import marks
+from egmctl.report.views.bench_matrix import Frame, latency_method
 from egmctl.units import grouped, listed, several, shortened
 
 _SCREEN = 14
@@ -27,6 +29,7 @@ _NOTE = (
     "median and worst of n paths; expected by the profile; link: the median's share of its nominal rate; "
     "! fails, ~ warns"
 )
+_EXCUSED_NOTE = f"; {marks.EXCUSED.sign} is slow only while others used the GPUs or the host"
 _MOST = 6
 """The number of classes that answer the main questions."""
 
@@ -95,7 +98,8 @@ def plain_case(name: str) -> str:
     """Return what a case measures in plain words, without what depends on the machine; an unknown case's own name."""
     case = next((case for case in CASES if case.name == name), None)
     if case is None:
-        return name
+        is_of_nccl = name.startswith(PREFIX) and name.removeprefix(PREFIX) in COLLECTIVES
+        return f"NCCL {name.removeprefix(PREFIX)}, bus bandwidth" if is_of_nccl else name
     arrow = "<->" if case.pattern is Pattern.BOTH_DIRECTIONS else "->"
     reader = "CPU" if case.engine in (Engine.CPU, Engine.CPU_TRIAD) else "GPU"
     ends = f" {arrow} ".join(_memory_words(memory, reader) for memory in (case.source, case.destination))
@@ -128,6 +132,14 @@ class _Class:
     link: str
     measurements: Sequence[Measurement]
     verdict: ClassVerdict | None = None
+
+    excused: bool = False
+    """Whether all its paths that fail are excused (:func:`egmctl.report.views.marks.excused`)."""
+
+    @property
+    def mark(self) -> marks.Mark:
+        """How it is marked."""
+        return marks.of_grade(self.grade, excused=self.excused)
 
     def titled(self, name: str) -> str:
         """Return a name of the class with the kinds of its GPUs, if the run has several kinds."""
@@ -182,7 +194,7 @@ def _short_name(m: Measurement) -> str:
 
 def _bar(entry: _Class, name: str, frame: Frame, case: str = "") -> doc.Bar:
     latency = entry.first.quantity is Quantity.LATENCY
-    tones = {Tone.BAD: "slow", Tone.WARN: "a little slow"}
+    tones = {mark.tone: mark.few for mark in (*marks.GRADES.values(), marks.EXCUSED)}
     dots = tuple(
         doc.Dot(
             label=m.path,
@@ -195,7 +207,7 @@ def _bar(entry: _Class, name: str, frame: Frame, case: str = "") -> doc.Bar:
         for tone, _ in (frame.brands.get(id(m), (Tone.PLAIN, "")),)
     )
     worst = (max if latency else min)(dots, key=lambda dot: dot.value)
-    tone, (limit, limit_of) = GRADE_TONES.get(entry.grade, Tone.PLAIN), _limit(entry.first)
+    tone, (limit, limit_of) = entry.mark.tone, _limit(entry.first)
     if tone in tones:
         slow = sum(dot.tone is tone for dot in dots)
         state = doc.Span(f"{slow or len(dots)} of {len(dots)} {tones[tone]}", tone)
@@ -214,7 +226,7 @@ def _bar(entry: _Class, name: str, frame: Frame, case: str = "") -> doc.Bar:
         fail=entry.verdict.fail if entry.verdict is not None and latency else None,
         less=latency,
         state=state,
-        mark=GRADE_MARKS.get(entry.grade, ""),
+        mark=entry.mark.sign,
         dots=dots,
     )
 
@@ -262,8 +274,17 @@ def path_classes(measurements: Sequence[Measurement]) -> doc.Bars:
 def _classes(report: RunReport) -> list[_Class]:
     if report.verdict is None:
         return _unjudged(report.measurements)
+    failing = {
+        entry.measurement for entry in report.verdict.judged if any(j.grade is Grade.FAIL for j in entry.judgements)
+    }
+    excused = marks.excused(report)
+
+    def is_excused(numbers: Collection[int]) -> bool:
+        slow = failing.intersection(numbers)
+        return bool(slow) and slow <= excused
+
     return [
-        _Class(entry.case, entry.point, entry.link, measured, entry)
+        _Class(entry.case, entry.point, entry.link, measured, entry, excused=is_excused(entry.measurements))
         for entry in report.verdict.classes
         if (measured := [m for n in entry.measurements if (m := report.measurements[n]).headline is not None])
     ]
@@ -279,7 +300,8 @@ def _table(classes: Sequence[_Class], frame: Frame) -> doc.Bars:
     groups = grouped((entry.link, entry) for entry in classes)
     limits = (limit.limit for entry in classes if (limit := ceiling(entry.first)) is not None)
     memories = dict.fromkeys(f"{rate.name} {rate.gb_s:g} GB/s" for rate in limits if isinstance(rate, PublishedRate))
-    note = f"; # of the memory's, reads and writes together: {', '.join(memories)}" if memories else ""
+    note = _EXCUSED_NOTE if any(entry.mark is marks.EXCUSED for entry in classes) else ""
+    note += f"; # of the memory's, reads and writes together: {', '.join(memories)}" if memories else ""
     return doc.Bars(
         caption="Path classes (GB/s; latencies in ns)",
         notes=(_NOTE + note,),
@@ -310,23 +332,30 @@ _SIDES = {Direction.EGRESS: " egress", Direction.INGRESS: " ingress", None: ""}
 _SHOWN = 3
 
 
-def judged_sections(verdict: RunVerdict) -> Iterator[tuple[str, Body]]:
+def judged_sections(report: RunReport, verdict: RunVerdict) -> Iterator[tuple[str, Body]]:
     """Yield the sections on outliers, and on the sources of references."""
-    yield "Outliers", lambda: [doc.Bullets(tuple(_culprits(verdict.culprits)))]
+    excused = {entry.verdict.path_class for entry in _classes(report) if entry.verdict is not None and entry.excused}
+    yield "Outliers", lambda: [doc.Bullets(tuple(_culprits(verdict.culprits, excused)))]
     yield "References", lambda: [doc.Bullets(tuple(_references(verdict)))]
 
 
-def _grade(grade: Grade) -> doc.Span:
-    return doc.Span("FAIL" if grade is Grade.FAIL else grade.value, GRADE_TONES.get(grade, Tone.PLAIN))
+def _culprits(culprits: Sequence[Culprit], excused: Collection[str]) -> Iterator[Words]:
+    """Yield a line for each outlying GPU or pair, with the classes that show it.
 
-
-def _culprits(culprits: Sequence[Culprit]) -> Iterator[Words]:
-    """Yield a line for each outlying GPU or pair, with the classes that show it."""
+    Parameters
+    ----------
+    excused
+        The names of the classes whose failing paths are all excused.
+    """
     merged = grouped(((culprit.label, culprit.direction), culprit) for culprit in culprits)
     for (label, direction), alike in sorted(merged.items(), key=lambda item: len(item[1][0].gpus)):
         first = alike[0]
         cases = shortened([culprit.path_class for culprit in alike], _SHOWN)
-        yield _grade(first.grade), f" {label}{_SIDES[direction]}: {first.reason}, in {cases}"
+        mark = marks.of_grade(first.grade, excused=all(culprit.path_class in excused for culprit in alike))
+        yield (
+            doc.Span(mark.word or first.grade.value, mark.tone),
+            f" {label}{_SIDES[direction]}: {first.reason}, in {cases}",
+        )
 
 
 def _references(verdict: RunVerdict) -> Iterator[str]:

@@ -13,19 +13,16 @@ from egmctl.model.doubt import Effect
 from egmctl.model.measurement import Measurement, RunReport, Status
 from egmctl.model.route import HOST_NAMES, MemoryKind
 from egmctl.model.task import ChaseOrder, Endpoint, Engine, Flow, Pattern, Quantity
-from egmctl.model.verdict import Grade, Judged, Yardstick, worst_grade
+from egmctl.model.verdict import Judged, Yardstick, worst_grade
 from egmctl.report import document as doc
 from egmctl.report.document import Better, Cell, Matrix, Tone
+from egmctl.report.views import marks
 from egmctl.report.views.machine import route_words
 from egmctl.units import format_size, grouped, several
 
-GRADE_TONES = {Grade.FAIL: Tone.BAD, Grade.WARN: Tone.WARN}
-GRADE_MARKS = {Grade.FAIL: "!", Grade.WARN: "~"}
 OUTLIER = "<"
 """The mark of a path that only the comparison with its peers grades as bad."""
 UNSTABLE = "*"
-STATUS_TONES = {Status.OK: Tone.PLAIN, Status.UNSTABLE: Tone.WARN, Status.WAIVED: Tone.DIM}
-
 Brand = tuple[Tone, str]
 """The tone and the mark of the cell of a failed or warned measurement."""
 
@@ -50,7 +47,11 @@ class Frame:
             *(f"{rank.label}:NUMA{rank.numa_node}" for rank in report.ranks),
         ]
         judged = report.verdict.judged if report.verdict is not None else ()
-        brands = {id(report.measurements[entry.measurement]): _brand(entry) for entry in judged}
+        excused = marks.excused(report)
+        brands = {
+            id(report.measurements[entry.measurement]): _brand(entry, excused=entry.measurement in excused)
+            for entry in judged
+        }
         told = (doubt for doubt in report.doubts if doubt.effect is not Effect.NOTE)
         doubted = frozenset(id(report.measurements[doubt.measurement]) for doubt in told)
         return cls(order, {key: brand for key, brand in brands.items() if brand is not None}, doubted)
@@ -125,16 +126,16 @@ class Frame:
 
 def tone_of(measurement: Measurement) -> Tone:
     """Return the tone of a measurement's status."""
-    return STATUS_TONES.get(measurement.status, Tone.BAD)
+    return marks.STATUSES.get(measurement.status, Tone.BAD)
 
 
-def _brand(judged: Judged) -> Brand | None:
-    bad = [judgement for judgement in judged.judgements if judgement.grade in GRADE_TONES]
+def _brand(judged: Judged, *, excused: bool) -> Brand | None:
+    bad = [judgement for judgement in judged.judgements if judgement.grade in marks.GRADES]
     if not bad:
         return None
-    grade = worst_grade(judgement.grade for judgement in bad)
+    mark = marks.of_grade(worst_grade(judgement.grade for judgement in bad), excused=excused)
     outlier = all(judgement.yardstick is Yardstick.PEERS for judgement in bad)
-    return GRADE_TONES[grade], OUTLIER if outlier else GRADE_MARKS[grade]
+    return mark.tone, OUTLIER if outlier and not excused else mark.sign
 
 
 _ONE_ROW = (Pattern.RING, Pattern.BISECT, Pattern.LOCAL)

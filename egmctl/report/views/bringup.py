@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from egmctl.model.answer import TABLE, Answer
+from egmctl.model.answer import Answer
 from egmctl.model.bringup import Board, Bringup
 from egmctl.model.evidence import EvidenceReport
 from egmctl.model.evidence import State as Settled
@@ -17,8 +17,9 @@ from egmctl.report.views.bench import bench_banners, bench_document, drawings, o
 from egmctl.report.views.bench_answer import alarm_line, tally
 from egmctl.report.views.bench_answer import seen as seen_by_bench
 from egmctl.report.views.bench_classes import main_rates
-from egmctl.report.views.causes import CAUSES, PATHS, cause_entry, verdict
+from egmctl.report.views.causes import CAUSES, PATHS, cause_entry
 from egmctl.report.views.doctor import doctor_document
+from egmctl.report.views.findings import tone_of, verdict
 from egmctl.report.views.machine import banners, machine_section, page_facts, subject
 from egmctl.report.views.topo import CONNECTED, node_diagram, topo_document
 from egmctl.topology.platform import PlatformKind, platform
@@ -147,7 +148,7 @@ def _parts(bringup: Bringup) -> Iterator[doc.Part]:
 
 
 def _part(name: str, answer: Answer) -> doc.Part:
-    return doc.Part(name=name, word=answer.word, tone=Tone(TABLE[answer.state].tone), sentence=answer.sentence)
+    return doc.Part(name=name, word=answer.word, tone=tone_of(answer.state), sentence=answer.sentence)
 
 
 def _evidence(bringup: Bringup) -> Iterator[doc.Section]:

@@ -1,29 +1,16 @@
-"""Entries and sentences for findings and causes: what was found, why, what it explains, and the remedy."""
+"""Entries for the causes of a run: what each costs, and the paths and findings that it explains."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from egmctl.model.answer import TABLE, Answer, Cause
-from egmctl.model.finding import Confidence, Finding, Status
+from egmctl.model.answer import Cause
+from egmctl.model.finding import Finding
 from egmctl.model.measurement import Measurement, RunReport
-from egmctl.model.remedy import Remedy
 from egmctl.model.task import Quantity
-from egmctl.report.document import (
-    Block,
-    Command,
-    Entry,
-    Hint,
-    KeyValues,
-    Level,
-    Span,
-    Tone,
-    Verdict,
-    Words,
-    limited,
-    number,
-)
+from egmctl.report.document import Entry, Hint, Level, Words, limited, number
 from egmctl.report.views.bench_classes import plain_name
+from egmctl.report.views.findings import TONES, explained_words, finding_entry
 from egmctl.units import several, shortened
 
 CAUSES = 3
@@ -34,84 +21,6 @@ EXPLAINED = 2
 """The number of findings that are named where a cause explains them; doctor has all."""
 PATHS = 3
 """The number of paths named per cause."""
-TONES = {
-    Status.FAIL: Tone.BAD,
-    Status.WARN: Tone.WARN,
-    Status.UNKNOWN: Tone.UNKNOWN,
-    Status.NOTE: Tone.UNKNOWN,
-    Status.ASSUMED: Tone.ASSUMED,
-    Status.PASS: Tone.GOOD,
-    Status.SKIP: Tone.DIM,
-}
-
-
-def verdict(answer: Answer, *, advice: bool = True) -> Verdict:
-    """Return the block of an answer.
-
-    Parameters
-    ----------
-    advice
-        Whether to show the next step. An entry below may already contain it.
-    """
-    step = answer.next_step if advice else None
-    words = "" if step is None else step.words.removesuffix(".")
-    return Verdict(answer.word, Tone(TABLE[answer.state].tone), answer.sentence, words)
-
-
-def commands_of(remedy: Remedy) -> tuple[Command, ...]:
-    """Return the commands of a remedy: what shows more, then what mends."""
-    commands = (("look", remedy.look), ("run", remedy.run))
-    return tuple(Command(text, name) for name, text in commands if text is not None)
-
-
-def finding_entry(
-    finding: Finding,
-    words: Words = "",
-    *,
-    word: str = "",
-    tone: Tone | None = None,
-    cause: bool = True,
-    fix: bool = True,
-    rows: Iterable[tuple[str, Words]] = (),
-    further: tuple[Block, ...] = (),
-    level: Level = Level.SUMMARY,
-) -> Entry:
-    """Return the entry of a finding, with its cause, remedy and commands.
-
-    Parameters
-    ----------
-    words, word, tone
-        Replacements for the finding's title, its status and the tone of the status.
-    cause, fix
-        Whether to show the cause and the remedy's text. The answer may already contain them; a page has space for them
-        beside each cause.
-    rows, further
-        Further rows and blocks below the entry.
-    """
-    sure = "" if finding.confidence is Confidence.HIGH else f" ({finding.confidence} confidence)"
-    because: list[tuple[str, Words]] = [("cause", finding.cause + sure)] if finding.cause else []
-    reasons = because.copy() if cause else []
-    commands: tuple[Command, ...] = ()
-    on_page = [] if cause else because.copy()
-    if (remedy := finding.remedy) is not None:
-        (reasons if fix else on_page).append(("fix", remedy.words))
-        commands = commands_of(remedy)
-    return Entry(
-        word or finding.status.upper(),
-        TONES[finding.status] if tone is None else tone,
-        words or finding.title,
-        id=finding.check,
-        body=(
-            KeyValues(tuple(on_page), level=Level.PAGE),
-            KeyValues(tuple(reasons)),
-            *commands,
-            KeyValues(tuple(rows)),
-            *further,
-        ),
-        level=level,
-    )
-
-
 _ENDS = ("paths", "broke", "not made")
 """The rows of a cause: slow paths, paths that broke, and paths that were not measured as planned."""
 
@@ -134,12 +43,6 @@ def cause_entries(report: RunReport) -> Iterator[Entry | Hint]:
     """Yield the entries of a run's causes. The first one omits the text of its remedy, which the answer contains."""
     entries = (cause_entry(report, cause, "CAUSE", fix=place > 0) for place, cause in enumerate(report.causes))
     return limited(entries, CAUSES, "cause", Level.SUMMARY)
-
-
-def explained_words(finding: Finding) -> Words:
-    """Return the words on a finding that another one explains."""
-    word = Span(finding.status.upper(), TONES[finding.status])
-    return word, f" {finding.title} ", Span(f"[{finding.check}]", Tone.DIM)
 
 
 def cause_entry(

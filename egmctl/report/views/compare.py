@@ -17,7 +17,7 @@ from egmctl.report import document as doc
 from egmctl.report.document import Better, Level, Tone, Words
 from egmctl.report.render.page import arrows, element
 from egmctl.report.views.bench_classes import plain_case
-from egmctl.report.views.causes import finding_entry, verdict
+from egmctl.report.views.findings import finding_entry, verdict
 from egmctl.report.views.machine import time_words
 from egmctl.units import fold, format_size, grouped, natural, several
 
@@ -38,7 +38,9 @@ _SHOWN = 15
 def compare_document(comparison: Comparison) -> doc.Document:
     """Return the document of a comparison of two files, or of several nodes."""
     times = sorted(_time(node.at) for node in comparison.nodes if node.at)
-    when = f", {' to '.join(dict.fromkeys((times[0], times[-1])))}" if times else ""
+    when = ""
+    if times:
+        when = f", {times[0]}" if times[0] == times[-1] else f", {times[0]} to {times[-1]}"
     return doc.Document(
         command="egmctl compare",
         subject=arrows(heading(comparison)),
@@ -51,9 +53,10 @@ def compare_document(comparison: Comparison) -> doc.Document:
 
 def _facts(comparison: Comparison) -> Iterator[str]:
     """Yield how many files were compared, from when, and by which versions they were written."""
-    times = dict.fromkeys(time_words(at) for at in sorted(node.at for node in comparison.nodes) if at)
+    times = [time_words(at) for at in sorted(node.at for node in comparison.nodes) if at]
     yield several(len(comparison.nodes), "file")
-    yield from (" to ".join((*times,)[:: max(len(times) - 1, 1)]),) if times else ()
+    if times:
+        yield times[0] if times[0] == times[-1] else f"{times[0]} to {times[-1]}"
     yield from dict.fromkeys(node.tool for node in comparison.nodes if node.tool)
 
 

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from egmctl.model.answer import TABLE, Answer, State
+from egmctl.model.answer import Answer, State
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import TOLD, Finding, Guard, PlaceKind, RootCause, Status, root_causes
 from egmctl.model.listing import CheckEntry, CheckList
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words
-from egmctl.report.views.causes import TONES, explained_words, finding_entry, verdict
+from egmctl.report.views.findings import TONES, explained_words, finding_entry, tone_of, verdict
 from egmctl.report.views.machine import banners, machine_section, page_facts, subject
 from egmctl.report.views.topo import node_diagram
 from egmctl.topology.topology import topology
@@ -47,7 +47,10 @@ def doctor_document(diagnosis: Diagnosis) -> doc.Document:
 def _on_page(answer: Answer) -> doc.Verdict:
     """Return the answer with its cause, which is the largest text of a page, before the numbers of findings."""
     cause = answer.blamed if answer.state in (State.BAD, State.WARN) and not answer.purposes else None
-    return verdict(answer if cause is None else replace(answer, sentence=f"{cause.title}; {answer.sentence}"))
+    if cause is None:
+        return verdict(answer)
+    clauses = (cause.title, *(answer.clauses or (answer.sentence,)))
+    return verdict(replace(answer, sentence="; ".join(clauses), clauses=clauses))
 
 
 def _body(diagnosis: Diagnosis) -> Iterator[doc.Block]:
@@ -55,7 +58,7 @@ def _body(diagnosis: Diagnosis) -> Iterator[doc.Block]:
     yield replace(verdict(diagnosis.answer, advice=diagnosis.answer.state is State.INCOMPLETE), paged=False)
     yield replace(_on_page(diagnosis.answer), level=Level.PAGE)
     for other in diagnosis.answer.purposes[1:]:
-        yield doc.Verdict(other.word, Tone(TABLE[other.state].tone), other.sentence)
+        yield doc.Verdict(other.word, tone_of(other.state), other.sentence)
     process = diagnosis.machine.process
     if process is not None and process.pid:
         yield doc.Paragraph(f"Process {process.pid}; NVML and CUDA were queried from outside of it.", tone=Tone.DIM)

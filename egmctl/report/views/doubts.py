@@ -52,7 +52,9 @@ def doubts_section(report: RunReport) -> Iterator[Section]:
     for (effect, reason), doubts in sorted(alike.items(), key=lambda item: order.get(item[0][0], len(order))):
         paths = dict.fromkeys(report.measurements[doubt.measurement].path for doubt in doubts)
         means, tone = _MEANS.get(effect, (str(effect), Tone.PLAIN))
-        details = dict.fromkeys(printable(part) for doubt in doubts for part in doubt.detail.split("; ") if part)
+        details = dict.fromkeys(
+            printable(part) for doubt in doubts for part in doubt.details or (doubt.detail,) if part
+        )
         seen = "; ".join(
             filter(None, (shortened(list(details), _NAMED) if details else "", _values(report, doubts[0])))
         )

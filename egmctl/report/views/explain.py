@@ -9,7 +9,7 @@ from egmctl.model.explanation import DECIDED, CauseState, Explanation, Explanati
 from egmctl.model.machine import OriginKind
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words
-from egmctl.report.views.causes import commands_of, finding_entry, verdict
+from egmctl.report.views.findings import commands_of, finding_entry, verdict
 from egmctl.report.views.machine import banners
 from egmctl.units import listed, printable, several
 

@@ -8,7 +8,7 @@ from egmctl.dataclass import dataclass
 from egmctl.model.answer import Cause
 from egmctl.model.finding import PlaceKind, Status
 from egmctl.report.document import Tone
-from egmctl.report.views.causes import TONES
+from egmctl.report.views.findings import TONES
 from egmctl.topology.topology import Topology
 
 

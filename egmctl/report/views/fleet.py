@@ -17,8 +17,9 @@ from egmctl.report.document import Level, Tone
 from egmctl.report.views.bench import bench_banners, bench_document
 from egmctl.report.views.bench_answer import tally
 from egmctl.report.views.bringup import part
-from egmctl.report.views.causes import cause_entry, commands_of, verdict
+from egmctl.report.views.causes import cause_entry
 from egmctl.report.views.compare import FILES, FINDINGS, SPEED, banners, compare_document, heading, speed_by_node
+from egmctl.report.views.findings import commands_of, tone_of, verdict
 from egmctl.report.views.fleet_drawing import NODES_WITH_GPUS, counted, is_rack, ordered, tray_lines, trays
 from egmctl.report.views.machine import time_words
 from egmctl.units import grouped, several
@@ -26,8 +27,8 @@ from egmctl.units import grouped, several
 CAUSES_SHOWN = 12
 """The number of causes shown without ``-v``; one missing GPU fails dozens of measurements."""
 _REACHES = tuple(reach.value for reach in Reach)
-_TONES = {"fail": Tone.BAD, "warn": Tone.WARN} | dict.fromkeys(_REACHES, Tone.UNKNOWN)
-_ORDER = ["fail", *_REACHES, "warn", "note"]
+_TONES = {row.tag: Tone(row.tone) for row in TABLE.values() if row.tag} | dict.fromkeys(_REACHES, Tone.UNKNOWN)
+_ORDER = list(dict.fromkeys(["fail", "interrupted", "broke", *_REACHES, "incomplete", "warn", "note"]))
 
 
 def fleet_document(report: FleetReport) -> doc.Document:
@@ -132,7 +133,7 @@ def answer(report: FleetReport) -> Iterator[doc.Block]:
                 names.append(f"{folded} ({first})" if first else folded)
         if names:
             word = f"{WORDS[asked(report.asked.command)][state]} {list(states.values()).count(state)}"
-            parts.append(doc.Part(name="", word=word, tone=Tone(TABLE[state].tone), sentence=", ".join(names)))
+            parts.append(doc.Part(name="", word=word, tone=tone_of(state), sentence=", ".join(names)))
     words: list[str | doc.Span] = []
     for each in parts:
         words += [" \N{MIDDLE DOT} "] if words else []

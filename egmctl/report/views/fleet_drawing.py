@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from textwrap import wrap
 from xml.etree.ElementTree import Element
 
-from egmctl.model.answer import TABLE, WORDS, State, asked
+from egmctl.model.answer import WORDS, State, asked
 from egmctl.model.fleet import FleetGpu, FleetReport, NodeResult, Unready, unready_words
 from egmctl.report import document as doc
 from egmctl.report.document import Tone
 from egmctl.report.render.page import Child, element
+from egmctl.report.views.findings import tone_of
 from egmctl.units import grouped, natural, printable, several
 
 TRAYS_SHOWN = 24
@@ -209,7 +210,7 @@ def counted(report: FleetReport) -> Iterator[tuple[str, Tone, int]]:
         grouped((answer.state, answer) for answer in report.answers).items(),
         key=lambda item: list(State).index(item[0]),
     ):
-        yield words[state], Tone(TABLE[state].tone), len(members)
+        yield words[state], tone_of(state), len(members)
 
 
 def ordered(answers: Iterable[NodeResult]) -> list[NodeResult]:

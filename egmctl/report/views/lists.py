@@ -9,13 +9,13 @@ from pathlib import Path
 from egmctl.bench.plan.task import shortened as shortened_task
 from egmctl.data import profiles_dir
 from egmctl.model import listing
-from egmctl.model.answer import TABLE
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.model.profile import LinkFacts, MatchResult, Profile, ProfileList, Reference, Signature
 from egmctl.model.task import Quantity, named
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone
 from egmctl.report.views.bench_answer import false_alarms
+from egmctl.report.views.findings import tone_of
 from egmctl.report.views.machine import banners
 from egmctl.report.views.nccl import plan_section
 from egmctl.topology.platform import platform
@@ -42,7 +42,7 @@ def history_document(history: listing.History) -> doc.Document:
                 run.started_at.replace("T", " ").removesuffix("Z").removesuffix("+00:00"),
                 str(len(run.gpus)),
                 f"{run.ok} of {run.measurements}",
-                doc.Span(run.ending, Tone(TABLE[run.state].tone)),
+                doc.Span(run.ending, tone_of(run.state)),
             )
             for run in runs
         )

@@ -72,7 +72,7 @@ def _lines(report: RunReport, nccl: NcclRun) -> Iterator[str]:
         yield f"connections by transport: {shortened(names, _TRANSPORTS)}{channels}"
     # The reason of a run that failed names its first failure.
     for failure in nccl.failures[1:] if nccl.status is NcclStatus.FAILED else nccl.failures:
-        yield printable(f"{failure.label}: {failure.reason}")
+        yield printable(f"{failure.label}: {failure.words}")
 
 
 def _nvls(nccl: NcclRun) -> str:

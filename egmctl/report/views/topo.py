@@ -13,8 +13,8 @@ from egmctl.model.gpu import Gpu
 from egmctl.model.route import LinkClass, LinkKind
 from egmctl.report import document as doc
 from egmctl.report.document import Align, Level, Tone
-from egmctl.report.views.causes import verdict
 from egmctl.report.views.faults import faults
+from egmctl.report.views.findings import verdict
 from egmctl.report.views.machine import banners, machine_section, page_facts, subject
 from egmctl.report.views.topo_devices import devices, found_anyway
 from egmctl.report.views.topo_tables import (
@@ -83,7 +83,8 @@ def _body(topology: Topology) -> Iterator[doc.Block]:
     sentences, entries = summary(topology)
     details = " ".join(doc.plain(each.words) for each in (sentences if shown else sentences[1:]))
     first = verdict(topology.answer)
-    yield replace(first, sentence=f"{doc.plain(first.sentence)}; {details}", level=Level.PAGE)
+    clauses = (*(first.clauses or (doc.plain(first.sentence),)), details)
+    yield replace(first, sentence="; ".join(clauses), clauses=clauses, level=Level.PAGE)
     if shown:
         yield replace(first, paged=False)
     yield from (replace(sentence, paged=False) for sentence in sentences)

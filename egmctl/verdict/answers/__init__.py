@@ -10,7 +10,7 @@ from dataclasses import replace
 from pkgutil import resolve_name
 from typing import Any, TypeVar
 
-from egmctl.model.answer import Answer
+from egmctl.model.answer import Answer, clauses_of
 from egmctl.model.measurement import RunReport
 from egmctl.model.record import Shown
 
@@ -51,7 +51,7 @@ def answered(result: Answered) -> Answered:
         whole = _with_logged(whole)
     elif kind == "FleetReport" and whole.comparison is not None:
         whole = replace(whole, comparison=answered(whole.comparison))
-    made: Answered = replace(whole, answer=answer_of(whole))
+    made: Answered = replace(whole, answer=with_clauses(answer_of(whole)))
     return made
 
 
@@ -60,7 +60,7 @@ def answered_for_node(run: RunReport) -> RunReport:
     (:func:`egmctl.verdict.answers.run.of_run`)."""
     from egmctl.verdict.answers.run import of_run
 
-    return replace(_with_logged(run), answer=of_run(run, whole_node=True))
+    return replace(_with_logged(run), answer=with_clauses(of_run(run, whole_node=True)))
 
 
 def answer_of(result: object) -> Answer:
@@ -76,6 +76,11 @@ def answer_of(result: object) -> Answer:
         raise TypeError(f"a {type(result).__name__} has no answer")
     made: Answer = resolve_name(f"egmctl.verdict.answers.{function}")(result)
     return made
+
+
+def with_clauses(answer: Answer) -> Answer:
+    """Return an answer with the clauses of its sentence, which a document keeps too."""
+    return replace(answer, clauses=clauses_of(answer.sentence))
 
 
 def _with_logged(run: RunReport) -> RunReport:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from egmctl.doctor.causes import WITHHELD
-from egmctl.model.answer import WORDS, Answer, Asked, Cause, Gap, GapKind, State, worst
+from egmctl.model.answer import WORDS, Answer, Asked, Cause, Clauses, Gap, GapKind, State, worst
 from egmctl.model.bringup import Bringup
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import UNEXPLAINED, Finding, Status, root_causes
@@ -116,19 +116,19 @@ def _gaps(bringup: Bringup, causes: Sequence[Cause]) -> Iterator[Gap]:
 
 
 def _sentence(bringup: Bringup, state: State, causes: Sequence[Cause], gaps: Sequence[Gap]) -> str:
-    no_fabric = "; fabric not measured" if bringup.no_fabric else ""
+    no_fabric = "fabric not measured" if bringup.no_fabric else ""
     bad = [cause for cause in causes if cause.state is State.BAD]
     if bad:
-        also = f"; and {several(len(bad) - 1, 'more cause')}" if len(bad) > 1 else ""
-        return f"{_words(bringup, bad[0])}{also}{no_fabric}"
+        also = f"and {several(len(bad) - 1, 'more cause')}" if len(bad) > 1 else ""
+        return Clauses.of(_words(bringup, bad[0]), also, no_fabric)
     if state is State.BAD and bringup.run is not None:
-        return f"{bringup.run.answer.sentence}{no_fabric}"
+        return Clauses.of(bringup.run.answer.sentence, no_fabric)
     if gap := next((gap for gap in gaps if gap.kind.state is state), None):
-        return gap.reason if gap.kind is GapKind.FABRIC else f"{gap.reason}{no_fabric}"
+        return gap.reason if gap.kind is GapKind.FABRIC else Clauses.of(gap.reason, no_fabric)
     warnings = sum(cause.state is State.WARN and not cause.by_run for cause in causes)
     also = f", {several(warnings, 'warning')}" if warnings else ""
-    measured = "" if bringup.run is None else f"; {bringup.run.answer.sentence}"
-    return f"{bringup.diagnosis.counts[Status.PASS]} checks passed{also}{measured}"
+    measured = "" if bringup.run is None else bringup.run.answer.sentence
+    return Clauses.of(f"{bringup.diagnosis.counts[Status.PASS]} checks passed{also}", measured)
 
 
 def _words(bringup: Bringup, cause: Cause) -> str:
@@ -149,7 +149,7 @@ def _next_step(bringup: Bringup, state: State, causes: Sequence[Cause], gaps: Se
         return _of_cause(bringup, cause) if cause else Remedy(text="see what it is about with 'egmctl doctor'")
     if gap.causes:
         remedy = _of_cause(bringup, causes[gap.causes[0]])
-        return replace(remedy, text=f"{remedy.text.removesuffix('.')}; then run it again")
+        return replace(remedy, text=f"{remedy.text.removesuffix('.')}; then run it again", on_host="")
     machine = bringup.machine
     if gap.kind is GapKind.NOT_MEASURED and machine.origin.kind is OriginKind.LIVE and not machine.gpus:
         return Remedy(text="run it where the GPUs are; if they are here, 'egmctl topo' says what is missing")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from egmctl.model.answer import WORDS, Answer, Asked, Cause, Gap, GapKind, State
+from egmctl.model.answer import WORDS, Answer, Asked, Cause, Clauses, Gap, GapKind, State
 from egmctl.model.comparison import Comparison, Outcome
 from egmctl.model.record import Command
 from egmctl.model.remedy import Remedy
@@ -38,16 +38,16 @@ def of_comparison(comparison: Comparison) -> Answer:
     gaps = tuple(_gaps(comparison))
     excused = any(gap.kind is GapKind.EXCUSED for gap in gaps) and not _worse_though_idle(comparison)
     gravest = next((outcome for outcome in _STATES if outcome in outcomes), Outcome.SAME)
-    sentence = "; ".join(filter(None, (_common(comparison) or _first_worse(comparison), _counted(comparison))))
+    sentence = Clauses.of(_common(comparison) or _first_worse(comparison), _counted(comparison))
     if gaps and (gravest is not Outcome.WORSE or excused or not comparison.compared):
         state, first = State.INCOMPLETE, gaps[0]
         if first.kind is GapKind.NOT_DETERMINED:
-            told = first.reason
+            told: str = first.reason
         elif first.kind is GapKind.EXCUSED and _common(comparison):
             # What is slower has its own words for who used the GPUs.
             told = sentence
         else:
-            told = f"{first.reason}; {sentence}"
+            told = Clauses.of(first.reason, sentence)
         step = Remedy(text=_STEPS.get(first.kind, "compare results of the same cases"))
         word = WORDS[Asked.COMPARE][state]
         return Answer(state=state, word=word, sentence=told, causes=causes, gaps=gaps, next_step=step, counts=counts)
@@ -90,10 +90,7 @@ def _worse_though_idle(comparison: Comparison) -> bool:
     busy = {node.name: {*node.busy} for node in comparison.nodes}
     if Outcome.WORSE in (difference.outcome for difference in (*comparison.words, *comparison.machines)):
         return True
-    return any(
-        path.outcome is Outcome.WORSE and busy[path.node].isdisjoint((path.source, path.destination))
-        for path in comparison.paths
-    )
+    return any(path.outcome is Outcome.WORSE and busy[path.node].isdisjoint(path.ends) for path in comparison.paths)
 
 
 def _advice(comparison: Comparison) -> str:
@@ -116,8 +113,8 @@ def _common(comparison: Comparison) -> str:
         if not bad:
             return ""
         where = dict.fromkeys(row.where for row in worse)
-        alike = f": {'; '.join(where)}" if len(where) <= _CASES_SHOWN else ""
-        return f"only {shortened(bad, _CASES_SHOWN)} {'is' if len(bad) == 1 else 'are'} slower{alike}"
+        slower = f"only {shortened(bad, _CASES_SHOWN)} {'is' if len(bad) == 1 else 'are'} slower"
+        return Clauses.of("", *where).after(f"{slower}: ") if len(where) <= _CASES_SHOWN else slower
     if not worse:
         return ""
     busy = _got_busy(comparison)
@@ -128,8 +125,16 @@ def _common(comparison: Comparison) -> str:
         if busy and set(comparison.touches) <= {*busy}:
             return f"{words}, which other processes used in {comparison.nodes[-1].name}"
     else:
-        words = "what is slower has no GPU in common"
-    return f"{words}; other processes used {listed(busy)} in {comparison.nodes[-1].name}" if busy else words
+        words = _slower_collectives(comparison) or "what is slower has no GPU in common"
+    return Clauses.of(words, f"other processes used {listed(busy)} in {comparison.nodes[-1].name}") if busy else words
+
+
+def _slower_collectives(comparison: Comparison) -> str:
+    """Return which collectives of NCCL are slower, in words; empty if a path is slower too."""
+    worse = [path for path in comparison.paths if path.outcome is Outcome.WORSE and path.change is not None]
+    if not all(path.gpus for path in worse):
+        return ""
+    return f"slower between {worse[0].path}: {listed([path.name for path in worse])}"
 
 
 def _first_worse(comparison: Comparison) -> str:
@@ -142,6 +147,7 @@ def _first_worse(comparison: Comparison) -> str:
 def _only_pair(comparison: Comparison) -> Sequence[str]:
     """Return the two ends of the worse paths, sorted, if all have the same; otherwise nothing."""
     worse = [path for path in comparison.paths if path.outcome is Outcome.WORSE and path.change is not None]
+    worse = [path for path in worse if not path.gpus]
     pairs = {frozenset((path.source, path.destination)) for path in worse}
     (pair,) = pairs if len(pairs) == 1 else (frozenset(),)
     return sorted(pair, key=natural) if len(pair) > 1 else ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from egmctl.dataclass import dataclass
-from egmctl.model.answer import WORDS, Answer, Asked, Cause, Gap, GapKind, PurposeAnswer, State, worst
+from egmctl.model.answer import WORDS, Answer, Asked, Cause, Clauses, Gap, GapKind, PurposeAnswer, State, worst
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import TOLD, Guard, RootCause, Status, root_causes
 from egmctl.model.machine import OriginKind
@@ -142,14 +142,12 @@ def _for_purpose(purpose: Guard, part: _Part, *, is_one: bool) -> PurposeAnswer:
         return PurposeAnswer(purpose=purpose, state=state, word=f"{word} for {purpose}", sentence=_sentence(part))
     first, *others = part.bad
     place = first.finding.place.label
-    more = f"; and {several(len(others), 'more cause')}" if others else ""
+    more = f"and {several(len(others), 'more cause')}" if others else ""
     if is_one and place:
-        return PurposeAnswer(
-            purpose=purpose, state=state, word=f"{word} for {place}", sentence=f"{first.finding.summary}{more}"
-        )
-    return PurposeAnswer(
-        purpose=purpose, state=state, word=f"{word} for {purpose}", sentence=f"{first.finding.title}{more}"
-    )
+        sentence = Clauses.of(first.finding.summary, more)
+        return PurposeAnswer(purpose=purpose, state=state, word=f"{word} for {place}", sentence=sentence)
+    sentence = Clauses.of(first.finding.title, more)
+    return PurposeAnswer(purpose=purpose, state=state, word=f"{word} for {purpose}", sentence=sentence)
 
 
 def _sentence(part: _Part) -> str:
@@ -158,11 +156,11 @@ def _sentence(part: _Part) -> str:
     counts = {"failure": statuses.count(Status.FAIL), "warning": statuses.count(Status.WARN)}
     problems = " and ".join(several(count, what) for what, count in counts.items() if count)
     if part.gaps and not part.bad:
-        reasons = "; ".join(gap.reason for gap in part.gaps)
+        reasons = (gap.reason for gap in part.gaps)
         rest = _counted(part.counts, Status.PASS, Status.ASSUMED, Status.SKIP)
-        return "; ".join(filter(None, (reasons, problems, rest)))
+        return Clauses.of("", *reasons, problems, rest)
     rest = _counted(part.counts, Status.NOTE, Status.PASS, Status.ASSUMED, Status.UNKNOWN, Status.SKIP)
-    return "; ".join(filter(None, (problems, rest)))
+    return Clauses.of(problems, rest)
 
 
 def _counted(number: Mapping[Status, int], *statuses: Status) -> str:

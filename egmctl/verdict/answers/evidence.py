@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from egmctl.model.answer import Answer, Gap, GapKind, State
+from egmctl.model.answer import Answer, Clauses, Gap, GapKind, State
 from egmctl.model.evidence import EvidenceReport
 from egmctl.model.evidence import State as Settled
 from egmctl.model.remedy import Remedy
@@ -13,8 +13,8 @@ def of_evidence(report: EvidenceReport) -> Answer:
     """Return what a node settles. A contradicted claim is an answer; to settle nothing is a gap."""
     names = {state: [each.question for each in report.answers if each.state is state] for state in Settled}
     word = f"{len(names[Settled.SETTLED])} of {several(len(report.answers), 'question')} are settled"
-    wrong = f"contradicted: {', '.join(names[Settled.CONTRADICTED])}; " if names[Settled.CONTRADICTED] else ""
-    sentence = f"{wrong}not settled: {', '.join(names[Settled.NOT_SETTLED]) or 'none'}"
+    wrong = f"contradicted: {', '.join(names[Settled.CONTRADICTED])}" if names[Settled.CONTRADICTED] else ""
+    sentence = Clauses.of(wrong, f"not settled: {', '.join(names[Settled.NOT_SETTLED]) or 'none'}")
     step = Remedy(text="send the file: 'egmctl docs first-grace'")
     stopped = [] if report.run is None else [gap for gap in report.run.answer.gaps if gap.kind in _STOPPED]
     if stopped:

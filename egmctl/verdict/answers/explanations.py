@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from egmctl.model.answer import Answer, Cause, Gap, GapKind, State
+from egmctl.model.answer import Answer, Cause, Clauses, Gap, GapKind, State
 from egmctl.model.explanation import DECIDED, CauseState, Explanation, Explanations, KnownCause, Severity, Word
-from egmctl.model.remedy import ON_THE_HOST, Remedy
+from egmctl.model.remedy import Remedy
 from egmctl.units import printable, several
 
 _STATES: Mapping[Word, State] = {
@@ -29,10 +29,10 @@ def of_explanations(result: Explanations) -> Answer:
     word, leader = result.word, result.leading
     state = _STATES[word]
     if leader is None and word is Word.CAUSE:
-        said = "; ".join(each.failure.log for each in result.explanations if each.failure.log)
-        return Answer(state=state, word=word, sentence=printable(f"the driver says: {said}"))
+        said = Clauses.of("", *(printable(each.failure.log) for each in result.explanations if each.failure.log))
+        return Answer(state=state, word=word, sentence=said.after("the driver says: "))
     if word is Word.NO_FAULT:
-        said = "; ".join(each.meaning for each in result.explanations)
+        said = Clauses.of("", *(each.meaning for each in result.explanations))
         return Answer(state=state, word=word, sentence=said)
     if leader is None:
         reason = _nothing(result)
@@ -47,7 +47,7 @@ def of_explanations(result: Explanations) -> Answer:
     return Answer(
         state=state,
         word=word,
-        sentence=printable(f"{_sentence(leader, word)}{_left_out(result)}"),
+        sentence=_sentence(leader, word, _left_out(result)),
         causes=tuple(Cause(finding=finding, status=finding.status) for finding in found),
         next_step=_next_step(first),
     )
@@ -58,7 +58,7 @@ def _so_far(result: Explanations) -> Answer:
     answer = of_explanations(replace(result, interrupted=False))
     lines = several(result.lines or 0, "line")
     gap = Gap(kind=GapKind.INTERRUPTED, reason=f"reading was interrupted after {lines}")
-    sentence = f"{answer.word.lower()} in the first {lines}: {answer.sentence}"
+    sentence = Clauses.of(answer.sentence).after(f"{answer.word.lower()} in the first {lines}: ")
     return replace(answer, state=State.INTERRUPTED, word=Word.INTERRUPTED, sentence=sentence, gaps=(gap,))
 
 
@@ -68,17 +68,19 @@ def _left_out(result: Explanations) -> str:
     return f" (the gravest of more than {kept} of errors)" if result.left_out else ""
 
 
-def _sentence(leader: Explanation, word: Word) -> str:
+def _sentence(leader: Explanation, word: Word, left_out: str) -> str:
     first = leader.causes[0]
-    sentence = first.cause
+    cause = first.cause
     if first.state in DECIDED and first.findings:
-        sentence = f"{first.cause} ({first.findings[0].title})"
+        cause = f"{first.cause} ({first.findings[0].title})"
     if word is not Word.POSSIBLE_CAUSE:
-        return sentence
+        return printable(f"{cause}{left_out}")
+    ruled_out = f"{_ruled_out(leader)}{left_out}"
     if leader.failure.log:
         # Without a cause that its words name, CUDA's own log is the better answer.
-        sentence = f"the driver says: {leader.failure.log}; the likeliest cause: {first.cause}"
-    return sentence + _ruled_out(leader)
+        likeliest = f"the likeliest cause: {first.cause}{ruled_out}"
+        return Clauses.of(printable(f"the driver says: {leader.failure.log}"), printable(likeliest))
+    return printable(f"{cause}{ruled_out}")
 
 
 def _why_nothing(result: Explanations) -> str:
@@ -98,7 +100,7 @@ def _nothing(result: Explanations) -> str:
         for each in result.explanations
         if each.severity is Severity.HARMLESS
     ]
-    return "; ".join(parts)
+    return Clauses.of("", *parts)
 
 
 def _where_to_go(result: Explanations) -> str:
@@ -146,6 +148,6 @@ def _next_step(cause: KnownCause) -> Remedy:
     remedy = replace(cause.remedy, run=None)
     if remedy.look is None or not cause.confirmable:
         return remedy
-    text = remedy.text.removeprefix(ON_THE_HOST)
-    where = "" if text == remedy.text else ", on the host"
-    return replace(remedy, text=f"check first: {remedy.look}. If that confirms it{where}: {text[0].lower()}{text[1:]}")
+    text = f"{remedy.does[0].lower()}{remedy.does[1:]}"
+    where = ", on the host" if remedy.is_for_host else ""
+    return replace(remedy, text=f"check first: {remedy.look}. If that confirms it{where}: {text}", on_host="")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from egmctl.model.answer import WORDS, Answer, Asked, Gap, GapKind, State, worst
+from egmctl.model.answer import WORDS, Answer, Asked, Clauses, Gap, GapKind, State, worst
 from egmctl.model.comparison import Outcome
 from egmctl.model.finding import Status
 from egmctl.model.fleet import FleetReport, GroupLine, Reach, Readiness, Unready, UnreadyGpus, unready_words
-from egmctl.model.remedy import ON_THE_HOST, Need, Remedy
+from egmctl.model.remedy import Need, Remedy
 from egmctl.units import fold, grouped, several, shortened
 
 _REASONS = 6
@@ -88,24 +88,25 @@ def _gaps(report: FleetReport) -> Iterator[Gap]:
 def _sentence(report: FleetReport, states: Counter[State]) -> str:
     """Return the GPUs or nodes that are ready, and the outcome of the fabric if a job measured it."""
     if report.readiness is not None:
-        text = _readiness(report.readiness)
+        clauses = [_readiness(report.readiness)]
     else:
         ready, bad = states[State.GOOD] + states[State.WARN], states[State.BAD]
         whole = several(len(report.answers), "node")
-        text = _counted(ready, whole, bad, len(report.answers) - ready - bad)
+        clauses = [_counted(ready, whole, bad, len(report.answers) - ready - bad)]
     if (fabric := report.fabric) is not None:
         answer = fabric.run.answer if fabric.run is not None else None
         words = f"{answer.word}: {answer.sentence}" if answer else f"not measured: {fabric.reason}"
-        text += f"; fabric {words}"
+        clauses.append(f"fabric {words}")
     slowing = [item for item in report.unlike if item.slows]
     if slowing and not states[State.BAD]:
         more = f" and {several(len(slowing) - 1, 'more difference')}" if len(slowing) > 1 else ""
-        text += f"; {' of '.join(filter(None, (slowing[0].label, slowing[0].node)))}: {slowing[0].words}{more}"
+        place = " of ".join(filter(None, (slowing[0].label, slowing[0].node)))
+        clauses.append(f"{place}: {slowing[0].words}{more}")
     compared = report.comparison
     is_worse = compared is not None and compared.answer.state is State.BAD
     if compared is not None and is_worse and not states[State.BAD]:
-        text += f"; {compared.answer.sentence}"
-    return text
+        clauses.append(compared.answer.sentence)
+    return Clauses.of("", *clauses)
 
 
 def _counted(ready: int, whole: str, bad: int, unknown: int) -> str:
@@ -196,8 +197,7 @@ def _step(line: GroupLine) -> str:
     if (remedy := line.remedy) is None:
         return ""
     # The step names the hosts.
-    text = remedy.text.removeprefix(ON_THE_HOST)
-    text = text.partition(". ")[0].removesuffix(".").replace("{", "{{").replace("}", "}}")
+    text = remedy.does.partition(". ")[0].removesuffix(".").replace("{", "{{").replace("}", "}}")
     if remedy.run and Need.GPU_RESET in remedy.needs:
         does = f"reset {remedy.idle or 'its GPUs'}"
     else:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from egmctl.doctor.job import of_others
 from egmctl.doctor.kernel_faults import Blame, kernel_faults
-from egmctl.model.answer import Answer, Cause, Gap, GapKind, State, worst
+from egmctl.model.answer import Answer, Cause, Clauses, Gap, GapKind, State, worst
 from egmctl.model.doubt import DoubtReason, Effect
 from egmctl.model.finding import TOLD, UNEXPLAINED, Finding, Status, Waiver, WaiverKind
 from egmctl.model.kernel_log import LoggedFault
@@ -201,7 +201,10 @@ def _gaps(report: RunReport, causes: Sequence[Cause], short: Shortfalls, *, whol
     made = sum(m.measured for m in measurements)
     if report.interrupted:
         waived = tuple(number for number, m in enumerate(measurements) if m.status is Ended.WAIVED)
-        reason = f"stopped with {made} of {len(measurements)} measurements made"
+        parts = [f"{made} of {len(measurements)} measurements"] if measurements else []
+        if report.nccl is not None and report.nccl.is_interrupted:
+            parts.append(f"{len(report.nccl.results)} of {len(report.nccl.plan.collectives)} collectives of NCCL")
+        reason = f"stopped with {' and '.join(parts)} made" if parts else "stopped before anything was measured"
         yield Gap(kind=GapKind.INTERRUPTED, reason=reason, measurements=waived)
     if short.lost or report.problems:
         yield _broke(report, sorted(short.lost), causes)
@@ -225,9 +228,9 @@ def _gaps(report: RunReport, causes: Sequence[Cause], short: Shortfalls, *, whol
         reason = first_causes(report, [causes[place] for place in changed])
         yield Gap(kind=GapKind.CHANGED, reason=reason, measurements=tuple(numbers), causes=tuple(changed))
     if excused := _excused(causes, short):
-        reason = f"{several(len(excused), 'measurement')} slow only while others used the GPUs or the host"
+        what = f"{several(len(excused), 'measurement')} slow only while others used the GPUs or the host: "
         gap = _of(GapKind.EXCUSED, report, excused, causes, "")
-        yield replace(gap, reason=f"{reason}: {gap.reason}")
+        yield replace(gap, reason=Clauses.of(gap.reason).after(what))
     if (whole_node or (verdict is not None and verdict.strict)) and made:
         yield from _without_reference(report)
 
@@ -239,7 +242,7 @@ def _nccl_gaps(nccl: NcclRun | None, causes: Sequence[Cause]) -> Iterator[Gap]:
         return
     if nccl.status is NcclStatus.FAILED:
         yield Gap(kind=GapKind.BROKE, reason=nccl.reason or "", causes=tuple(own))
-    elif nccl.status is NcclStatus.WAIVED and not any(w.kind is WaiverKind.INTERRUPTED for w in nccl.plan.waivers):
+    elif nccl.status is NcclStatus.WAIVED and not nccl.is_interrupted:
         yield Gap(kind=GapKind.WAIVED, reason=f"NCCL was not run: {nccl.reason}", causes=tuple(own))
 
 
@@ -250,7 +253,7 @@ def _broke(report: RunReport, lost: Sequence[int], causes: Sequence[Cause]) -> G
     reasons = [report.measurements[number].reason for number in lost]
     because = cause_words(report, causes[known[0]]) if known else next(filter(None, (*reasons, *report.problems)), "")
     what = f"{len(lost)} of {len(report.measurements)} measurements crashed, timed out or broke" if lost else ""
-    reason = f"{what or 'the run broke'}: {because}"
+    reason = Clauses.of(because).after(f"{what or 'the run broke'}: ")
     return Gap(kind=GapKind.BROKE, reason=reason, measurements=tuple(lost), causes=tuple(known))
 
 
@@ -260,11 +263,11 @@ def _nothing(report: RunReport, causes: Sequence[Cause]) -> Gap:
     numbers = tuple(range(len(report.measurements)))
     reasons = Counter(m.reason for n, m in enumerate(report.measurements) if n not in explained and m.reason)
     if causes:
-        rest = "".join(f"; {count} more: {reason}" for reason, count in reasons.most_common(1))
-        reason = f"nothing was measured: {causes[0].title}{rest}"
+        rest = (f"{count} more: {reason}" for reason, count in reasons.most_common(1))
+        reason = Clauses.of(f"nothing was measured: {causes[0].title}", *rest)
         return Gap(kind=GapKind.NOT_MEASURED, reason=reason, measurements=numbers, causes=(0,))
-    reason = f"nothing was measured: {next(iter(reasons), 'there was nothing to measure')}"
-    return Gap(kind=GapKind.NOT_MEASURED, reason=reason, measurements=numbers)
+    because = next(iter(reasons), "there was nothing to measure")
+    return Gap(kind=GapKind.NOT_MEASURED, reason=f"nothing was measured: {because}", measurements=numbers)
 
 
 def _missed(report: RunReport, causes: Sequence[Cause], *, whole_node: bool) -> list[int]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from egmctl.bench.path_class import is_lost
 from egmctl.dataclass import dataclass
-from egmctl.model.answer import WORDS, Asked, Cause, Gap, GapKind, State
+from egmctl.model.answer import WORDS, Asked, Cause, Clauses, Gap, GapKind, State
 from egmctl.model.finding import UNEXPLAINED, Finding, Status, WaiverKind
 from egmctl.model.measurement import BROKEN, Measurement, RunReport
 from egmctl.model.measurement import Status as Ended
@@ -83,22 +83,22 @@ def sentence(run: Decided) -> str:
         return _what_is_bad(run)
     if gap := run.gap:
         nothing_made = gap.kind is GapKind.NOT_MEASURED or not run.report.measurements
-        return gap.reason if nothing_made else f"{gap.reason}; {_rest(run)}"
+        return gap.reason if nothing_made else Clauses.of(gap.reason, _rest(run))
     if not run.report.measurements and (notes := [*nccl_notes(run.report.nccl)]):
         return notes[0]
     verdict, measured = run.report.verdict, several(run.measured, "measurement")
-    not_made = "".join(f"; {words}" for words in left_out(run))
+    not_made = tuple(left_out(run))
     if verdict is None:
-        return f"{measured}, not judged (--no-verdict){not_made}"
+        return Clauses.of(f"{measured}, not judged (--no-verdict)", *not_made)
     grades = Counter(path_class.grade for path_class in verdict.classes)
     if not grades[Grade.PASS] and not grades[Grade.WARN]:
         why = f"{measured} and nothing to judge them by: {_why_no_reference(verdict)}"
-        return f"{why}{not_made}{_warned(run, verdict)}"
+        return Clauses.of(why, *not_made, *_warned(run, verdict))
     if grades[Grade.WARN]:
-        return f"{_slow(run, verdict)}{not_made}"
+        return Clauses.of(_slow(run, verdict), *not_made)
     unknown = f", {grades[Grade.NO_REFERENCE]} without a reference" if grades[Grade.NO_REFERENCE] else ""
-    warned = _warned(run, verdict) if run.state is State.WARN else ""
-    return f"{_as_fast(verdict)}{unknown}{not_made}{warned}"
+    warned = _warned(run, verdict) if run.state is State.WARN else ()
+    return Clauses.of(f"{_as_fast(verdict)}{unknown}", *not_made, *warned)
 
 
 _NOT_HERE = {
@@ -153,7 +153,9 @@ def _what_is_bad(run: Decided) -> str:
         return stopped.reason
     fault = _fault(run)
     lacking = next((gap for gap in run.gaps if gap.reason not in fault), None)
-    return fault if lacking is None else f"{fault}; {WORDS[Asked.BENCH][lacking.kind.state]}: {lacking.reason}"
+    if lacking is None:
+        return fault
+    return Clauses.of(fault, f"{WORDS[Asked.BENCH][lacking.kind.state]}: {lacking.reason}")
 
 
 def _fault(run: Decided) -> str:
@@ -199,16 +201,17 @@ def _slow(run: Decided, verdict: RunVerdict) -> str:
     bad = [path_class for path_class in verdict.classes if path_class.by_speed in BAD_GRADES]
     if not bad:
         words = verdict.warnings or tuple(cause_words(run.report, cause) for cause in run.causes)
-        return f"{next(iter(words), 'a warning')}{' (--strict)' if verdict.strict else ''}"
+        first = next(iter(words), "a warning")
+        return f"{first} (--strict)" if verdict.strict else first
     little = all(path_class.by_speed is Grade.WARN for path_class in bad)
     how = "a little slower than usual" if little else "slower than expected"
     known = [cause for cause in run.explaining_slow if cause.finding.check != UNEXPLAINED]
-    explained = first_causes(run.report, known, 1)
+    explained: str = first_causes(run.report, known, 1)
     if not known and run.report.machines and not run.kernel_tells and not run.whole_node:
         # In a bring-up, the diagnosis may explain it.
         explained = "nothing that was read explains it"
     slow = f"{len(bad)} of {len(verdict.classes)} path classes are {how}"
-    return "; ".join(filter(None, (slow, _where(verdict.culprits), explained)))
+    return Clauses.of(slow, _where(verdict.culprits), explained)
 
 
 _OUTLIERS = 3
@@ -222,11 +225,11 @@ def _where(culprits: Sequence[Culprit]) -> str:
     return f"{'the outliers touch' if gpus else 'outliers:'} {listed(labels)}" if labels else ""
 
 
-def _warned(run: Decided, verdict: RunVerdict) -> str:
+def _warned(run: Decided, verdict: RunVerdict) -> tuple[str, ...]:
     """Return the first warning that is not about speed, and the first cause of slow paths, if there is one."""
     telling = run.explaining_slow or [cause for cause in run.causes if cause.state is State.WARN]
     words = (cause_words(run.report, cause) for cause in telling[:1])
-    return "".join(f"; {each}" for each in (*verdict.warnings[:1], *words))
+    return *verdict.warnings[:1], *words
 
 
 # --- the next step ---------------------------------------------------------------------------------------------------

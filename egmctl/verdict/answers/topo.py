@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from egmctl.doctor.check import EVERYTHING
-from egmctl.model.answer import WORDS, Answer, Asked, Cause, Gap, GapKind, State
+from egmctl.model.answer import WORDS, Answer, Asked, Cause, Clauses, Gap, GapKind, State
 from egmctl.model.finding import TOLD, Finding, Guard, RootCause, Status, root_causes
 from egmctl.model.machine import SECTION_VERSIONS, Machine
 from egmctl.topology.topology import SECTIONS, Topology
@@ -36,11 +36,11 @@ def of_topo(topology: Topology) -> Answer:
         notes = tuple(cause.title for cause in causes)
         word = WORDS[Asked.DOCTOR][State.GOOD]
         return Answer(state=State.GOOD, word=word, sentence=topology.platform.line, causes=causes, notes=notes)
-    more = f"; and {several(len(wrong) - 1, 'more cause')}" if len(wrong) > 1 else ""
+    more = f"and {several(len(wrong) - 1, 'more cause')}" if len(wrong) > 1 else ""
     return Answer(
         state=State.BAD if topology.strict else State.WARN,
         word=WORDS[Asked.DOCTOR][State.BAD] if topology.strict else WITH_PROBLEMS,
-        sentence=f"{wrong[0].title}{more}",
+        sentence=Clauses.of(wrong[0].title, more),
         causes=causes,
         next_step=wrong[0].finding.remedy,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from egmctl.model.answer import Cause, Gap
+from egmctl.model.answer import Cause, Clauses, Gap
 from egmctl.model.doubt import Doubt, DoubtReason
 from egmctl.model.finding import Finding, WaiverKind
 from egmctl.model.measurement import Measurement, RunReport
@@ -30,7 +30,7 @@ def to_measure(report: RunReport, gap: Gap) -> str | None:
     return _STEPS.get(next(iter(kinds))) if len(kinds) == 1 else None
 
 
-def cause_words(report: RunReport | None, cause: Cause) -> str:
+def cause_words(report: RunReport | None, cause: Cause) -> Clauses:
     """Return a sentence with a cause and the number of paths and measurements that it explains."""
     measurements = [] if report is None else [report.measurements[number] for number in cause.measurements]
     missed = [m for m in measurements if m.missed_path]
@@ -45,14 +45,14 @@ def cause_words(report: RunReport | None, cause: Cause) -> str:
         parts.append(f"{several(len(broke), 'path')} broke")
     if missed:
         parts.append(f"{several(len(missed), 'measurement')} not made")
-    return "; ".join(parts)
+    return Clauses.of(*parts)
 
 
-def first_causes(report: RunReport | None, causes: Iterable[Cause], most: int = 2) -> str:
+def first_causes(report: RunReport | None, causes: Iterable[Cause], most: int = 2) -> Clauses:
     """Return the words for the first ``most`` causes, and the number of the others."""
     first = [cause_words(report, cause) for cause in causes]
     more = [f"and {several(len(first) - most, 'more cause')}"] if len(first) > most else []
-    return "; ".join([*first[:most], *more])
+    return Clauses.of("", *first[:most], *more)
 
 
 def doubt_words(report: RunReport, doubt: Doubt) -> str:
