@@ -14,6 +14,8 @@ from egmctl.model.finding import Finding, Guard, Status
 from egmctl.model.host import PciFunction, System
 from egmctl.model.machine import Machine
 from egmctl.model.probes import Outcome, ProbeKind, Registration
+from egmctl.report.document import KeyValues
+from egmctl.report.views.machine import machine_section
 from tests.answers import diagnose
 from tests.doctor.machines import of_two_gpus, patched, shipped
 from tests.doctor.test_nvml_faults import here
@@ -85,6 +87,15 @@ def test_a_finding_names_link_layer_distance_of_each_pair_and_the_version_of_ofe
     host_memory = findings(machine, DEFAULT)[1]
     assert host_memory.note.startswith("RoCE")
     assert "GPU to NIC" not in host_memory.note
+
+
+@pytest.mark.parametrize(("version", "words"), [("25.04-0.6.1", "25.04-0.6.1"), ("", "none: mlx5 is the kernel's own")])
+def test_pages_state_the_version_of_ofed(version: str, words: str) -> None:
+    machine = patched(with_data_direct(), "system", module_versions={"mlx5_core": version})
+    body = machine_section(machine).body
+    (facts, *_) = body() if callable(body) else body
+    assert isinstance(facts, KeyValues)
+    assert dict(facts.rows)["OFED"] == words
 
 
 @pytest.mark.parametrize(
