@@ -34,7 +34,7 @@ from egmctl.gpu.timing import Stream
 from egmctl.launch import Channel, close_all
 from egmctl.model.host import System
 from egmctl.model.machine import SECTION_VERSIONS, Machine, SectionStatus
-from egmctl.model.probes import Outcome, Probe, ProbeKind
+from egmctl.model.probes import Outcome, Probe, ProbeKind, Registration
 from egmctl.model.task import HandleKind
 
 Message = dict[str, Any]
@@ -71,13 +71,20 @@ def probed(
     started = time.monotonic()
     gpus = [gpu.bus_id for gpu in usable(machine, scope.gpus_of(machine))]
     nics = tuple(nic.name for nic in machine.nics or ()) or (None,)
-    verbs = (machine.system or System()).verbs or ()
+    system = machine.system or System()
+    # Which NIC a Data Direct function belongs to is libmlx5's answer, so that each NIC of its vendor is asked.
+    data_direct_vendors = {function.vendor_id for function in system.data_direct or ()}
+    data_direct_nics = tuple(
+        nic.name for nic in machine.nics or () if nic.pci and nic.pci.vendor_id in data_direct_vendors
+    )
+    verbs = system.verbs or ()
     # libibverbs waits 5 s for each device that it cannot open (open_cdev_robust, util/open_cdev.c of rdma-core).
     closed = {device.nic for device in verbs if device.nic and device.node.access not in ("ok", None)}
     nodes, wanted = scope.numa_of(machine), frozenset(kinds)
 
     def planned(chosen: Sequence[str]) -> list[Probe]:
-        return [replace(each, detail=NO_VERBS * (each.nic in closed)) for each in plan(chosen, nodes, wanted, nics)]
+        probes = plan(chosen, nodes, wanted, nics, data_direct_nics)
+        return [replace(each, detail=NO_VERBS * (each.nic in closed)) for each in probes]
 
     at_once = shared_by_processes(usable(machine, scope.gpus_of(machine)))
     on_probe = on_probe or (lambda _part, _probe: None)
@@ -111,13 +118,18 @@ def started(gpus: int, kinds: Collection[ProbeKind]) -> Iterator[list[Prober]]:
 
 
 def plan(
-    gpus: Sequence[str], nodes: Sequence[int], kinds: Collection[ProbeKind], nics: Sequence[str | None] = (None,)
+    gpus: Sequence[str],
+    nodes: Sequence[int],
+    kinds: Collection[ProbeKind],
+    nics: Sequence[str | None] = (None,),
+    data_direct_nics: Sequence[str] = (),
 ) -> list[Probe]:
     """Return the probes of these kinds in their order, as not run.
 
     Every GPU accesses host memory on every node, and every other GPU's memory. Processes share memory along a ring of
     the GPUs; with one GPU, two processes use it. Each NIC registers the memory of each GPU and node, last, as one that
-    hangs uses up the time of the probes after it.
+    hangs uses up the time of the probes after it. NICs that may have a Data Direct function then register GPU memory
+    through that: host memory has no mapping over PCIe.
     """
     ring = list(zip(gpus, [*gpus[1:], *gpus[:1]], strict=True))
     # H200, driver 580: a process that has imported a HOST_NUMA pool gets CUDA_ERROR_OUT_OF_MEMORY if it allocates
@@ -140,6 +152,12 @@ def plan(
         *(_blank(ProbeKind.P2P, (gpu, peer)) for gpu in gpus for peer in gpus if gpu != peer),
         *(_blank(kind, ends, node) for kind, pairs, locations in shared for ends in pairs for node in locations),
         *(_blank(ProbeKind.DMA_BUF, (gpu,), node, nic) for node in (None, *nodes) for gpu in gpus for nic in nics),
+        *(
+            replace(_blank(ProbeKind.DMA_BUF, (gpu,), nic=nic), registration=registration)
+            for gpu in gpus
+            for nic in data_direct_nics
+            for registration in (Registration.DATA_DIRECT, Registration.DATA_DIRECT_UNALIGNED)
+        ),
     ]
     return [probe for probe in probes if probe.kind in kinds]
 
@@ -286,7 +304,7 @@ def attempt(probe: Probe, processes: Sequence[Prober], visible: Sequence[str] = 
     """
     steps = _STEPS.get(probe.kind, ("export", "open_exported", "verify"))
     message: Message = {"kind": probe.kind, "gpus": probe.gpus, "node": probe.numa_node, "nic": probe.nic}
-    message["visible"] = list(visible)
+    message |= {"visible": list(visible), "registration": probe.registration}
     fds: list[int] = []
     for number, step in enumerate(steps):
         # The owner and the importer take turns.
@@ -557,7 +575,8 @@ class _Orders:
 
     def register(self, order: Message) -> None:
         """Export memory as a dma-buf, and register it with a NIC."""
-        trials.register(self._context(order["gpu"]), order["node"], order["nic"])
+        registration = Registration(order["registration"])
+        trials.register(self._context(order["gpu"]), order["node"], order["nic"], registration)
 
     def export(self, order: Message) -> Message:
         """Allocate and fill memory, or record an event, and return its handle."""

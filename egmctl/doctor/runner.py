@@ -49,7 +49,7 @@ _ORDER = (
         "kernel",
         "kernel_log",
     ),
-    *("nvlink", "pcie", "fabric", "imex", "ipc", "rdma", "active", "peers"),
+    *("nvlink", "pcie", "fabric", "imex", "ipc", "rdma", "active", "data_direct", "peers"),
 )
 """The areas of the checks in the order in which they run; other areas follow."""
 

@@ -18,6 +18,7 @@ from egmctl.gpu.context import Context, ReleaseStack
 from egmctl.gpu.cpu_threads import words_of
 from egmctl.gpu.memory import DeviceMemory, HostNumaMemory, Memory
 from egmctl.gpu.pattern import POISON, WORD_BYTES, pattern_words
+from egmctl.model.probes import Registration
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,11 +102,13 @@ def share_managed(context: Context) -> None:
         call("cuIpcGetMemHandle", pointer)
 
 
-def register(context: Context, node: int | None, nic: str | None) -> None:
+def register(
+    context: Context, node: int | None, nic: str | None, registration: Registration = Registration.DEFAULT
+) -> None:
     """Export memory as a dma-buf, and register that with a NIC for remote reads and writes.
 
-    The dma-buf has the default mapping: ``ibv_reg_dmabuf_mr`` refuses the one over PCIe on GB200, which is for Data
-    Direct (https://github.com/openucx/ucx/pull/11571).
+    The mapping of the dma-buf fits the function that registers it: ``ibv_reg_dmabuf_mr`` refuses the mapping over PCIe
+    on GB200, which is for Data Direct (https://github.com/openucx/ucx/pull/11571).
 
     Parameters
     ----------
@@ -115,29 +118,43 @@ def register(context: Context, node: int | None, nic: str | None) -> None:
         The NUMA node; ``None``: the memory is the GPU's.
     nic
         The name of the NIC, e.g. ``mlx5_0``; ``None``: the memory is only exported.
+    registration
+        How the NIC registers it.
 
     Raises
     ------
     DriverCallError
-        CUDA exports no dma-buf, or a call of libibverbs failed; its number is then an errno.
+        CUDA exports no dma-buf, or a call of libibverbs or libmlx5 failed; its number is then an errno.
     """
     kind = bindings().CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
     size = SIZE_BYTES
     with closing(DeviceMemory(context, size) if node is None else HostNumaMemory(node, size, [context])) as memory:
-        fd = call("cuMemGetHandleForAddressRange", memory.address, size, kind, 0)
+        mapping = 0 if registration is Registration.DEFAULT else _OVER_PCIE
+        fd = call("cuMemGetHandleForAddressRange", memory.address, size, kind, mapping)
         try:
             if nic is not None:
-                _register(fd, nic.encode())
+                _register(fd, nic.encode(), registration)
         finally:
             os.close(fd)
 
 
+_OVER_PCIE = 1
+"""CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE (cuda.h of CUDA 12.8); older drivers return CUDA_ERROR_INVALID_VALUE."""
 _REMOTE_ACCESS = 0b111
 """IBV_ACCESS_LOCAL_WRITE, _REMOTE_WRITE and _REMOTE_READ (infiniband/verbs.h)."""
+_DATA_DIRECT = 1
+"""MLX5DV_REG_DMABUF_ACCESS_DATA_DIRECT (infiniband/mlx5dv.h)."""
+_UNALIGNED_BYTES = 512
+"""A base that is in no page size's grid. Small allocations of cudaMalloc begin at multiples of 512 bytes."""
+_SYSFS_PATH_BYTES = 4096
+"""PATH_MAX."""
 
 
-def _register(fd: int, nic: bytes) -> None:
-    size, none, count = ctypes.c_size_t(SIZE_BYTES), ctypes.c_uint64(0), ctypes.c_int()
+def _register(fd: int, nic: bytes, registration: Registration) -> None:
+    base = _UNALIGNED_BYTES if registration is Registration.DATA_DIRECT_UNALIGNED else 0
+    # The kernel wants the same place in the page of the region's base in the dma-buf and of its address for peers.
+    begin, size, count = ctypes.c_uint64(base), ctypes.c_size_t(SIZE_BYTES - base), ctypes.c_int()
+    region = begin, size, begin, fd, _REMOTE_ACCESS
     with ReleaseStack() as undo:
 
         def made(undone_by: str, name: str, *arguments: Any) -> ctypes.c_void_p:
@@ -152,27 +169,48 @@ def _register(fd: int, nic: bytes) -> None:
             raise DriverCallError("ibv_get_device_list", errno.ENODEV, "ENODEV")
         context = made("ibv_close_device", "ibv_open_device", named[0])
         domain = made("ibv_dealloc_pd", "ibv_alloc_pd", context)
-        made("ibv_dereg_mr", "ibv_reg_dmabuf_mr", domain, none, size, none, fd, _REMOTE_ACCESS)
+        if registration is Registration.DEFAULT:
+            made("ibv_dereg_mr", "ibv_reg_dmabuf_mr", domain, *region)
+        else:
+            _need_data_direct(context)
+            made("ibv_dereg_mr", "mlx5dv_reg_dmabuf_mr", domain, *region, _DATA_DIRECT)
+
+
+def _need_data_direct(context: ctypes.c_void_p) -> None:
+    """Raise DriverCallError with ENODEV if no Data Direct function belongs to a NIC."""
+    name = "mlx5dv_get_data_direct_sysfs_path"
+    path = ctypes.create_string_buffer(_SYSFS_PATH_BYTES)
+    breadcrumb.enter(name)
+    number: int = _function(name)(context, path, ctypes.c_size_t(_SYSFS_PATH_BYTES))
+    breadcrumb.leave()
+    if number:
+        raise _failed(name, number)
 
 
 def _verb(name: str, *arguments: Any) -> int:
-    """Call a function of libibverbs and return its pointer; raise DriverCallError with the errno if that is null."""
+    """Call a function of libibverbs or libmlx5 and return its pointer; raise DriverCallError if that is null."""
     function = _function(name)
     function.restype = ctypes.c_void_p
     breadcrumb.enter(name)
     result: int | None = function(*arguments)
     breadcrumb.leave()
     if not result:
-        number = ctypes.get_errno()
-        raise DriverCallError(name, number, errno.errorcode.get(number, os.strerror(number)))
+        raise _failed(name, ctypes.get_errno())
     return result
 
 
+def _failed(name: str, number: int) -> DriverCallError:
+    return DriverCallError(name, number, errno.errorcode.get(number, os.strerror(number)))
+
+
 def _function(name: str) -> Any:
+    library, version = "libibverbs.so.1", "of rdma-core 34 or newer"
+    if name.startswith("mlx5dv_"):
+        library, version = "libmlx5.so.1", "with the symbols of MLX5_1.25"
     try:
-        return getattr(ctypes.CDLL("libibverbs.so.1", use_errno=True), name)
+        return getattr(ctypes.CDLL(library, use_errno=True), name)
     except (OSError, AttributeError):
-        raise DriverLibraryMissing(name, None, "no libibverbs.so.1 of rdma-core 34 or newer can be loaded") from None
+        raise DriverLibraryMissing(name, None, f"no {library} {version} can be loaded") from None
 
 
 def _from_host(context: Context, memory: Memory, seed: int) -> None:

@@ -464,6 +464,12 @@ class System(Record):
     """The InfiniBand devices that manage the NVLink switches of this node and are no NICs. Only root can identify
     them."""
 
+    @property
+    def ofed_version(self) -> str | None:
+        """The version of DOCA-OFED or MLNX_OFED, which its mlx5_core states; empty if that is the kernel's own, which
+        states none; ``None`` if it is not loaded or was not read."""
+        return (self.module_versions or {}).get("mlx5_core")
+
 
 INITIAL_NAMESPACES = {"ipc": 0xEFFFFFFF, "user": 0xEFFFFFFD, "pid": 0xEFFFFFFC, "cgroup": 0xEFFFFFFB}
 """Inode numbers of the kernel's initial namespaces (include/linux/proc_ns.h); those of ``mnt`` and ``net`` are not

@@ -41,6 +41,17 @@ class ProbeKind(StrEnum):
     """Memory of a GPU or NUMA node, exported as a dma-buf and registered with a NIC."""
 
 
+class Registration(StrEnum):
+    """How a NIC registers a dma-buf."""
+
+    DEFAULT = "default"
+    """With CUDA's default mapping, by ``ibv_reg_dmabuf_mr``."""
+    DATA_DIRECT = "data-direct"
+    """With the mapping over PCIe, through the NIC's Data Direct function, by ``mlx5dv_reg_dmabuf_mr``."""
+    DATA_DIRECT_UNALIGNED = "data-direct-unaligned"
+    """As ``data-direct``, at a base that is no multiple of the page size."""
+
+
 class Outcome(StrEnum):
     """The outcomes of a probe."""
 
@@ -67,13 +78,15 @@ class Probe:
     """The NUMA node of host memory."""
     nic: Plain | None = None
     """The NIC that registers a dma-buf; ``None``: the memory is only exported."""
+    registration: Registration = Registration.DEFAULT
+    """How the NIC registers it."""
     outcome: Outcome
     by: BusId | None = None
     """The GPU that failed."""
     call: Plain | None = None
     """The call that failed, or that was in progress at the end."""
     error_number: int | None = None
-    """The CUresult that the call returned; for PIDFD and functions of libibverbs an errno."""
+    """The CUresult that the call returned; for PIDFD and functions of libibverbs and libmlx5 an errno."""
     error_name: Plain | None = None
     detail: Sentence = ""
 

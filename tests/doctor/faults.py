@@ -39,7 +39,7 @@ from egmctl.model.host import (
 )
 from egmctl.model.kernel_log import KernelLog
 from egmctl.model.machine import Machine
-from egmctl.model.probes import Outcome, Peer, PeerPort, PeerProbe, Peers, Probe, ProbeKind
+from egmctl.model.probes import Outcome, Peer, PeerPort, PeerProbe, Peers, Probe, ProbeKind, Registration
 from egmctl.model.record import Reason, Unread
 from tests.doctor.machines import patched, shipped, with_gpu_denied
 
@@ -442,7 +442,18 @@ def peer_changed(**changes: Any) -> Fault:
     return Fault(lambda: patched(in_job(), "peers.nodes[1]", **changes))
 
 
+def through_data_direct(outcome: Outcome = Outcome.OK, call: str | None = None, number: int | None = None) -> Machine:
+    """A NIC has registered the memory of a GPU by the default mapping, and through Data Direct with this outcome."""
+    probes = tried(healthy())
+    (gpu, *_), (nic, *_) = healthy().gpus or (), healthy().nics or ()
+    default = Probe(kind=ProbeKind.DMA_BUF, gpus=(gpu.bus_id,), nic=nic.name, outcome=Outcome.OK)
+    ending = {"outcome": outcome, "call": call, "error_number": number, "error_name": "EIO" if number else None}
+    direct = dataclasses.replace(default, registration=Registration.DATA_DIRECT, **ending)  # type: ignore[arg-type]
+    return patched(healthy(), "", probes=(*probes, default, direct))
+
+
 FAULTS |= {
+    "rdma.data-direct-active": Fault(functools.partial(through_data_direct, Outcome.ERROR, "mlx5dv_reg_dmabuf_mr", 5)),
     "fabric.management": Fault(without_umad),
     "peers.versions": peer_changed(driver_version="590.10"),
     "peers.clique": peer_changed(cliques=(2,)),
@@ -468,6 +479,7 @@ PASSES: Mapping[str, Callable[[], Machine]] = {
     "fabric.management": hgx_b200,
     "kernel.sxid": lambda: patched(with_switches(), "", kernel_log=healthy().kernel_log),
     "rdma.bar1": lambda: patched(shipped("dgx-h100"), "gpus[*].nvml", bar1_total_bytes=1 << 37),
+    "rdma.data-direct-active": through_data_direct,
     "pcie.iommu": lambda: patched(weak_switch(), "system", iommu_domains={}),
 }
 """By check that does not concern the healthy machine: a machine that passes."""
@@ -477,5 +489,14 @@ ONLY_TOLD = frozenset(
 )
 """Checks that tell what is so, and never that it is a fault."""
 
-NOTED = frozenset({"gpu.memory-limit", "gpu.power-limit", "numa.huge-pages", "numa.page-size", "rdma.bar1"})
+NOTED = frozenset(
+    {
+        "gpu.memory-limit",
+        "gpu.power-limit",
+        "numa.huge-pages",
+        "numa.page-size",
+        "rdma.bar1",
+        "rdma.data-direct-active",
+    }
+)
 """Checks whose fault is a setting that stops nothing by itself, so that they only note it."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent / "driver"
 
-CUDA, NVML, VERBS = "libcuda.so.1", "libnvidia-ml.so.1", "libibverbs.so.1"
+CUDA, NVML, VERBS, MLX5 = "libcuda.so.1", "libnvidia-ml.so.1", "libibverbs.so.1", "libmlx5.so.1"
 
 _SHARED = ("answers.c", "calls.c", "faults.c", "traffic.c")
 _OF_LIBRARY = {
@@ -42,6 +42,7 @@ _OF_LIBRARY = {
     ),
     NVML: ("nvml.c", "nvml_values.c", "nvml_structures.c"),
     VERBS: ("verbs.c",),
+    MLX5: ("verbs.c",),
 }
 _OPTIONS = (
     "-std=c11",

@@ -23,10 +23,13 @@ from egmctl.data import machines_dir
 from egmctl.facts import replay
 from egmctl.model.machine import Machine
 from tests.fake.answers import answers
-from tests.fake.build import CUDA, NVML, build, without_symbols
+from tests.fake.build import CUDA, MLX5, NVML, build, without_symbols
 from tests.fake.calls import Call, read_log
 from tests.fake.rules import broken
 from tests.fake.sysroot import write_sysroot
+
+_LIBRARY_OF = {"nvml": NVML, "mlx5": MLX5}
+"""By the first four letters of a function; all others are CUDA's."""
 
 
 class FakeNode:
@@ -110,12 +113,12 @@ class FakeNode:
 
     def _library_folder(self, faults: str) -> Path:
         """Return a folder with this node's libraries, less the exported functions that the plan says are missing."""
-        hidden = sorted(set(re.findall(r"(nvml\w+|cuGetProcAddress)\s*=\s*missing", faults)))
+        hidden = sorted(set(re.findall(r"(nvml\w+|mlx5dv_\w+|cuGetProcAddress)\s*=\s*missing", faults)))
         folder = self.directory / "-".join(("libraries", *hidden))
         if not folder.exists():
             folder.mkdir()
             for name in self._libraries:
-                own = [function for function in hidden if function.startswith("nvml") is (name == NVML)]
+                own = [function for function in hidden if _LIBRARY_OF.get(function[:4], CUDA) == name]
                 if own:
                     without_symbols(self._built / name, own, folder / name)
                 else:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.fake.build import CUDA, NVML, VERBS, NoCompiler, build, compile_library
+from tests.fake.build import CUDA, MLX5, NVML, VERBS, NoCompiler, build, compile_library
 from tests.fake.plugin import MakeFakeNode
 
 pytestmark = pytest.mark.processes
@@ -49,8 +49,8 @@ def test_processes_side_by_side_build_once(tmp_path: Path) -> None:
         for _ in range(2)
     ]
     (folder,) = {Path(process.communicate(timeout=100)[0].strip()) for process in processes}
-    assert sorted(path.name for path in folder.iterdir()) == sorted((CUDA, NVML, VERBS))
-    assert len(calls.read_text().splitlines()) == 3
+    assert sorted(path.name for path in folder.iterdir()) == sorted((CUDA, NVML, VERBS, MLX5))
+    assert len(calls.read_text().splitlines()) == 4
     assert {path.name for path in folder.parent.iterdir()} == {folder.name, "lock"}
 
 

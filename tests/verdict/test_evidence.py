@@ -100,10 +100,11 @@ def test_a_healthy_tray_settles_the_claims_and_the_first_line_counts_them() -> N
     report = settled(measured())
     assert {name for name, state in states(report).items() if state is not State.SETTLED} == {
         "nvlink-counters",
+        "data-direct",
         "granularity",
         "location",
     }
-    assert "\n14 of 17 questions are settled: not settled: nvlink-counters," in str(render(report, Format.TEXT))
+    assert "\n14 of 18 questions are settled: not settled: nvlink-counters," in str(render(report, Format.TEXT))
 
 
 def test_a_driver_that_takes_no_pool_of_host_memory_contradicts_the_guide_and_one_that_dies_settles_nothing() -> None:

@@ -9,6 +9,7 @@ from functools import partial
 
 from egmctl.doctor.check import Check, Scope
 from egmctl.doctor.findings import failed, noted, passed, skipped, todo, unknown, warned
+from egmctl.doctor.registration import evidence_of, summary_of
 from egmctl.doctor.situation import NO_VERBS, coherent, coherent_gpus, group_by, in_domain, numbers, peer_memory_modules
 from egmctl.driver.signatures import cause_of, cause_of_crash
 from egmctl.model.explanation import KnownCause
@@ -16,7 +17,7 @@ from egmctl.model.finding import NODE, Confidence, Evidence, Finding, Guard, Pla
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Confinement, Driver, Host
 from egmctl.model.machine import Machine
-from egmctl.model.probes import Outcome, Probe, ProbeKind
+from egmctl.model.probes import Outcome, Probe, ProbeKind, Registration
 from egmctl.model.remedy import Remedy
 from egmctl.units import parse_kernel_list
 
@@ -72,21 +73,26 @@ KINDS: Mapping[str, ProbeKind] = {check_id: kind for check_id, (kind, _, _) in _
 
 def kinds_of(checks: Iterable[Check]) -> tuple[ProbeKind, ...]:
     """Return the kinds of probes that these checks need."""
-    return tuple(KINDS[check.id] for check in checks if check.id in KINDS)
+    kinds = {**KINDS, "rdma.data-direct-active": ProbeKind.DMA_BUF}
+    return tuple(kinds[check.id] for check in checks if check.id in kinds)
 
 
 def _judge(kind: ProbeKind, subject: str, machine: Machine, _scope: Scope) -> Iterator[Finding]:
     if machine.probes is None:
         yield skipped(NOT_ASKED)
         return
-    probes = [probe for probe in machine.probes if probe.kind is kind and _is_whole(probe)]
+    # Registrations through Data Direct are another check's.
+    tried = [probe for probe in machine.probes if probe.registration is Registration.DEFAULT]
+    probes = [probe for probe in tried if probe.kind is kind and _is_whole(probe)]
     if not probes:
         yield skipped("no GPU to try it on")
     for _, group in group_by(probes, _group_key):
         memory = "GPU memory" if group[0].numa_node is None else "HOST_NUMA memory"
         gpus = _label(machine, [probe.gpus[0] for probe in group])
         verdict = _verdict(machine, subject.format(memory=memory, gpus=gpus), group)
-        yield replace(verdict, place=_place(machine, group, probes))
+        evidence, connection = (*verdict.evidence, *evidence_of(machine, group)), summary_of(machine, group)
+        note = "; ".join(filter(None, (connection, verdict.note)))
+        yield replace(verdict, place=_place(machine, group, probes), evidence=evidence, note=note)
 
 
 def _is_whole(probe: Probe) -> bool:
@@ -105,7 +111,7 @@ def _group_key(probe: Probe) -> tuple[object, ...]:
 def _verdict(machine: Machine, subject: str, probes: Sequence[Probe]) -> Finding:
     """Return the finding for probes with the same outcome."""
     first = probes[0]
-    evidence = tuple(Evidence(source=_participants(machine, probe), value=probe.detail) for probe in probes[:4])
+    evidence = tuple(Evidence(source=participants(machine, probe), value=probe.detail) for probe in probes[:4])
     confidence = Confidence.HIGH
     match first.outcome:
         case Outcome.OK if first.kind is ProbeKind.MANAGED_IPC:
@@ -271,8 +277,8 @@ def _label(machine: Machine, bus_ids: Iterable[str]) -> str:
     return on_gpus(known).label if len(known) == len(wanted) else ", ".join(wanted)
 
 
-def _participants(machine: Machine, probe: Probe) -> str:
-    """Return the kind, GPUs and NUMA node of a probe, and the side that failed."""
+def participants(machine: Machine, probe: Probe) -> str:
+    """Return the kind, GPUs, NUMA node and NIC of a probe, and the side that failed."""
     nodes = "" if probe.numa_node is None else f" on NUMA {probe.numa_node}"
     nodes += f" with {probe.nic}" if probe.nic else ""
     ends = ">".join(_label(machine, [bus_id]) for bus_id in probe.gpus)

@@ -118,6 +118,8 @@ def _facts(machine: Machine) -> Iterator[tuple[str, str]]:
     yield from numa_rows(machine)
     nics = Counter(map(port_rates, machine.nics or ()))
     yield "NICs", ", ".join(f"{number} x {rate}" if rate else f"{number}" for rate, number in nics.items())
+    ofed = machine.system.ofed_version if machine.system and machine.nics else None
+    yield "OFED", "" if ofed is None else ofed or "none: mlx5 is the kernel's own"
     if machine.switches:
         yield "NVSwitches", str(len(machine.switches))
 
