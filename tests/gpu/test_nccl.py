@@ -148,7 +148,8 @@ def test_with_a_gpu_a_task_nccl_dies_and_the_cgroup_is_the_cause(
         assert done.code == 0, done.err
     record_property("a GPU a task", repr(nccl.failures))
     assert nccl.status is NcclStatus.FAILED
-    assert any("invalid device ordinal" in failure.reason for failure in nccl.failures), nccl.failures
+    warnings = [failure.warning.text for failure in nccl.failures if failure.warning is not None]
+    assert any("invalid device ordinal" in text for text in warnings), nccl.failures
     denied = replay.load(str(snapshot))
     report = RunReport(
         settings=settings,
