@@ -44,7 +44,8 @@ def one_is_away(world: World) -> None:
         if world.rank == 0:
             say(f"missing {missing.ranks}: {missing}")
             world.abort(4)
-    time.sleep(2)
+    # Until rank 0 ends the job, however long that takes.
+    time.sleep(120)
 
 
 def one_is_late(world: World) -> None:
