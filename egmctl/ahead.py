@@ -17,7 +17,7 @@ def import_ahead(*modules: str) -> None:
     """
 
     def run() -> None:
-        with contextlib.suppress(ImportError):
+        with contextlib.suppress(Exception):
             for name in modules:
                 importlib.import_module(name)
 

@@ -62,7 +62,7 @@ def collectives(run: RunReport) -> Iterator[Collective]:
     results = {result.name: result for result in nccl.results}
     for name in plan.collectives:
         result = results.get(name)
-        status = _status(nccl, result)
+        status = _status(nccl, name, result)
         yield Collective(
             case=f"{PREFIX}{name}",
             size_bytes=plan.size_bytes,
@@ -72,15 +72,32 @@ def collectives(run: RunReport) -> Iterator[Collective]:
             value=result.bus_gb_s if result is not None and status is Status.OK else None,
             transports=", ".join(sorted(nccl.transports)) or "an unknown transport",
             status=status,
-            reason=None if status is Status.OK else nccl.reason,
+            reason=_reason(nccl, status),
         )
 
 
-def _status(nccl: NcclRun, result: CollectiveResult | None) -> Status:
+def _status(nccl: NcclRun, name: str, result: CollectiveResult | None) -> Status:
     """Return the status of a collective, as a measurement has it."""
     if result is not None:
         return Status.CORRUPT if result.verified is False else Status.OK
-    return Status.WAIVED if nccl.status is NcclStatus.WAIVED else Status.FAILED
+    return Status.FAILED if nccl.status is not NcclStatus.WAIVED and name == _under_way(nccl) else Status.WAIVED
+
+
+def _reason(nccl: NcclRun, status: Status) -> str | None:
+    """Return why there is no believed result of a collective."""
+    if status is Status.OK:
+        return None
+    if status is Status.FAILED and nccl.failures:
+        return nccl.failures[0].words
+    if status is Status.WAIVED and nccl.status is not NcclStatus.WAIVED:
+        return f"not reached: NCCL failed in {_under_way(nccl)}"
+    return nccl.reason
+
+
+def _under_way(nccl: NcclRun) -> str:
+    """Return the collective that follows the results; empty if all have one."""
+    made = {result.name for result in nccl.results}
+    return next((name for name in nccl.plan.collectives if name not in made), "")
 
 
 def _method(nccl: NcclRun) -> tuple[str, ...]:

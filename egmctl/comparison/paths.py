@@ -36,8 +36,8 @@ class Key(NamedTuple):
     stage: str
     ends: tuple[tuple[str, ...], ...]
     size_bytes: int
-    """0 for bandwidths from :data:`JUDGED_FROM_BYTES` on. They do not depend on the size, and a run may use smaller
-    buffers than usual if those do not fit."""
+    """0 for bandwidths of copies from :data:`JUDGED_FROM_BYTES` on. They do not depend on the size, and a run may use
+    smaller buffers than usual if those do not fit."""
     method: tuple[str, ...]
     occurrence: int
     """A counter for a path that occurs several times in one run; 0 for the first."""
@@ -135,8 +135,8 @@ def points(run: RunReport, names: GpuNames, number: int) -> dict[Key, MeasuredPa
         by_key[key] = point
     for collective in collectives(run):
         gpus = tuple(sorted(names.name(number, bus_id) for bus_id in collective.gpus))
-        size_bytes = 0 if collective.size_bytes >= JUDGED_FROM_BYTES else collective.size_bytes
-        by_key[Key(collective.name, "", (gpus,), size_bytes, collective.method, 0)] = MeasuredPath(
+        # Copies of 64 MiB and more are as fast as larger ones; collectives are not.
+        by_key[Key(collective.name, "", (gpus,), collective.size_bytes, collective.method, 0)] = MeasuredPath(
             collective,
             "",
             value=collective.value,

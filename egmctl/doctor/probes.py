@@ -114,6 +114,9 @@ def started(gpus: int, kinds: Collection[ProbeKind]) -> Iterator[list[Prober]]:
             except ChildFailed:
                 # Whoever needs another process starts it, and says why that fails.
                 break
+        for prober in probers:
+            # At the end all are killed before the first one is waited for.
+            cleanup.callback(prober.kill_soon)
         yield probers
 
 
@@ -202,6 +205,8 @@ def _results(
         except ChildFailed as error:
             yield from (replace(probe, **_end(error)) for probe in probes)
             return
+        for surplus in waiting:
+            surplus.kill_soon()
         if at_once:
             processes.open_contexts(probes, visible)
         turns = _Turns(probes, processes, visible, deadline, on_probe)
@@ -250,16 +255,21 @@ class _Turns:
         """
         of_one = [probe for probe in self._probes if probe.kind in _OF_ONE_PROCESS]
         of_two = [probe for probe in self._probes if probe.kind not in _OF_ONE_PROCESS]
-        with ThreadPoolExecutor(2, thread_name_prefix="probes") as threads:
-            parts = [threads.submit(self._made, part) for part in (of_one, of_two)]
+        with ThreadPoolExecutor(1, thread_name_prefix="probes") as threads:
             try:
-                made = [iter(part.result()) for part in parts]
+                try:
+                    beside = threads.submit(self._made, of_one)
+                except RuntimeError:
+                    # A limit of processes forbids the thread.
+                    return self.one_by_one()
+                made_by_two = iter(self._made(of_two))
+                made_by_one = iter(beside.result())
             except BaseException:
-                # The threads end when their processes do.
+                # The thread ends when its processes do.
                 self._is_over.set()
                 self._processes.kill()
                 raise
-        return [next(made[probe.kind not in _OF_ONE_PROCESS]) for probe in self._probes]
+        return [next(made_by_one if probe.kind in _OF_ONE_PROCESS else made_by_two) for probe in self._probes]
 
     def _made(self, probes: Sequence[Probe]) -> list[Probe]:
         made = []
@@ -351,12 +361,16 @@ class Prober:
 
     def __init__(self, **options: Any) -> None:
         self._options = options
+        self._is_ended = False
         self._start()
 
     def _start(self) -> None:
         self._child = launch.Child("egmctl.doctor.probes:serve", {}, grace_s=0, **self._options)
         self._answers_due = 1
         self.is_lost = False
+        if self._is_ended:
+            # Another thread ended it while it was started again.
+            self._child.kill_soon()
 
     def open_context(self, gpu: str) -> None:
         """Tell the process to open a context, without waiting."""
@@ -390,7 +404,8 @@ class Prober:
         self.close()
 
     def kill_soon(self) -> None:
-        """Kill the process without waiting for its end: :meth:`close` waits."""
+        """Kill the process for good without waiting for its end: :meth:`close` waits. Any thread may call it."""
+        self._is_ended = True
         self._child.kill_soon()
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ def link_layers(nic: Nic) -> tuple[str, ...]:
 def summary_of(machine: Machine, probes: Iterable[Probe]) -> str:
     """Return the link layers and distances of some registrations in words: ``InfiniBand; GPU to NIC: PIX, SYS``.
 
-    Host memory is at no distance of a GPU's. What was not read is left out.
+    Host memory has no distance to a NIC here. What was not read is left out.
     """
     tried = list(probes)
     nics = _nics(machine, tried)
@@ -49,7 +49,8 @@ def evidence_of(machine: Machine, probes: Iterable[Probe]) -> tuple[Evidence, ..
 
 
 def _facts(machine: Machine, nic: Nic, probes: Sequence[Probe]) -> Iterator[str]:
-    yield " and ".join(link_layers(nic)) or "no active port"
+    is_read = any(port.state for port in nic.ports)
+    yield " and ".join(link_layers(nic)) or ("no active port" if is_read else "ports not read")
     for kind, gpus in _by_distance(machine, nic, probes).items():
         yield f"{kind.value}: {gpus}"
 

@@ -200,7 +200,11 @@ def _verb(name: str, *arguments: Any) -> int:
 
 
 def _failed(name: str, number: int) -> DriverCallError:
-    return DriverCallError(name, number, errno.errorcode.get(number, os.strerror(number)))
+    return DriverCallError(name, number, _NAMES.get(number) or errno.errorcode.get(number, os.strerror(number)))
+
+
+_NAMES = {524: "ENOTSUPP"}
+"""The names of the kernel's own numbers, which C does not have."""
 
 
 def _function(name: str) -> Any:

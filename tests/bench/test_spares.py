@@ -72,6 +72,20 @@ def test_what_was_left_in_it_is_no_proof_of_a_copy() -> None:
     assert (taken_over.seed, taken_over.filled_bytes, taken_over.is_compared_by_cpu) == (2, 0, False)
 
 
+def test_each_buffer_gets_its_own_memory_back_where_both_fit() -> None:
+    """Else what is known of one buffer's place would go with the other's."""
+    worker = object.__new__(WorkerContext)
+    worker._buffers, worker._spares, worker._before, worker._placements = {}, {}, {}, {}
+    worker._new_seeds = count(1)
+    end = Endpoint(label="NUMA1", memory=MemoryKind.PINNED, numa_node=1)
+    both = [Buffer(end=end, role=role, index=0, size_bytes=1 << 20) for role in End]
+    memories: list[Any] = [SimpleNamespace(size_bytes=1 << 20, close=lambda: None) for _ in both]
+    for buffer, memory in zip(both, memories, strict=True):
+        worker.adopt(buffer, memory, worker.new_seed())
+    worker.release_after_step(both)
+    assert [worker.held(buffer).memory for buffer in both[::-1]] == memories[::-1]
+
+
 def test_memory_that_the_next_step_does_not_use_is_freed_after_it(bench: Bench) -> None:
     run = bench(*GPU, *cases("device_to_host_memcpy_ce", "device_local_copy", "device_local_latency_uncached"))
     assert run.statuses() == ["ok"] * 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -63,7 +64,7 @@ def test_both_mappings_are_tried_and_data_direct_at_an_unaligned_base_too(node: 
     machine = tried(node)
     (finding,) = findings(machine)
     assert (finding.status, finding.place.label) == (Status.PASS, ", ".join(NICS))
-    assert finding.note.endswith("so does the default mapping; a base that is not page aligned: ENOTSUP (95)")
+    assert finding.note.endswith("the default mapping works too; a base that is not page aligned: ENOTSUP (95)")
     assert {each.status for each in findings(machine, DEFAULT)} == {Status.PASS}
     pairs = len(NICS) * 2
     assert len(node.calls("mlx5dv_reg_dmabuf_mr")) == pairs
@@ -103,7 +104,7 @@ def test_pages_state_the_version_of_ofed(version: str, words: str) -> None:
     [
         (95, "ENOTSUP", "has no Data Direct"),
         (22, "EINVAL", "has bound no Data Direct function"),
-        (524, "Unknown error 524", "beside another GPU, or ACS"),
+        (524, "ENOTSUPP", "beside another GPU, or ACS"),
         (5, "EIO", ""),
     ],
 )
@@ -124,9 +125,9 @@ def test_a_refusal_is_a_note_that_says_whether_the_default_mapping_works(
 def test_where_only_data_direct_works_the_note_says_so(node: FakeNode) -> None:
     machine = tried(node, "ibv_reg_dmabuf_mr=error:524")
     (finding,) = findings(machine)
-    assert (finding.status, "the default mapping does not" in finding.note) == (Status.PASS, True)
+    assert (finding.status, "the default mapping fails" in finding.note) == (Status.PASS, True)
     (neither,) = findings(tried(node, "ibv_reg_dmabuf_mr=error:524;mlx5dv_reg_dmabuf_mr=error:524"))
-    assert (neither.status, "does not work either" in neither.note) == (Status.NOTE, True)
+    assert (neither.status, "the default mapping fails too" in neither.note) == (Status.NOTE, True)
 
 
 def test_a_nic_without_a_data_direct_function_is_skipped_by_the_answer_of_libmlx5(node: FakeNode) -> None:
@@ -147,17 +148,42 @@ def test_a_libmlx5_without_data_direct_leaves_it_unknown(node: FakeNode) -> None
     assert "libmlx5.so.1" in finding.summary
 
 
+def test_an_unaligned_base_that_kills_its_process_is_a_warning_though_the_aligned_one_works(node: FakeNode) -> None:
+    machine = tried(node)
+    crashed: dict[str, Any] = {"outcome": Outcome.CRASHED, "call": "mlx5dv_reg_dmabuf_mr"}
+    changed = tuple(
+        replace(each, **crashed) if each.registration is Registration.DATA_DIRECT_UNALIGNED else each
+        for each in machine.probes or ()
+    )
+    (finding,) = findings(replace(machine, probes=changed))
+    assert finding.status is Status.WARN
+    assert "not page aligned it killed its process in mlx5dv_reg_dmabuf_mr" in finding.summary
+
+
+def test_a_driver_without_the_mapping_over_pcie_is_no_fault_of_a_nic(node: FakeNode) -> None:
+    machine = tried(node)
+    refused: dict[str, Any] = {"outcome": Outcome.ERROR, "call": "cuMemGetHandleForAddressRange", "error_number": 1}
+    changed = tuple(
+        replace(each, **refused) if each.registration is Registration.DATA_DIRECT else each
+        for each in machine.probes or ()
+    )
+    (finding,) = findings(replace(machine, probes=changed))
+    assert (finding.status, finding.remedy) == (Status.SKIP, None)
+
+
 def test_a_call_that_kills_its_process_is_a_warning(node: FakeNode) -> None:
     found = findings(tried(node, "mlx5dv_reg_dmabuf_mr=abort,once"))
     (warning,) = [each for each in found if each.status is Status.WARN]
     assert "killed its process" in warning.summary
 
 
-@pytest.mark.parametrize("functions", [(), None])
-def test_without_a_data_direct_function_it_is_not_tried(functions: tuple[PciFunction, ...] | None) -> None:
+@pytest.mark.parametrize(("functions", "status"), [((), Status.SKIP), (None, Status.UNKNOWN)])
+def test_without_a_data_direct_function_it_is_not_tried(
+    functions: tuple[PciFunction, ...] | None, status: Status
+) -> None:
     planned = probes.plan(["0000:01:00.0"], [0], list(ProbeKind), ["mlx5_0"])
     assert {each.registration for each in planned} == {Registration.DEFAULT}
     machine = patched(with_data_direct(), "system", data_direct=functions)
     tried_by_default = tuple(replace(each, outcome=Outcome.OK) for each in planned)
     (finding,) = findings(replace(machine, probes=tried_by_default))
-    assert finding.status is Status.SKIP
+    assert finding.status is status

@@ -57,7 +57,7 @@ def test_each_nic_registers_the_memory_of_each_gpu_and_node_and_all_is_given_bac
     ("fault", "error", "cause"),
     [
         ("ibv_reg_dmabuf_mr=error:95", "ENOTSUP", "the NIC's driver or the kernel registers no dma-bufs"),
-        ("ibv_reg_dmabuf_mr=error:524", "Unknown error 524", "or ACS keeps the NIC from the GPU"),
+        ("ibv_reg_dmabuf_mr=error:524", "ENOTSUPP", "or ACS keeps the NIC from the GPU"),
         ("ibv_open_device=error:1", "EPERM", "may not use the NIC's verbs device"),
         ("ibv_reg_dmabuf_mr=error:12", "ENOMEM", "too little locked memory"),
         ("ibv_alloc_pd=error:5", "EIO", ""),

@@ -190,7 +190,8 @@ class WorkerContext:
         """Return a new buffer with the memory of a spare one; without such memory free what needs its place."""
         if buffer.end.memory not in HOST_MEMORY:
             return None
-        spare = next((spare for spare in self._spares if _memory_of(spare) == _memory_of(buffer)), None)
+        fitting = [spare for spare in self._spares if _memory_of(spare) == _memory_of(buffer)]
+        spare = buffer if buffer in fitting else next(iter(fitting), None)
         if spare is None:
             self._free_spares()
             return None
@@ -247,7 +248,9 @@ class WorkerContext:
         except DriverCallError as error:
             problem = str(error)
         for buffer in buffers:
-            if buffer.end.memory in _REUSED and buffer.end.handle is None and buffer in self._buffers:
+            # Where the pages are must be known already: the node's free memory changes.
+            is_placed = buffer not in self._before or buffer in self._placements
+            if buffer.end.memory in _REUSED and buffer.end.handle is None and buffer in self._buffers and is_placed:
                 self._spares[buffer] = self._buffers.pop(buffer)
                 continue
             try:

@@ -132,6 +132,10 @@ def _verdict(machine: Machine, subject: str, probes: Sequence[Probe]) -> Finding
         case Outcome.ERROR if first.kind is ProbeKind.MANAGED_IPC and (first.call, first.error_number) in _NO_HANDLE:
             words = f"{subject}: the driver makes none, as CUDA documents; share memory of cudaMalloc or cuMemCreate"
             return passed(words, evidence=evidence)
+        case Outcome.ERROR if first.kind is ProbeKind.MANAGED_IPC:
+            # Whether there is a handle stays open, and no program needs one.
+            failure = f"{first.call} failed: {first.error_name} ({first.error_number})"
+            return unknown(f"{subject}: {failure}", evidence=evidence)
         case Outcome.ERROR:
             if reason := _missing_feature(machine, first):
                 return skipped(f"{subject}: {reason}", evidence=evidence)

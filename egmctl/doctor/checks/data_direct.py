@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from egmctl.doctor.check import Scope, Verdicts, check, end
@@ -12,6 +12,7 @@ from egmctl.doctor.findings import noted, passed, skipped, todo, unknown, warned
 from egmctl.doctor.registration import evidence_of, summary_of
 from egmctl.doctor.situation import group_by
 from egmctl.model.finding import Evidence, Finding, Guard, on_nics
+from egmctl.model.host import System
 from egmctl.model.machine import Machine
 from egmctl.model.probes import Outcome, Probe, ProbeKind, Registration
 
@@ -30,7 +31,13 @@ _CAUSES = {
 nv-dmabuf.c of open-gpu-kernel-modules, and https://github.com/NVIDIA/nodewright-packages/issues/111."""
 
 
-_REMEDY = todo("Look at pcie.acs and rdma.ofed, or go on without Data Direct (NCCL: NCCL_IB_DATA_DIRECT=0).")
+_WITHOUT = "or go on without Data Direct (NCCL: NCCL_IB_DATA_DIRECT=0)."
+_REMEDIES = {
+    **dict.fromkeys((errno.EOPNOTSUPP, errno.EPROTONOSUPPORT, errno.EINVAL), todo(f"Look at rdma.ofed, {_WITHOUT}")),
+    _ENOTSUPP: todo(f"Look at pcie.acs, {_WITHOUT}"),
+}
+_NOT_EXPORTED = [("cuMemGetHandleForAddressRange", number) for number in (1, 801)]
+"""A driver without this mapping (CUDA 12.8 has it): CUDA_ERROR_INVALID_VALUE and _NOT_SUPPORTED."""
 
 
 @check("rdma.data-direct-active", Guard.RDMA, sections=("gpus", "nics", "system"))
@@ -40,21 +47,35 @@ def _data_direct(machine: Machine, _scope: Scope) -> Verdicts:
     probes = [probe for probe in machine.probes if probe.kind is ProbeKind.DMA_BUF and probe.nic]
     tried = [probe for probe in probes if probe.registration is Registration.DATA_DIRECT]
     if not tried:
-        end(skipped("no NIC here has a Data Direct function"))
-    default = {_pair(probe) for probe in probes if _works(probe) and probe.registration is Registration.DEFAULT}
-    for _, group in group_by(tried, lambda probe: (*_ending(probe), _pair(probe) in default)):
+        functions = (machine.system or System()).data_direct
+        if functions is None:
+            end(unknown("whether a NIC here has a Data Direct function was not read"))
+        end(skipped("no GPU and NIC to try it on" if functions else "no NIC here has a Data Direct function"))
+    ran = [p for p in probes if p.registration is Registration.DEFAULT and p.outcome is not Outcome.NOT_RUN]
+    default = {_pair(probe): _works(probe) for probe in ran}
+    for _, group in group_by(tried, lambda probe: (*_ending(probe), default.get(_pair(probe)))):
         unaligned = [probe for probe in probes if probe.registration is Registration.DATA_DIRECT_UNALIGNED]
         pairs = {_pair(probe) for probe in group}
         yield from _verdicts(machine, group, [probe for probe in unaligned if _pair(probe) in pairs], default)
 
 
 def _verdicts(
-    machine: Machine, probes: Sequence[Probe], unaligned: Sequence[Probe], default: set[tuple[str, str | None]]
+    machine: Machine,
+    probes: Sequence[Probe],
+    unaligned: Sequence[Probe],
+    default: Mapping[tuple[str, str | None], bool],
 ) -> Verdicts:
     first, place = probes[0], on_nics(dict.fromkeys(probe.nic for probe in probes if probe.nic))
-    other = "so does the default mapping" if _pair(first) in default else "the default mapping does not"
+    default_works = default.get(_pair(first))
     connection = summary_of(machine, probes)
+    hung = [probe for probe in unaligned if probe.outcome in _HUNG]
+    if first.outcome is Outcome.OK and hung:
+        text = f"GPU memory through Data Direct: with a base that is not page aligned it {_ended(hung[0])}"
+        failures = tuple(Evidence(source=participants(machine, probe), value=probe.detail) for probe in hung[:4])
+        yield _with(warned(text, HANGING, place), (*failures, *evidence_of(machine, probes)))
+        return
     if first.outcome is Outcome.OK:
+        other = {True: "the default mapping works too", False: "the default mapping fails", None: ""}[default_works]
         bases = "; ".join(dict.fromkeys(filter(None, map(_unaligned, unaligned))))
         note = "; ".join(filter(None, (connection, other, bases)))
         yield _with(passed("GPU memory through Data Direct: works", place, note=note), evidence_of(machine, probes))
@@ -67,18 +88,30 @@ def _verdicts(
         yield _with(skipped("not reached: rdma.dmabuf-active has the reason", place), evidence)
     elif (first.call, first.error_number) == (_ASKED, errno.ENODEV):
         yield _with(skipped("no Data Direct function belongs to the NIC", place), evidence)
+    elif (first.call, first.error_number) in _NOT_EXPORTED:
+        yield _with(skipped("the driver exports no dma-buf with a mapping over PCIe", place), evidence)
     elif first.outcome is Outcome.ERROR and first.error_number is None:
         yield _with(unknown(f"GPU memory through Data Direct: {first.detail}", place), evidence)
     elif first.outcome is Outcome.ERROR:
-        works = "the default mapping works" if _pair(first) in default else "the default mapping does not work either"
+        other = {True: "the default mapping works", False: "the default mapping fails too", None: ""}[default_works]
         text = f"GPU memory through Data Direct: {first.call} failed: {first.error_name} ({first.error_number})"
-        cause = _CAUSES.get(first.error_number or 0, "") if first.call == _REGISTERED else ""
-        note = "; ".join(filter(None, (connection, works)))
-        yield _with(noted(text, place, remedy=_REMEDY, cause=cause, note=note), evidence)
+        number = first.error_number or 0 if first.call == _REGISTERED else 0
+        note = "; ".join(filter(None, (connection, other)))
+        yield _with(
+            noted(text, place, remedy=_REMEDIES.get(number), cause=_CAUSES.get(number, ""), note=note), evidence
+        )
     else:
-        ending = "did not end in time" if first.outcome is Outcome.TIMED_OUT else "killed its process"
-        text = f"GPU memory through Data Direct: {ending} in {first.call}"
+        text = f"GPU memory through Data Direct: {_ended(first)}"
         yield _with(warned(text, HANGING, place), evidence)
+
+
+_HUNG = (Outcome.TIMED_OUT, Outcome.CRASHED)
+
+
+def _ended(probe: Probe) -> str:
+    """Return how a probe of :data:`_HUNG` ended, in words."""
+    ending = "did not end in time" if probe.outcome is Outcome.TIMED_OUT else "killed its process"
+    return f"{ending} in {probe.call}"
 
 
 def _unaligned(probe: Probe) -> str:
