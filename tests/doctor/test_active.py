@@ -245,6 +245,7 @@ def failing(kind: ProbeKind, call: str, number: int, *, node: int | None = None,
     )
 
 
+@pytest.mark.processes
 def test_a_process_that_is_ended_while_it_is_lost_does_not_run_again() -> None:
     """An interrupt ends all processes while a thread may be about to replace one that had crashed."""
     with closing(probes.Prober()) as prober:
