@@ -453,7 +453,9 @@ def through_data_direct(outcome: Outcome = Outcome.OK, call: str | None = None, 
 
 
 FAULTS |= {
-    "rdma.data-direct-active": Fault(functools.partial(through_data_direct, Outcome.ERROR, "mlx5dv_reg_dmabuf_mr", 524)),
+    "rdma.data-direct-active": Fault(
+        functools.partial(through_data_direct, Outcome.ERROR, "mlx5dv_reg_dmabuf_mr", 524)
+    ),
     "fabric.management": Fault(without_umad),
     "peers.versions": peer_changed(driver_version="590.10"),
     "peers.clique": peer_changed(cliques=(2,)),
