@@ -111,7 +111,9 @@ def _compiled_init(owner: Any, *, frozen: bool, slots: bool) -> Any:
             lines.append(f"_set(self, {name!r}, {value})" if frozen else f"self.{name} = {value}")
     if hasattr(owner, "__post_init__"):
         lines.append("self.__post_init__()")
-    parameters = ", ".join(["self", *ordered, *["*"] * bool(named), *named])
+    if named:
+        ordered += ["*", *named]
+    parameters = ", ".join(["self", *ordered])
     body = "\n  ".join(lines or ["pass"])
     source = f"def make({', '.join(known)}):\n def __init__({parameters}):\n  {body}\n return __init__"
     namespace: dict[str, Any] = {}

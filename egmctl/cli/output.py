@@ -413,7 +413,9 @@ class Outputs:
     def load_ahead(self, kind: Kind) -> None:
         """Import what writes a result of a kind, while the command waits for its processes."""
         modules = {(kind.export(target.format) or kind.view).partition(":")[0] for target in self.targets}
-        import_ahead(*modules, *["egmctl.report.render.text"] * any(t.format is Format.TEXT for t in self.targets))
+        if any(target.format is Format.TEXT for target in self.targets):
+            modules.add("egmctl.report.render.text")
+        import_ahead(*modules)
 
     def show(self, result: object, redacted: Callable[[], object] | None = None, *, answers: bool = True) -> None:
         """Write a result to all destinations.
