@@ -27,7 +27,7 @@ NOT_PERMITTED, NOT_SUPPORTED, PEER_UNSUPPORTED = 800, 801, 217
 _SAFE_HOST_NUMA_DRIVER = (595,)
 """The first driver that does not crash on NUMA nodes without CPUs or memory
 (https://github.com/NVIDIA/nccl/issues/2106)."""
-_NOT_EXPORTED = [("cuMemGetHandleForAddressRange", number) for number in (1, NOT_SUPPORTED)]
+NOT_EXPORTED = [("cuMemGetHandleForAddressRange", number) for number in (1, NOT_SUPPORTED)]
 """The errors that cuda.h names for it: CUDA_ERROR_INVALID_VALUE and _NOT_SUPPORTED."""
 _NO_HANDLE = [("cuIpcGetMemHandle", number) for number in (1, NOT_SUPPORTED)]
 """How the driver refuses a handle of managed memory: CUDA_ERROR_INVALID_VALUE on H200, driver 580."""
@@ -159,8 +159,7 @@ def _verdict(machine: Machine, subject: str, probes: Sequence[Probe]) -> Finding
                 return noted(f"{subject}: {failure}", evidence=evidence, cause=cause.cause if cause else "", note=note)
         case _:
             cause = _cause_of_crash(machine, first) if first.outcome is Outcome.CRASHED else None
-            ending = "did not end in time" if first.outcome is Outcome.TIMED_OUT else "killed its process"
-            failure, remedy = f"{ending}{f' in {first.call}' if first.call else ''}", HANGING
+            failure, remedy = ending_of(first), HANGING
     # Whether NICs reach GPU memory matters to those only who use it.
     return (warned if first.kind is ProbeKind.DMA_BUF else failed)(
         f"{subject}: {failure}",
@@ -172,6 +171,12 @@ def _verdict(machine: Machine, subject: str, probes: Sequence[Probe]) -> Finding
     )
 
 
+def ending_of(probe: Probe) -> str:
+    """Return how the process of a probe that hung or crashed ended, in words."""
+    ending = "did not end in time" if probe.outcome is Outcome.TIMED_OUT else "killed its process"
+    return f"{ending} in {probe.call}" if probe.call else ending
+
+
 def _missing_feature(machine: Machine, probe: Probe) -> str:
     """Return the missing feature if the error means that this machine lacks it by design; else ``""``."""
     number = probe.error_number
@@ -179,7 +184,7 @@ def _missing_feature(machine: Machine, probe: Probe) -> str:
         return f"the driver takes only a pool of the GPU's own memory, without EGM; {_BY_NAME}"
     if number == PEER_UNSUPPORTED:
         return "the driver allows these GPUs no peer access; see p2p.status"
-    if (number == NOT_SUPPORTED and probe.call in _MAKING) or (probe.call, number) in _NOT_EXPORTED:
+    if (number == NOT_SUPPORTED and probe.call in _MAKING) or (probe.call, number) in NOT_EXPORTED:
         return "the driver does not support it here"
     return ""
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from egmctl.doctor.check import Scope, Verdicts, check, end
-from egmctl.doctor.checks.active import HANGING, NOT_ASKED, participants
+from egmctl.doctor.checks.active import HANGING, NOT_ASKED, NOT_EXPORTED, ending_of, participants
 from egmctl.doctor.findings import noted, passed, skipped, todo, unknown, warned
 from egmctl.doctor.registration import evidence_of, summary_of
 from egmctl.doctor.situation import group_by
@@ -36,8 +36,6 @@ _REMEDIES = {
     **dict.fromkeys((errno.EOPNOTSUPP, errno.EPROTONOSUPPORT, errno.EINVAL), todo(f"Look at rdma.ofed, {_WITHOUT}")),
     _ENOTSUPP: todo(f"Look at pcie.acs, {_WITHOUT}"),
 }
-_NOT_EXPORTED = [("cuMemGetHandleForAddressRange", number) for number in (1, 801)]
-"""A driver without this mapping (CUDA 12.8 has it): CUDA_ERROR_INVALID_VALUE and _NOT_SUPPORTED."""
 
 
 @check("rdma.data-direct-active", Guard.RDMA, sections=("gpus", "nics", "system"))
@@ -70,7 +68,7 @@ def _verdicts(
     connection = summary_of(machine, probes)
     hung = [probe for probe in unaligned if probe.outcome in _HUNG]
     if first.outcome is Outcome.OK and hung:
-        text = f"GPU memory through Data Direct: with a base that is not page aligned it {_ended(hung[0])}"
+        text = f"GPU memory through Data Direct: with a base that is not page aligned it {ending_of(hung[0])}"
         failures = tuple(Evidence(source=participants(machine, probe), value=probe.detail) for probe in hung[:4])
         yield _with(warned(text, HANGING, place), (*failures, *evidence_of(machine, probes)))
         return
@@ -88,7 +86,8 @@ def _verdicts(
         yield _with(skipped("not reached: rdma.dmabuf-active has the reason", place), evidence)
     elif (first.call, first.error_number) == (_ASKED, errno.ENODEV):
         yield _with(skipped("no Data Direct function belongs to the NIC", place), evidence)
-    elif (first.call, first.error_number) in _NOT_EXPORTED:
+    elif (first.call, first.error_number) in NOT_EXPORTED:
+        # A driver without this mapping, which comes with CUDA 12.8, answers alike.
         yield _with(skipped("the driver exports no dma-buf with a mapping over PCIe", place), evidence)
     elif first.outcome is Outcome.ERROR and first.error_number is None:
         yield _with(unknown(f"GPU memory through Data Direct: {first.detail}", place), evidence)
@@ -101,17 +100,11 @@ def _verdicts(
             noted(text, place, remedy=_REMEDIES.get(number), cause=_CAUSES.get(number, ""), note=note), evidence
         )
     else:
-        text = f"GPU memory through Data Direct: {_ended(first)}"
+        text = f"GPU memory through Data Direct: {ending_of(first)}"
         yield _with(warned(text, HANGING, place), evidence)
 
 
 _HUNG = (Outcome.TIMED_OUT, Outcome.CRASHED)
-
-
-def _ended(probe: Probe) -> str:
-    """Return how a probe of :data:`_HUNG` ended, in words."""
-    ending = "did not end in time" if probe.outcome is Outcome.TIMED_OUT else "killed its process"
-    return f"{ending} in {probe.call}"
 
 
 def _unaligned(probe: Probe) -> str:
