@@ -66,7 +66,8 @@ def _body(report: FleetReport) -> Iterator[doc.Block]:
     run = report.fabric.run if report.fabric else None
     if run is not None:
         fabric = partial(part, partial(bench_document, run))
-        yield doc.Section("Fabric", fabric, folded=True, note=tally(run), level=Level.VERBOSE)
+        is_good = run.answer.state in (State.GOOD, State.WARN)
+        yield doc.Section("Fabric", fabric, folded=is_good, note=tally(run), level=Level.VERBOSE)
     if report.comparison is not None:
         yield doc.Section("Who deviates in versions", partial(_versions, report.comparison), level=Level.PAGE)
         yield doc.Section(SPEED, partial(speed_by_node, report.comparison), level=Level.PAGE)

@@ -86,17 +86,22 @@ def _gaps(report: FleetReport) -> Iterator[Gap]:
 
 
 def _sentence(report: FleetReport, states: Counter[State]) -> str:
-    """Return the GPUs or nodes that are ready, and the outcome of the fabric if a job measured it."""
-    if report.readiness is not None:
-        clauses = [_readiness(report.readiness)]
+    """Return the GPUs or nodes that are ready, and the outcome of the fabric if a job measured it.
+
+    The fabric comes first if it alone is why the nodes cannot be handed over.
+    """
+    if (readiness := report.readiness) is not None:
+        nodes, all_ready = _readiness(readiness), readiness.ready == (readiness.expected or readiness.gpus)
     else:
         ready, bad = states[State.GOOD] + states[State.WARN], states[State.BAD]
-        whole = several(len(report.answers), "node")
-        clauses = [_counted(ready, whole, bad, len(report.answers) - ready - bad)]
+        nodes = _counted("node", len(report.answers), ready, bad, len(report.answers) - ready - bad)
+        all_ready = ready == len(report.answers)
+    clauses = [nodes]
     if (fabric := report.fabric) is not None:
         answer = fabric.run.answer if fabric.run is not None else None
         words = f"{answer.word}: {answer.sentence}" if answer else f"not measured: {fabric.reason}"
-        clauses.append(f"fabric {words}")
+        decides = all_ready and (answer is None or answer.state not in (State.GOOD, State.WARN))
+        clauses.insert(0 if decides else 1, f"fabric {words}")
     slowing = [item for item in report.unlike if item.slows]
     if slowing and not states[State.BAD]:
         more = f" and {several(len(slowing) - 1, 'more difference')}" if len(slowing) > 1 else ""
@@ -109,13 +114,17 @@ def _sentence(report: FleetReport, states: Counter[State]) -> str:
     return Clauses.of("", *clauses)
 
 
-def _counted(ready: int, whole: str, bad: int, unknown: int) -> str:
+def _counted(noun: str, total: int, ready: int, bad: int, unknown: int) -> str:
     """Return how many of all are ready, how many are not, and of how many that is not known."""
-    parts = [f"{ready} of {whole} are ready"]
+    parts = [f"{ready} of {several(total, noun)} {_is(total)} ready"]
     for number, what in ((bad, "not"), (unknown, "unknown")):
         if number:
-            parts.append(f"{number} {'is' if number == 1 else 'are'} {what}")
+            parts.append(f"{number} {_is(number)} {what}")
     return ", ".join(parts)
+
+
+def _is(number: int) -> str:
+    return "is" if number == 1 else "are"
 
 
 def _readiness(readiness: Readiness) -> str:
@@ -125,7 +134,7 @@ def _readiness(readiness: Readiness) -> str:
     other = [f"these nodes have {readiness.gpus}"] if total != readiness.gpus else []
     reasons = shortened([*map(_unready, readiness.unready), *other], _REASONS)
     where = "" if readiness.domains < 2 and reasons else f" in {several(readiness.domains, 'NVLink domain')}"
-    counted = _counted(readiness.ready, f"{total} GPUs", readiness.gpus - readiness.ready - unknown, unknown)
+    counted = _counted("GPU", total, readiness.ready, readiness.gpus - readiness.ready - unknown, unknown)
     return f"{counted}{where}{': ' if reasons else ''}{reasons}"
 
 

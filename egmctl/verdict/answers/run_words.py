@@ -83,7 +83,7 @@ def sentence(run: Decided) -> str:
         return _what_is_bad(run)
     if gap := run.gap:
         nothing_made = gap.kind is GapKind.NOT_MEASURED or not run.report.measurements
-        return gap.reason if nothing_made else Clauses.of(gap.reason, _rest(run))
+        return gap.reason if nothing_made else Clauses.of(gap.reason, _rest(run, gap))
     if not run.report.measurements and (notes := [*nccl_notes(run.report.nccl)]):
         return notes[0]
     verdict, measured = run.report.verdict, several(run.measured, "measurement")
@@ -174,8 +174,11 @@ def _fault(run: Decided) -> str:
     return first_causes(run.report, proven)
 
 
-def _rest(run: Decided) -> str:
-    """Return the words on the completed measurements of an incomplete run, none of which failed."""
+def _rest(run: Decided, gap: Gap) -> str:
+    """Return the words on the completed measurements of an incomplete run, none of which failed.
+
+    Empty if the gap says that they have no reference.
+    """
     verdict, is_one = run.report.verdict, run.measured == 1
     measured = f"the {several(run.measured, 'measurement')} made"
     if verdict is None:
@@ -186,6 +189,8 @@ def _rest(run: Decided) -> str:
         return f"PASS{warned} for {measured}: {_as_fast(verdict)}"
     if grades[Grade.FAIL] or grades[Grade.WARN]:
         return f"{grades[Grade.FAIL] + grades[Grade.WARN]} of {len(verdict.classes)} path classes are slow"
+    if gap.kind is GapKind.NO_REFERENCE:
+        return ""
     return f"{measured} {'has' if is_one else 'have'} no reference: {_why_no_reference(verdict)}"
 
 
