@@ -98,6 +98,11 @@ def _pcie(flow: Flow) -> bool:
     return bool(numa_nodes(flow)) if _blocked(flow) else _crosses(flow, LinkKind.PCIE)
 
 
+def _pageable(flow: Flow) -> bool:
+    by_gpu = flow.initiator is not None and MemoryKind.SYSTEM in _memory(flow)
+    return by_gpu or MemoryKind.GPU_NUMA in _memory(flow)
+
+
 def _uses_fabric_handle(flow: Flow) -> bool:
     handles = {flow.source.handle, flow.destination.handle}
     return flow.route.across_nodes or not handles.isdisjoint((HandleKind.FABRIC, HandleKind.POOL_FABRIC))
@@ -127,8 +132,8 @@ class Flows(Enum):
     """Flows with an end in managed memory, which UVM routes by the GPUs of its NUMA node."""
     GPU_NUMA = (lambda flow: MemoryKind.GPU_NUMA in _memory(flow),)
     """Flows with an end in a GPU's memory as a NUMA node of the host."""
-    PAGEABLE = (lambda flow: not _memory(flow).isdisjoint((MemoryKind.GPU_NUMA, MemoryKind.SYSTEM)),)
-    """Flows with an end in memory that needs shared page tables: malloc'ed memory and GPU NUMA nodes."""
+    PAGEABLE = (_pageable,)
+    """Flows with an end in memory that needs shared page tables: malloc'ed memory for a GPU, and GPU NUMA nodes."""
     NVLINK = (
         lambda flow: _crosses(flow, LinkKind.NVLINK) or (_peers(flow) and _blocked(flow)) or flow.route.across_nodes,
     )

@@ -152,30 +152,39 @@ def difference_by_cpu(region: Region) -> Difference | None:
     """
     import numpy as np
 
+    whole = (ctypes.c_uint64 * (region.size_bytes // WORD_BYTES)).from_address(region.address)
+    # The first piece begins where the region does, and the last one ends where it does.
     count = min(CPU_PIECES, -(-region.size_bytes // CPU_PIECE_BYTES))
-    last = max(0, region.size_bytes - CPU_PIECE_BYTES)
-    for number in range(count):
-        # The first piece begins where the region does, and the last one ends where it does.
-        start = last * number // max(1, count - 1) // WORD_BYTES
-        words = min(CPU_PIECE_BYTES, region.size_bytes) // WORD_BYTES
-        held = (ctypes.c_uint64 * words).from_address(region.address + start * WORD_BYTES)
-        found = np.ctypeslib.as_array(held)
-        expected = pattern_words(region.own_seed, start, words)
-        (wrong,) = (found != expected).nonzero()
-        if len(wrong):
-            first = int(wrong[0])
-            offset = region.offset_bytes + (start + first) * WORD_BYTES
-            return Difference(len(wrong), offset, int(expected[first]), int(found[first]))
-    return None
+    last = max(0, region.size_bytes - CPU_PIECE_BYTES) // WORD_BYTES
+    starts = np.linspace(0, last, count, dtype=np.uint64)
+    piece = np.arange(min(CPU_PIECE_BYTES, region.size_bytes) // WORD_BYTES, dtype=np.uint64)
+    indices = (starts[:, np.newaxis] + piece).ravel()
+    held = np.ctypeslib.as_array(whole)
+    # Pieces of a small region overlap.
+    wrong = np.unique(indices[held[indices] != _words_at(region.own_seed, indices)])
+    if not len(wrong):
+        return None
+    first = int(wrong[0])
+    expected, word = int(pattern_words(region.own_seed, first, 1)[0]), int(held[first])
+    return Difference(len(wrong), region.offset_bytes + first * WORD_BYTES, expected, word)
 
 
 def pattern_words(seed: int, first: int, count: int) -> NDArray[np.uint64]:
-    """Return ``count`` words of a seed's pattern, starting at word ``first``, as ``kernels/pattern.cu`` defines it."""
+    """Return ``count`` words of a seed's pattern, starting at word ``first``."""
     import numpy as np
 
-    start = (seed + (first + 1) * _GAMMA) & _MASK
-    z = np.arange(count, dtype=np.uint64) * np.uint64(_GAMMA) + np.uint64(start)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    words: NDArray[np.uint64] = z ^ (z >> np.uint64(31))
+    return _words_at((seed + first * _GAMMA) & _MASK, np.arange(count, dtype=np.uint64))
+
+
+def _words_at(seed: int, indices: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the words of a seed's pattern at some indices, as ``kernels/pattern.cu`` defines it."""
+    import numpy as np
+
+    words: NDArray[np.uint64] = indices * np.uint64(_GAMMA)
+    words += np.uint64((seed + _GAMMA) & _MASK)
+    words ^= words >> np.uint64(30)
+    words *= np.uint64(0xBF58476D1CE4E5B9)
+    words ^= words >> np.uint64(27)
+    words *= np.uint64(0x94D049BB133111EB)
+    words ^= words >> np.uint64(31)
     return words

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from egmctl.doctor.causes import ON_PATHS, rules_from
-from egmctl.doctor.effects_on_paths import Symptom
+from egmctl.doctor.effects_on_paths import Flows, Symptom
 from egmctl.doctor.runner import CHECKS
 from egmctl.facts.kernel_log import event
 from egmctl.model.finding import NODE, OF_GPUS, Finding, Place, PlaceKind, RootCause, Status, Waiver, WaiverKind
@@ -335,3 +335,9 @@ def test_what_could_not_be_determined_explains_nothing(check: str) -> None:
     cause = RootCause(root, (fault(check, status=Status.UNKNOWN).finding,))
     for path in PATHS.values():
         assert not any(explained_by(cause, *with_symptom(path, symptom)) for symptom in OUTCOMES)
+
+
+def test_memory_that_only_cpus_use_needs_no_page_tables_shared_with_a_gpu() -> None:
+    (by_gpu,) = of_memory(MemoryKind.SYSTEM, NUMA).flows
+    assert Flows.PAGEABLE.includes(by_gpu)
+    assert not Flows.PAGEABLE.includes(replace(by_gpu, initiator=None))
