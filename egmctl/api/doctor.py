@@ -14,7 +14,8 @@ from egmctl.doctor.assumed import completed
 from egmctl.doctor.check import Check, Scope, expectation
 from egmctl.doctor.checks.active import kinds_of
 from egmctl.doctor.explain import diagnosis_of, explained, failures_of
-from egmctl.doctor.probes import OnProbe, Prober, probed, started
+from egmctl.doctor.prober import Prober
+from egmctl.doctor.probes import OnProbe, probed, started
 from egmctl.doctor.runner import diagnose, select
 from egmctl.driver.reading import read_or
 from egmctl.errors import UsageError

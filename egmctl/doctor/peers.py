@@ -12,7 +12,7 @@ from itertools import combinations
 from typing import Any
 
 from egmctl import __version__
-from egmctl.doctor.probes import Prober
+from egmctl.doctor.prober import Prober
 from egmctl.doctor.situation import in_domain, usable
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Imex, Nic, NicPort

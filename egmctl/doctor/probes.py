@@ -1,50 +1,30 @@
 """Doctor's active probes: small copies with every byte verified, in child processes that may crash or hang.
 
-A process carries out orders one by one (:func:`serve`). It reports failed calls; the command detects that the process
-ended or hangs. Probes compile no kernel and time nothing.
+Which probes there are, in which processes they are made, and their order. A process carries out the orders of
+:mod:`egmctl.doctor.probe_orders`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import replace
 from itertools import count
-from typing import Any
 
-from egmctl import launch
 from egmctl.doctor.check import Scope
+from egmctl.doctor.prober import Prober, attempt, end_of
 from egmctl.doctor.situation import NO_VERBS, shared_by_processes, usable
-from egmctl.driver.cuda import call, initialise
-from egmctl.driver.reading import normal_bus_id
-from egmctl.errors import ChildFailed, DriverCallError
-from egmctl.facts.system_calls import take_descriptor
-from egmctl.gpu import pool_trials, trials
-from egmctl.gpu.context import Context, ReleaseStack
-from egmctl.gpu.handles import ImportedEvent, ImportedMemory, SharedEvent, SharedMemory
-from egmctl.gpu.memory import HostNumaMemory
-from egmctl.gpu.timing import Stream
-from egmctl.launch import Channel, close_all
+from egmctl.errors import ChildFailed
+from egmctl.gpu.context import ReleaseStack
 from egmctl.model.host import System
 from egmctl.model.machine import SECTION_VERSIONS, Machine, SectionStatus
 from egmctl.model.probes import Outcome, Probe, ProbeKind, Registration
-from egmctl.model.task import HandleKind
 
-Message = dict[str, Any]
-
-# --- the command's side ----------------------------------------------------------------------------------------------
-
-START_TIMEOUT_S = 30.0
-"""The timeout for starting CUDA, which takes about a second with 8 GPUs, much longer while the driver resets one."""
-PROBE_TIMEOUT_S = 10.0
-"""The timeout for an order, which takes milliseconds."""
 DEADLINE_S = 60.0
 """The timeout for all probes together; later ones are not run."""
 
@@ -191,7 +171,7 @@ def _results(
             processes.start(probes)
             answer, _ = processes.of(probes[0])[0].ask({"do": "visible"})
         except ChildFailed as error:
-            answer = {"failed": _end(error)}
+            answer = {"failed": end_of(error)}
         if failed := answer.get("failed"):
             yield from (replace(probe, **failed) for probe in probes)
             return
@@ -203,7 +183,7 @@ def _results(
         try:
             processes.start(probes)
         except ChildFailed as error:
-            yield from (replace(probe, **_end(error)) for probe in probes)
+            yield from (replace(probe, **end_of(error)) for probe in probes)
             return
         for surplus in waiting:
             surplus.kill_soon()
@@ -302,130 +282,6 @@ _ALONE_NAME = "all GPUs"
 (https://github.com/NVIDIA/nccl/issues/2106): that costs one probe, and the next one gets a new process."""
 
 
-def attempt(probe: Probe, processes: Sequence[Prober], visible: Sequence[str] = ()) -> Probe:
-    """Run a probe and return it with its outcome.
-
-    Parameters
-    ----------
-    processes
-        The process, or those of the owner and the importer.
-    visible
-        The GPUs for which host memory is mapped.
-    """
-    steps = _STEPS.get(probe.kind, ("export", "open_exported", "verify"))
-    message: Message = {"kind": probe.kind, "gpus": probe.gpus, "node": probe.numa_node, "nic": probe.nic}
-    message |= {"visible": list(visible), "registration": probe.registration}
-    fds: list[int] = []
-    for number, step in enumerate(steps):
-        # The owner and the importer take turns.
-        gpu = probe.gpus[number % 2]
-        answer, received = processes[number % 2].ask({**message, "do": step, "gpu": gpu}, fds)
-        close_all(fds)
-        if failed := answer.get("failed"):
-            return replace(probe, by=gpu, **failed)
-        message |= answer
-        fds = received
-    return replace(probe, outcome=Outcome.OK)
-
-
-_STEPS = {
-    ProbeKind.HOST_NUMA: ("try_host_memory",),
-    ProbeKind.DEVICE_POOL: ("try_device_pool",),
-    ProbeKind.LOCATION_POOL: ("try_location_pool",),
-    ProbeKind.MANAGED_IPC: ("try_managed",),
-    ProbeKind.P2P: ("try_peer",),
-    ProbeKind.DMA_BUF: ("register",),
-    ProbeKind.PIDFD: ("identify", "take_descriptor"),
-}
-"""The orders of a probe (:class:`_Orders`), by kind. All other kinds share memory or an event."""
-
-
-class Prober:
-    """A probing process. The constructor starts it without waiting for CUDA; :meth:`ask` restarts it if it is lost.
-
-    Parameters
-    ----------
-    options
-        The options of :class:`egmctl.launch.Child`.
-
-    Attributes
-    ----------
-    is_lost
-        Whether the process ended or hangs, or its context fails every call. The next order goes to a new process.
-
-    Raises
-    ------
-    ChildFailed
-        The process cannot be started.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        self._options = options
-        self._is_ended = False
-        self._start()
-
-    def _start(self) -> None:
-        self._child = launch.Child("egmctl.doctor.probes:serve", {}, grace_s=0, **self._options)
-        self._answers_due = 1
-        self.is_lost = False
-        if self._is_ended:
-            # Another thread ended it while it was started again.
-            self._child.kill_soon()
-
-    def open_context(self, gpu: str) -> None:
-        """Tell the process to open a context, without waiting."""
-        self._send({"do": "open_context", "gpu": gpu}, ())
-        self._answers_due += 1
-
-    def ask(self, order: Message, fds: Sequence[int] = ()) -> tuple[Message, list[int]]:
-        """Send an order and return the response and its descriptors, which the caller closes.
-
-        If the order failed, ``failed`` in the response has the outcome as fields of a :class:`Probe`.
-        """
-        try:
-            if self.is_lost:
-                self._start()
-            while self._answers_due:
-                self._child.receive(START_TIMEOUT_S)
-                self._answers_due -= 1
-            self._send(order, fds)
-            answer, received = self._child.receive(PROBE_TIMEOUT_S)
-        except ChildFailed as error:
-            self._lose()
-            return {"failed": _end(error)}, []
-        if "failed" in answer:
-            answer["failed"]["outcome"] = Outcome(answer["failed"]["outcome"])
-            if answer["is_broken"]:
-                self._lose()
-        return answer, received
-
-    def _lose(self) -> None:
-        self.is_lost = True
-        self.close()
-
-    def kill_soon(self) -> None:
-        """Kill the process for good without waiting for its end: :meth:`close` waits. Any thread may call it."""
-        self._is_ended = True
-        self._child.kill_soon()
-
-    def close(self) -> None:
-        """End the process."""
-        self._child.close()
-
-    def _send(self, order: Message, fds: Sequence[int]) -> None:
-        # If the process is gone, the next receive reports why.
-        with contextlib.suppress(launch.ChannelClosed, TimeoutError):
-            self._child.channel.send(order, fds, timeout_s=PROBE_TIMEOUT_S)
-
-
-def _end(error: ChildFailed) -> Message:
-    """Return the fields of a probe whose process failed to start, crashed or timed out."""
-    if error.how == "raised":
-        return _failed_call(**error.details, detail=str(error))
-    outcome = Outcome.TIMED_OUT if error.how == "timed-out" else Outcome.CRASHED
-    return {"outcome": outcome, "call": error.last_call, "detail": str(error)}
-
-
 class _Processes:
     """The probing processes by name, each used by all probes that need it.
 
@@ -505,156 +361,3 @@ class _Processes:
             return [_ALONE_NAME if self._at_once else "registration"]
         owner, importer = probe.gpus
         return [owner, importer if importer != owner else "the other process on the GPU"]
-
-
-# --- the process -----------------------------------------------------------------------------------------------------
-
-OUTGOING_SEED, RETURN_SEED = 0x0E6D, 0x1E6D
-"""The seeds of the patterns that the owner writes for the importer, and the importer for the owner."""
-
-_HANDLES = {
-    ProbeKind.LEGACY_IPC: HandleKind.LEGACY,
-    ProbeKind.POSIX_FD: HandleKind.POSIX_FD,
-    ProbeKind.POOL: HandleKind.POOL,
-    ProbeKind.FABRIC: HandleKind.FABRIC,
-}
-
-
-def serve(parent: Channel, _arguments: Message) -> None:
-    """Initialise CUDA, report that, and carry out orders; the entry point of every probing process."""
-    initialise()
-    parent.send({})
-    orders = _Orders()
-    while True:
-        order, fds = parent.receive()
-        given: list[int] = []
-        try:
-            answer = getattr(orders, order["do"])({**order, "fds": fds}) or {}
-            given = answer.pop("fds", [])
-        except DriverCallError as error:
-            answer = {"failed": _failed_call(**vars(error), detail=str(error)), "is_broken": _is_broken()}
-        except trials.Corrupt as difference:
-            answer = {"failed": {"outcome": Outcome.CORRUPT, "detail": str(difference)}, "is_broken": False}
-        except OSError as error:
-            name = errno.errorcode.get(error.errno or 0, "unknown error")
-            detail = f"{error.strerror} failed: {name}"
-            answer = {"failed": _failed_call(error.strerror, error.errno or 0, name, detail), "is_broken": False}
-        close_all(fds)
-        parent.send(answer, given)
-
-
-class _Orders:
-    """The orders that a process carries out. The ``do`` of an order is the name of a method.
-
-    An order has ``gpu``, the bus id of this process' GPU; ``kind``, ``gpus`` and ``node`` of the probe; ``visible``;
-    the contents of the responses to earlier orders of the probe; and ``fds``, the descriptors of the last response.
-    """
-
-    def __init__(self) -> None:
-        self._contexts: dict[str, Context] = {}
-        self._exported: SharedMemory | SharedEvent | None = None
-
-    def visible(self, _order: Message) -> Message:
-        """Return the bus ids of the GPUs that are visible to CUDA in this process."""
-        devices = [call("cuDeviceGet", ordinal) for ordinal in range(call("cuDeviceGetCount"))]
-        names = [call("cuDeviceGetPCIBusId", 32, device) for device in devices]
-        return {"visible": [normal_bus_id(name.split(b"\0", 1)[0].decode()) for name in names]}
-
-    def open_context(self, order: Message) -> None:
-        """Open the context for later orders."""
-        self._context(order["gpu"])
-
-    def try_host_memory(self, order: Message) -> None:
-        """Write memory of a NUMA node on a GPU and verify it on the CPU, then the reverse."""
-        context = self._context(order["gpu"])
-        mapped = [self._context(bus_id) for bus_id in order["visible"]]
-        with closing(HostNumaMemory(order["node"], trials.SIZE_BYTES, mapped)) as memory:
-            trials.host_round_trip(context, memory, OUTGOING_SEED)
-
-    def try_device_pool(self, order: Message) -> None:
-        """Allocate memory of a NUMA node from the GPU's current pool."""
-        pool_trials.current_pool(self._context(order["gpu"]), order["node"], OUTGOING_SEED)
-
-    def try_location_pool(self, order: Message) -> None:
-        """Allocate memory of a NUMA node from the pool that is set for it."""
-        pool_trials.location_pool(self._context(order["gpu"]), order["node"], OUTGOING_SEED)
-
-    def try_managed(self, order: Message) -> None:
-        """Ask for the legacy handle of managed memory."""
-        trials.share_managed(self._context(order["gpu"]))
-
-    def try_peer(self, order: Message) -> None:
-        """Write a peer's memory from a GPU, then read it."""
-        context, peer = [self._context(bus_id) for bus_id in order["gpus"]]
-        trials.peer_round_trip(context, peer, OUTGOING_SEED)
-
-    def register(self, order: Message) -> None:
-        """Export memory as a dma-buf, and register it with a NIC."""
-        registration = Registration(order["registration"])
-        trials.register(self._context(order["gpu"]), order["node"], order["nic"], registration)
-
-    def export(self, order: Message) -> Message:
-        """Allocate and fill memory, or record an event, and return its handle."""
-        self._free()
-        context = self._context(order["gpu"])
-        if order["kind"] == ProbeKind.IPC_EVENT:
-            self._exported = event = SharedEvent(context)
-            with closing(Stream(context)) as stream:
-                event.record(stream)
-            return {"event": event.handle.hex()}
-        handle = _HANDLES[ProbeKind(order["kind"])]
-        self._exported = memory = SharedMemory(handle, context, trials.SIZE_BYTES, order["node"])
-        trials.put(context, memory, OUTGOING_SEED)
-        offer, fds = memory.offer()
-        return {"offer": offer, "fds": fds}
-
-    def open_exported(self, order: Message) -> None:
-        """Import the memory, verify it and write a reply for the owner; or import the event and wait for it."""
-        context = self._context(order["gpu"])
-        if order["kind"] == ProbeKind.IPC_EVENT:
-            with closing(ImportedEvent(context, bytes.fromhex(order["event"]))) as event:
-                event.synchronize()
-            return
-        with closing(ImportedMemory(context, order["offer"], order["fds"])) as memory:
-            trials.check(context, memory, OUTGOING_SEED, "read by the importer")
-            trials.put(context, memory, RETURN_SEED)
-
-    def verify(self, order: Message) -> None:
-        """Verify the importer's reply in the exported memory, and free the memory or event."""
-        if isinstance(self._exported, SharedMemory):
-            trials.check(self._context(order["gpu"]), self._exported, RETURN_SEED, "written by the importer")
-        self._free()
-
-    def identify(self, _order: Message) -> Message:
-        """Return the process id."""
-        return {"pid": os.getpid()}
-
-    def take_descriptor(self, order: Message) -> None:
-        """Duplicate the other process' standard input, which every process has."""
-        os.close(take_descriptor(order["pid"], 0))
-
-    def _context(self, bus_id: str) -> Context:
-        if bus_id not in self._contexts:
-            self._contexts[bus_id] = Context(bus_id)
-        return self._contexts[bus_id]
-
-    def _free(self) -> None:
-        exported, self._exported = self._exported, None
-        if exported is not None:
-            exported.close()
-
-
-def _failed_call(
-    call: str | None = None, number: int | None = None, name: str | None = None, detail: str = "", **_more: Any
-) -> Message:
-    """Return the fields of a probe whose call failed with a CUresult or an errno."""
-    return {"outcome": Outcome.ERROR, "call": call, "error_number": number, "error_name": name, "detail": detail}
-
-
-def _is_broken() -> bool:
-    """Return whether the current context fails every further call, e.g. after an illegal access."""
-    try:
-        call("cuCtxSynchronize")
-    except DriverCallError as error:
-        return error.name != "CUDA_ERROR_INVALID_CONTEXT"
-    return False

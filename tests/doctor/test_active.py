@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from egmctl.doctor import probes
+from egmctl.doctor import prober, probes
 from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.checks.active import CHECKS, KINDS, NOT_ASKED
 from egmctl.model.finding import Finding, Guard, Status
@@ -167,7 +167,7 @@ class TestOnFakeNodes:
     def test_a_process_that_hangs_costs_one_probe_and_is_named(self, fake_node: MakeFakeNode) -> None:
         node = fake_node(of_two_gpus(nvl4()))
         with here(node, faults="cuMemImportFromShareableHandle=hang,once") as patch:
-            patch.setattr(probes, "PROBE_TIMEOUT_S", 6)
+            patch.setattr(prober, "PROBE_TIMEOUT_S", 6)
             machine = probes.probed(node.machine, EVERYTHING, [KINDS["ipc.vmm-active"]])
         checks = [check for check in CHECKS if check.id == "ipc.vmm-active"]
         failure, *others = diagnose(machine, EVERYTHING, checks).findings
@@ -248,10 +248,10 @@ def failing(kind: ProbeKind, call: str, number: int, *, node: int | None = None,
 @pytest.mark.processes
 def test_a_process_that_is_ended_while_it_is_lost_does_not_run_again() -> None:
     """An interrupt ends all processes while a thread may be about to replace one that had crashed."""
-    with closing(probes.Prober()) as prober:
-        prober._lose()
-        prober.kill_soon()
-        answer, _ = prober.ask({"do": "visible"})
+    with closing(prober.Prober()) as process:
+        process._lose()
+        process.kill_soon()
+        answer, _ = process.ask({"do": "visible"})
     assert answer["failed"]["outcome"] is Outcome.CRASHED
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from egmctl.doctor import probes
+from egmctl.doctor import prober, probes
 from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.checks.active import CHECKS
 from egmctl.doctor.situation import NO_VERBS
@@ -99,7 +99,7 @@ def test_a_nic_that_hangs_costs_no_other_probe_its_time(node: FakeNode) -> None:
     order = [ProbeKind.P2P, ProbeKind.POSIX_FD, ProbeKind.DMA_BUF]
     with here(node, faults="ibv_reg_dmabuf_mr=hang,once") as patch:
         patch.setenv("EGMCTL_FAKE_NICS", ",".join(NICS))
-        patch.setattr(probes, "PROBE_TIMEOUT_S", 6)
+        patch.setattr(prober, "PROBE_TIMEOUT_S", 6)
         results = probes.probed(node.machine, EVERYTHING, order).probes or ()
     kinds = [probe.kind for probe in results]
     assert kinds == sorted(kinds, key=order.index)

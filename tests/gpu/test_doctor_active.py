@@ -19,7 +19,7 @@ import pytest
 
 from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.checks.active import CHECKS
-from egmctl.doctor.probes import Prober, attempt
+from egmctl.doctor.prober import Prober, attempt
 from egmctl.model.finding import Status
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine, Origin, OriginKind
