@@ -155,7 +155,7 @@ class TestAnExpiredGate:
             return [[SimpleNamespace(data={"expired": next(left)})]]
 
         monkeypatch.setattr(transfer, "GatedParts", Work)
-        step: Any = SimpleNamespace(do=lambda *_, **__: [], do_at_once=do_at_once, exchange=SimpleNamespace(size=1))
+        step: Any = SimpleNamespace(each=lambda *_, **__: [], do_at_once=do_at_once, exchange=SimpleNamespace(size=1))
         worker: Any = SimpleNamespace(stopwatch=Stopwatch())
         gate: Any = None
         taken = transfer._timed(step, worker, [], gate, 0)

@@ -102,8 +102,8 @@ def measure(
         part_type.prepare(collective, worker, parts)
         with worker.stopwatch.phase(Phase.MEASURING), worker.link_counters.watch(watched) as watch:
             for _ in range(settings.samples):
-                collective.do(lambda place: parts[place].ready())
-                taken = collective.do(lambda place: parts[place].take(), begin=lambda place: parts[place].start())
+                collective.each(parts, lambda part: part.ready())
+                taken = collective.each(parts, lambda part: part.take(), begin=lambda part: part.start())
                 for part, items in zip(parts, taken, strict=True):
                     part.keep(items)
     if watched:
@@ -149,9 +149,9 @@ class Walker(TaskPart):
     def prepare(collective: CollectiveStep, worker: WorkerContext, parts: Sequence[Walker]) -> None:
         """Make the owners of memory write their chains and send the seeds to the walkers."""
         open_buffers(collective, worker, assign(collective.tasks), before=lambda place: parts[place].take_reader())
-        for part, items in zip(parts, collective.do(lambda place: parts[place].write_chain()), strict=True):
+        for part, items in zip(parts, collective.each(parts, lambda part: part.write_chain()), strict=True):
             part.seed = next((item.data for item in items if item.data is not None), 0)
-        collective.do(lambda place: parts[place].get_ready())
+        collective.each(parts, lambda part: part.get_ready())
 
     def take_reader(self) -> None:
         """Allocate the reader if this process walks; choose a seed if it owns the memory."""

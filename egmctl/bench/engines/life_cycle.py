@@ -17,7 +17,6 @@ from egmctl.gpu.context import timed
 from egmctl.gpu.handles import ImportedMemory, SharedMemory
 from egmctl.gpu.memory import Memory
 from egmctl.gpu.pattern import Difference, Region, poison
-from egmctl.launch import close_all
 from egmctl.model.measurement import Measurement, Phase, Settings, Status, Verification, finish
 from egmctl.model.task import Engine, Task
 
@@ -72,12 +71,7 @@ def _live(collective: CollectiveStep, worker: WorkerContext, seed: int) -> dict[
     with resource_scopes(collective) as (held,):
         life = _Life(collective, worker, held, seed)
         collective.do(lambda _: life.make())
-        (offered,) = collective.do(lambda _: life.offer())
-        received_s = time.monotonic()
-        try:
-            collective.do(lambda _: life.open(offered, received_s))
-        finally:
-            close_all(fd for item in offered for fd in item.fds)
+        collective.share(lambda _: life.offer(), lambda _, offered: life.open(offered))
         (checked,) = collective.do(lambda _: life.check())
         life.judge(checked)
     (gathered,) = collective.do(lambda _: life.stages_ms)
@@ -112,8 +106,9 @@ class _Life:
         description, fds = self._shared.offer()
         return Item({"offer": description, "sent_s": time.monotonic()}, tuple(fds))
 
-    def open(self, offered: Sequence[Item], received_s: float) -> None:
+    def open(self, offered: Sequence[Item]) -> None:
         """Open the memory that the owner offers and write all of it."""
+        received_s = time.monotonic()
         if self._me != self._importer:
             return
         item, stream = offered[self._owner], self._worker.own_stream

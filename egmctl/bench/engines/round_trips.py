@@ -20,7 +20,6 @@ from egmctl.bench.results import FAILURES, of_latency, round_trips
 from egmctl.gpu.chase import FLAG_BYTES, clear
 from egmctl.gpu.context import ms_since, possible_ms
 from egmctl.gpu.handles import ImportedEvent, ImportedMemory, SharedEvent, SharedMemory
-from egmctl.launch import close_all
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import Measurement, Sample
 from egmctl.model.task import Engine
@@ -50,11 +49,7 @@ class Pair(TaskPart):
     @staticmethod
     def prepare(collective: CollectiveStep, worker: WorkerContext, parts: Sequence[Pair]) -> None:  # noqa: ARG004
         """Make each side allocate its memory or events and open the other side's."""
-        offered = collective.do(lambda place: parts[place].make())
-        try:
-            collective.do(lambda place: parts[place].open(offered[place]))
-        finally:
-            close_all(fd for items in offered for item in items for fd in item.fds)
+        collective.share(lambda place: parts[place].make(), lambda place, offered: parts[place].open(offered))
 
     @abstractmethod
     def make(self) -> Item:

@@ -213,13 +213,13 @@ def measure(transfer: Transfer, worker: WorkerContext, tasks: Sequence[Task], se
     # The number of kernels on each GPU.
     flows = [flow for task in tasks for flow in task.flows if ENGINES[task.engine].needs_kernels]
     sharing = Counter((flow.initiator_rank, flow.initiator) for flow in flows)
-    collective.do(lambda place: parts[place].get_ready(opened, sharing))
+    collective.each(parts, lambda part: part.get_ready(opened, sharing))
     # A gate would never open if the work's queueing blocked until it completed.
     gate = worker.gate if all(part.ungated is None for part in parts) else Gate()
     try:
         with phase(Phase.WARM_UP):
-            collective.do(lambda place: parts[place].fill())
-            collective.do(lambda place: parts[place].synchronize(), begin=lambda place: parts[place].pass_over())
+            collective.each(parts, lambda part: part.fill())
+            collective.each(parts, lambda part: part.synchronize(), begin=lambda part: part.pass_over())
         with worker.link_counters.watch(tasks) as watch:
             for number in range(settings.samples):
                 if None not in collective.outcomes:
@@ -230,17 +230,15 @@ def measure(transfer: Transfer, worker: WorkerContext, tasks: Sequence[Task], se
                     if outcome is None:
                         part.keep(items)
                 with phase(Phase.VERIFYING):
-                    checked = collective.do(
-                        lambda place: parts[place].finish_checks(),
-                        begin=lambda place, number=number: parts[place].begin_checks(number),  # type: ignore[misc]
-                    )
+                    begin = partial(TransferPart.begin_checks, number=number)
+                    checked = collective.each(parts, lambda part: part.finish_checks(), begin=begin)
                 for part, items in zip(parts, checked, strict=True):
                     part.keep_mismatch(number, items)
     except BaseException:
         # Work behind a closed gate can neither complete nor be freed.
         gate.open()
         raise
-    gathered = collective.do(lambda place: parts[place].told() | {"gating": gate.how})
+    gathered = collective.each(parts, lambda part: part.told() | {"gating": gate.how})
     return with_evidence(collective, worker, watch, lambda place: parts[place].conclude(gathered[place]))
 
 
@@ -251,7 +249,7 @@ def _timed(
     phase = worker.stopwatch.phase
     for attempt in range(EXPIRED_LIMIT):
         with phase(Phase.VERIFYING):
-            collective.do(lambda place: parts[place].synchronize(), begin=lambda place: parts[place].poison(number))
+            collective.each(parts, lambda part: part.synchronize(), begin=lambda part: part.poison(number))
         with phase(Phase.MEASURING):
             work = GatedParts(gate, parts)
             queued = collective.do_at_once(partial(work.queue, number))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from egmctl.bench.buffers import Buffer, FlowBuffers
 from egmctl.bench.case import End
@@ -29,6 +29,10 @@ from egmctl.model.task import Endpoint, Flow, Task
 
 if TYPE_CHECKING:
     from egmctl.bench.processes.context import AllocatedBuffer, WorkerContext
+
+
+Part = TypeVar("Part")
+"""A process' part of a task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +150,36 @@ class CollectiveStep:
             if index not in failed:
                 given[index] = _attempt(failed, index, partial(part, index))
         return self._gather(given, failed)
+
+    def each(
+        self, parts: Sequence[Part], work: Callable[[Part], Any], *, begin: Callable[[Part], None] | None = None
+    ) -> list[list[Item]]:
+        """Run functions for this process' part of each open task, as :meth:`do`, which see.
+
+        Parameters
+        ----------
+        parts
+            This process' parts, by task index.
+        """
+        start = None if begin is None else lambda index: begin(parts[index])
+        return self.do(lambda index: work(parts[index]), begin=start)
+
+    def share(self, offer: Callable[[int], Any], take: Callable[[int, Sequence[Item]], None]) -> None:
+        """Make each process offer handles for each open task, then use those of all processes.
+
+        Parameters
+        ----------
+        offer
+            Called with the index of each task; returns as the function of :meth:`do`.
+        take
+            Called with the index of each task that is still open, and each process' offer. The file descriptors are
+            closed afterwards.
+        """
+        offered = self.do(offer)
+        try:
+            self.do(lambda index: take(index, offered[index]))
+        finally:
+            close_all(fd for items in offered for item in items for fd in item.fds)
 
     def do_at_once(self, part: Callable[[Sequence[int]], Mapping[int, Any]]) -> list[list[Item]]:
         """Run a function once for all open tasks in every process. An error ends all tasks of that process.
@@ -290,34 +324,26 @@ def open_buffers(
             undo.pop_all()
         return Item(offers, tuple(fds))
 
-    gathered = collective.do(offer)
-    descriptions: dict[tuple[int, int, End], tuple[dict[str, Any], list[int]]] = {}
-    for index, items in enumerate(gathered):
-        for item in items:
+    def take(index: int, offered: Sequence[Item]) -> None:
+        descriptions: dict[tuple[int, End], tuple[dict[str, Any], list[int]]] = {}
+        for item in offered:
             fds = iter(item.fds)
-            for offered in item.data or ():
-                key = index, offered["flow"], End(offered["end"])
-                opened.seeds[key] = offered["seed"]
-                own_fds = [next(fds) for _ in range(offered["fds"])]
-                descriptions[key] = offered["description"], own_fds
-
-    def open_others(index: int) -> None:
+            for each in item.data or ():
+                number, end = each["flow"], End(each["end"])
+                opened.seeds[index, number, end] = each["seed"]
+                descriptions[number, end] = each["description"], [next(fds) for _ in range(each["fds"])]
         for number, flow, end, buffer in _ends(collective.tasks[index], assigned[index]):
-            key = index, number, end
+            seed = opened.seeds[index, number, end]
             if not collective.issues(flow) or collective.owns(buffer.end):
                 continue
-            if worker.has(buffer) and worker.held(buffer).seed == opened.seeds[key]:
+            if worker.has(buffer) and worker.held(buffer).seed == seed:
                 continue
             worker.release(buffer)
             context = worker.stream(flow.initiator or "").context
-            memory = ImportedMemory(context, *descriptions[key], others=worker.others_for(buffer.end))
-            worker.adopt(buffer, memory, opened.seeds[key])
+            memory = ImportedMemory(context, *descriptions[number, end], others=worker.others_for(buffer.end))
+            worker.adopt(buffer, memory, seed)
 
-    try:
-        if collective.exchange.size > 1:
-            collective.do(open_others)
-    finally:
-        close_all(fd for items in gathered for item in items for fd in item.fds)
+    collective.share(offer, take)
     return opened
 
 
