@@ -39,10 +39,10 @@ from egmctl.model.machine import Machine
 from egmctl.model.measurement import (
     CaseSeconds,
     Measurement,
+    MeasurementStatus,
     PhaseSeconds,
     RunReport,
     RunSeconds,
-    Status,
     finish,
     waived,
 )
@@ -217,7 +217,7 @@ class _Run:
         self, plan: Plan, machine: Machine, on_progress: Progress, recorder: Recorder, watch: KernelLogWatch
     ) -> None:
         self.found: dict[int, Measurement] = {
-            number: finish(planned, Status.WAIVED, reason=planned.waiver, waivers=planned.waivers)
+            number: finish(planned, MeasurementStatus.WAIVED, reason=planned.waiver, waivers=planned.waivers)
             for number, planned in enumerate(plan.tasks)
             if planned.waivers
         }
@@ -384,7 +384,7 @@ class _Run:
     def _repeat(self, step: Step) -> None:
         """Queue a step again if its samples are unstable."""
         measurements = [self.found[number] for number in step.tasks if number in self.found]
-        unstable = any(m.status is Status.UNSTABLE and m.attempts < ATTEMPTS for m in measurements)
+        unstable = any(m.status is MeasurementStatus.UNSTABLE and m.attempts < ATTEMPTS for m in measurements)
         if unstable and not step.proof and self._soak is None:
             self._lifetimes.add(self._buffers(step))
             self.pending.appendleft(step)
@@ -412,7 +412,7 @@ class _Run:
         After the first crash during set-up, these stay pending for a new pool.
         """
         self.tell()
-        status = Status.TIMED_OUT if error.how == "timed-out" else Status.CRASHED
+        status = MeasurementStatus.TIMED_OUT if error.how == "timed-out" else MeasurementStatus.CRASHED
         if under_way is not None:
             again = self._soak is not None and not under_way.proof
             blamed = [number for number in under_way.tasks if again or number not in self.found]
@@ -424,7 +424,7 @@ class _Run:
                 self._died_in_set_up[kind] = str(error)
                 return
             blamed = [number for step in lost for number in step.tasks if number not in self.found]
-            status = Status.FAILED if error.how == "raised" else status
+            status = MeasurementStatus.FAILED if error.how == "raised" else status
             self.pending = deque(step for step in self.pending if step not in lost)
         if not blamed:
             self.problems.append(str(error))
@@ -511,11 +511,14 @@ def by_blocked_route(measurement: Measurement) -> Measurement:
     the start of CUDA or a launch.
     """
     blocked = next((flow.route.egm_reason for flow in measurement.flows if flow.route.degraded), "")
-    tried = measurement.status in (Status.FAILED, Status.CRASHED, Status.TIMED_OUT) and not measurement.known_cause
+    tried = (
+        measurement.status in (MeasurementStatus.FAILED, MeasurementStatus.CRASHED, MeasurementStatus.TIMED_OUT)
+        and not measurement.known_cause
+    )
     if not blocked or not tried or measurement.last_call not in _MAKE_NUMA_MEMORY:
         return measurement
     reason = f"{measurement.reason}; {blocked}"
-    return replace(measurement, status=Status.FAILED, reason=reason, known_cause=True)
+    return replace(measurement, status=MeasurementStatus.FAILED, reason=reason, known_cause=True)
 
 
 _Key = tuple[object, ...]

@@ -15,7 +15,7 @@ from egmctl.dataclass import dataclass
 from egmctl.model.comparison import Affected, Outcome, PathDifference
 from egmctl.model.doubt import Effect
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import BROKEN, Measurement, RunReport, Status, Summary
+from egmctl.model.measurement import BROKEN, Measurement, MeasurementStatus, RunReport, Summary
 from egmctl.model.profile import Profile
 from egmctl.model.route import Egm, node_names
 from egmctl.model.task import CPU_ENGINES, UCX_ENGINES, Endpoint, Quantity
@@ -55,7 +55,7 @@ class MeasuredPath:
     """The symbols of its routes."""
     egm: frozenset[Egm]
     """Whether the host memory of its routes is EGM; empty if there is no host memory."""
-    status: Status | None
+    status: MeasurementStatus | None
     """The status of the measurement; ``None`` if the run lacks the path."""
     forbidden: frozenset[Use] = frozenset()
     """The uses of the value that doubts forbid (:mod:`egmctl.verdict.trust`)."""
@@ -447,7 +447,7 @@ def _outcome(
     if old is not None and new is not None:
         # Notes on unstable values, on links that differ, and on memory that is EGM on one side only.
         points = zip((before, after), nodes, strict=True)
-        unstable = " and ".join(node for point, node in points if point.status is Status.UNSTABLE)
+        unstable = " and ".join(node for point, node in points if point.status is MeasurementStatus.UNSTABLE)
         notes = [f"unstable in {unstable}"] if unstable else []
         notes += [f"over {after.links}, not {before.links}"] if after.links != before.links else []
         egm = [" and ".join(sorted(point.egm)) for point in (after, before)]
@@ -471,7 +471,7 @@ def _outcome(
         return (Outcome.SAME, "") if same else (Outcome.DIFFERENT, "; ".join(notes))
     reasons = _reason(before, nodes[0]), _reason(after, nodes[1])
     # A path that a run lacks counts as waived.
-    old_status, new_status = (point.status or Status.WAIVED for point in (before, after))
+    old_status, new_status = (point.status or MeasurementStatus.WAIVED for point in (before, after))
     if old is not None:
         return Outcome.WORSE if new_status in BROKEN else Outcome.DIFFERENT, reasons[1]
     if new is not None:
@@ -510,7 +510,7 @@ def _usual(runs: Sequence[Points]) -> Points:
                 value=statistics.median(values),
                 links=mode(point.links for point in known),
                 egm=mode(point.egm for point in known),
-                status=Status.OK,
+                status=MeasurementStatus.OK,
             )
     return usual
 

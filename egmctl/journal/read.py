@@ -16,7 +16,7 @@ from egmctl.journal import events
 from egmctl.model.answer import State, of_exit_code
 from egmctl.model.codec import ITEMS_LIMIT, DecodeError, from_json
 from egmctl.model.kernel_log import KernelEvent
-from egmctl.model.measurement import Measurement, RunReport, Status, finish, measurement_fault
+from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport, finish, measurement_fault
 from egmctl.model.nccl import NcclRun
 from egmctl.model.task import Task
 from egmctl.units import printable, several, shortened
@@ -191,7 +191,7 @@ class _Run:
                 self.state = state
             case events.StepBegun(tasks=tasks):
                 for numbered in tasks:
-                    _check(numbered.number, finish(numbered.task, Status.CRASHED))
+                    _check(numbered.number, finish(numbered.task, MeasurementStatus.CRASHED))
                 self.under_way = {numbered.number: numbered.task for numbered in tasks}
             case events.Outcome(number=number, measurement=measurement):
                 _check(number, measurement)
@@ -252,7 +252,7 @@ def _put_together(skeleton: RunReport, run: _Run) -> Kept:
     if state.exit_code is None:
         problems.append(f"read from a journal: the run {ending}")
     reason = "the command ended while this was measured"
-    crashed = {number: finish(task, Status.CRASHED, reason=reason) for number, task in under_way.items()}
+    crashed = {number: finish(task, MeasurementStatus.CRASHED, reason=reason) for number, task in under_way.items()}
     messages = skeleton.kernel_messages
     if messages is not None and run.kernel:
         ended_s = max(messages.ended_s, run.kernel[-1].time_s)

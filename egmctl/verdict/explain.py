@@ -41,8 +41,7 @@ from egmctl.model.finding import (
 )
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import BROKEN, GpuEvidence, HostLoad, Measurement, RunReport
-from egmctl.model.measurement import Status as MeasurementStatus
+from egmctl.model.measurement import BROKEN, GpuEvidence, HostLoad, Measurement, MeasurementStatus, RunReport
 from egmctl.model.route import HOST_MEMORY, Carrier, LinkKind, MemoryKind, Route, UcxRoute, node_names
 from egmctl.model.task import UCX_ENGINES, Engine, Quantity
 from egmctl.model.verdict import BAD_GRADES, Grade, Judgement

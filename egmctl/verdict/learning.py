@@ -14,7 +14,7 @@ from egmctl.errors import UsageError
 from egmctl.model.codec import to_json
 from egmctl.model.doubt import Effect
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Measurement, RunReport, Status
+from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport
 from egmctl.model.profile import PROFILE_SCHEMA, HealthyRuns, Profile, Reference, Signature, Source, SourceKind, Unit
 from egmctl.model.task import Pattern, Point
 from egmctl.model.verdict import BAD_GRADES
@@ -153,7 +153,7 @@ class _Learnt:
 
 def _add(learnt: dict[_Class, _Learnt], node: str, measurement: Measurement) -> None:
     value = value_of(measurement)
-    if value is None or measurement.status is not Status.OK or not_judged(measurement):
+    if value is None or measurement.status is not MeasurementStatus.OK or not_judged(measurement):
         return
     path_class = class_of(measurement)
     flows = None if measurement.pattern in _ALONE else len(measurement.flows)

@@ -20,9 +20,9 @@ from egmctl.model.measurement import (
     HostLoad,
     LinkProof,
     Measurement,
+    MeasurementStatus,
     RunReport,
     Sample,
-    Status,
 )
 from egmctl.model.route import Egm, Hop, MemoryKind
 from egmctl.model.task import Quantity
@@ -236,7 +236,7 @@ def _of_attempts(number: int, measurement: Measurement) -> Iterator[Doubt]:
         return
     values = [value for attempt in attempts for value in attempt]
     lowest, highest = min(values), max(values)
-    if measurement.status is Status.UNSTABLE:
+    if measurement.status is MeasurementStatus.UNSTABLE:
         yield Doubt(
             reason=DoubtReason.UNSTABLE,
             effect=Effect.WARN,

@@ -14,7 +14,7 @@ from egmctl.bench.processes.collective import ResourceScope
 from egmctl.bench.processes.group import GroupFailed
 from egmctl.gpu import chase
 from egmctl.gpu.chase import FLAG_BYTES
-from egmctl.model.measurement import Status
+from egmctl.model.measurement import MeasurementStatus
 from egmctl.model.task import Engine, Task
 from tests.fake.machines import nvl4
 from tests.fake.plugin import MakeFakeNode
@@ -39,7 +39,7 @@ def test_both_sides_agree_on_what_the_first_one_has_timed(fake_node: MakeFakeNod
     with nothing_left(node, group):
         said = ask(group, RANKS, task)
         (found,) = said.measurements
-    assert found.status in (Status.OK, Status.UNSTABLE), found.reason
+    assert found.status in (MeasurementStatus.OK, MeasurementStatus.UNSTABLE), found.reason
     assert len(found.samples) == SETTINGS.samples
     for sample in found.samples:
         assert 0 < (sample.p50_ns or 0) <= (sample.p99_ns or 0)
@@ -133,7 +133,7 @@ def test_disjoint_pairs_are_measured_at_the_same_time(fake_node: MakeFakeNode, l
     group = launch(node, count=4)
     with nothing_left(node, group):
         found = ask(group, ranks, flag_task(ranks, first=0, other=3), flag_task(ranks, first=2, other=1)).measurements
-    assert [one.status for one in found] == [Status.OK, Status.OK]
+    assert [one.status for one in found] == [MeasurementStatus.OK, MeasurementStatus.OK]
 
 
 @pytest.mark.long
@@ -156,9 +156,9 @@ def test_a_call_that_fails_ends_it_in_both_and_leaves_nothing(
         said = ask(group, RANKS, TASKS[name])
         (found,) = said.measurements
         again = ask(group, RANKS, TASKS[name]).measurements[0]
-    assert (found.status, found.last_call) == (Status.FAILED, call)
+    assert (found.status, found.last_call) == (MeasurementStatus.FAILED, call)
     assert said.before == said.after
-    assert again.status in (Status.OK, Status.UNSTABLE)
+    assert again.status in (MeasurementStatus.OK, MeasurementStatus.UNSTABLE)
 
 
 @pytest.mark.long

@@ -20,7 +20,7 @@ from egmctl.journal import read as reading
 from egmctl.journal.events import BEGIN_LINES
 from egmctl.journal.read import Kept, is_journal
 from egmctl.model.codec import ITEMS_LIMIT
-from egmctl.model.measurement import RunReport, Status
+from egmctl.model.measurement import MeasurementStatus, RunReport
 from egmctl.report.kinds import BENCH
 from tests.answers import code_of
 from tests.fuzz.documents import original
@@ -110,7 +110,7 @@ def test_cut_at_any_byte_it_is_read_up_to_there(content: bytes) -> None:
                 read(part)
             continue
         kept = read(part)
-        finished = [m for m in kept.report.measurements if m.status is not Status.CRASHED]
+        finished = [m for m in kept.report.measurements if m.status is not MeasurementStatus.CRASHED]
         assert len(finished) == len(measured(part.split(b"\n")[:-1]))
         assert kept.exit_code is None
 

@@ -27,8 +27,8 @@ from egmctl.model.measurement import (
     LinkEvidence,
     LinkProof,
     Measurement,
+    MeasurementStatus,
     RunReport,
-    Status,
     finish,
 )
 from egmctl.model.record import Command
@@ -56,7 +56,13 @@ REFUTED = Evidence(
 )
 BUSY = HostLoad(cpus=64, load_average=40.0, wall_s=10.0, others_cpu_s=400.0)
 CASES = (WRITE, H2D, D2H, LOCAL, LATENCY)
-_ERRORS = (Status.CORRUPT, Status.FAILED, Status.CRASHED, Status.TIMED_OUT, Status.UNSTABLE)
+_ERRORS = (
+    MeasurementStatus.CORRUPT,
+    MeasurementStatus.FAILED,
+    MeasurementStatus.CRASHED,
+    MeasurementStatus.TIMED_OUT,
+    MeasurementStatus.UNSTABLE,
+)
 
 
 def random_result(seed: int) -> RunReport | Diagnosis | Bringup | Topology | Comparison | FleetReport | Explanations:
@@ -134,11 +140,11 @@ def _changed(dice: random.Random, m: Measurement) -> Measurement:
         kind = dice.choice(list(WaiverKind))
         gpus = (m.flows[0].source.bus_id or m.flows[0].destination.bus_id or "",)
         waiver = Waiver(kind=kind, reason=f"it was not made ({kind})", gpus=gpus)
-        return finish(Task(**task), Status.WAIVED, reason=waiver.reason, waivers=(waiver,))
+        return finish(Task(**task), MeasurementStatus.WAIVED, reason=waiver.reason, waivers=(waiver,))
     if fate == 1:
         return replace(m, evidence=REFUTED)
     status, known = dice.choice(_ERRORS), dice.random() < 0.5
-    if status is Status.UNSTABLE:
+    if status is MeasurementStatus.UNSTABLE:
         return replace(m, status=status, reason="the samples differ too much") if m.measured else m
     return replace(
         m,

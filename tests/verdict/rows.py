@@ -13,7 +13,7 @@ from egmctl.model.bringup import Bringup
 from egmctl.model.gpu import GpuProcess
 from egmctl.model.host import LibraryFailure
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Evidence, GpuEvidence, Measurement, Placement, RunReport, Sample, Status
+from egmctl.model.measurement import Evidence, GpuEvidence, Measurement, MeasurementStatus, Placement, RunReport, Sample
 from egmctl.model.profile import Profile
 from egmctl.model.task import Flow, Task
 from egmctl.verdict.answers import answered
@@ -59,7 +59,7 @@ def rerouted(m: Measurement) -> Measurement:
     return replace(m, evidence=REFUTED)
 
 
-def ended(status: Status, *more: Status) -> Change:
+def ended(status: MeasurementStatus, *more: MeasurementStatus) -> Change:
     """Return the change to how it ended: of several, the first path's way, the others on other paths."""
     ways = dict(zip((PATH, "GPU1 -> GPU0"), (status, *more), strict=False))
 
@@ -116,7 +116,7 @@ class Row:
 
 
 GOOD, WARN, BAD, BROKE, INCOMPLETE = State.GOOD, State.WARN, State.BAD, State.BROKE, State.INCOMPLETE
-CRASHED, CORRUPT = Status.CRASHED, Status.CORRUPT
+CRASHED, CORRUPT = MeasurementStatus.CRASHED, MeasurementStatus.CORRUPT
 ROWS = {
     "well": Row(bench="PASS", bringup=GOOD),
     "GPU3 is busy": Row(bench="INCOMPLETE", bringup=INCOMPLETE, machine=BUSY),

@@ -20,7 +20,7 @@ from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import UNEXPLAINED, Finding, on_gpus
 from egmctl.model.finding import Status as Found
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import RunReport, Status
+from egmctl.model.measurement import MeasurementStatus, RunReport
 from egmctl.model.remedy import Remedy
 from egmctl.model.task import Flow, Task
 from egmctl.report.kinds import BRINGUP, Format
@@ -185,7 +185,7 @@ def test_a_denied_gpu_that_was_asked_for_is_no_go() -> None:
 
 
 def test_a_waived_measurement_that_nothing_explains_is_incomplete_with_its_own_reason() -> None:
-    found = bringup(healthy(), judged(with_status(run(WRITE), Status.WAIVED, [0])))
+    found = bringup(healthy(), judged(with_status(run(WRITE), MeasurementStatus.WAIVED, [0])))
     (gap,) = found.answer.gaps
     assert (gap.kind, gap.measurements, gap.causes) == (GapKind.WAIVED, (0,), ())
     assert shown(found).startswith("INCOMPLETE: 1 of 12 measurements were not made: as the test wants it\n")
@@ -195,7 +195,7 @@ def test_a_waived_measurement_that_nothing_explains_is_incomplete_with_its_own_r
     ("report", "kind", "code"),
     [
         (replace(measured(WRITE), interrupted=True), GapKind.INTERRUPTED, 130),
-        (judged(with_status(run(WRITE), Status.CRASHED, [1])), GapKind.BROKE, 4),
+        (judged(with_status(run(WRITE), MeasurementStatus.CRASHED, [1])), GapKind.BROKE, 4),
         (replace(measured(WRITE), problems=("the worker did not start",)), GapKind.BROKE, 4),
         (run(WRITE), GapKind.NO_REFERENCE, 3),
         (measured(WRITE, known=False), GapKind.NO_REFERENCE, 3),
@@ -232,8 +232,8 @@ def test_a_slow_path_is_no_go_where_another_has_no_reference() -> None:
     assert bringup(healthy(), with_verdict(made, SITE)).answer.state is State.BAD
 
 
-@pytest.mark.parametrize("status", [Status.CRASHED, Status.TIMED_OUT, Status.FAILED])
-def test_what_broke_for_no_known_cause_is_not_called_slow(status: Status) -> None:
+@pytest.mark.parametrize("status", [MeasurementStatus.CRASHED, MeasurementStatus.TIMED_OUT, MeasurementStatus.FAILED])
+def test_what_broke_for_no_known_cause_is_not_called_slow(status: MeasurementStatus) -> None:
     made = judged(with_status(run(WRITE, H2D), status, range(16)))
     found = bringup(healthy(), made)
     assert (found.answer.state, found.answer.causes, found.exit_code) == (State.BROKE, (), 4)
@@ -245,7 +245,9 @@ def test_what_broke_for_no_known_cause_is_not_called_slow(status: Status) -> Non
 
 def test_what_broke_is_not_counted_among_slow_path_classes() -> None:
     made = run(WRITE, H2D, value=slow_at("GPU2"))
-    made = judged(with_status(made, Status.CRASHED, [n for n, m in enumerate(made.measurements) if m.case == H2D]))
+    made = judged(
+        with_status(made, MeasurementStatus.CRASHED, [n for n, m in enumerate(made.measurements) if m.case == H2D])
+    )
     words = " ".join(str(render(made, Format.TEXT)).split())
     assert words.startswith("FAIL: 1 of 2 path classes are slower than expected; ")
     assert "BROKE: 4 of 16 measurements crashed, timed out or broke" in words
@@ -280,7 +282,7 @@ def test_no_machine_takes_more_than_25_lines_and_a_fault_is_named_first(name: st
             "bringup-no-go",
             bringup(sick(("nvlink.links", LINKS), ("pcie.link", PCIE)), measured(value=slow_at("GPU2"))),
         ),
-        ("bringup-incomplete", bringup(healthy(), judged(with_status(run(WRITE), Status.WAIVED, [0, 1])))),
+        ("bringup-incomplete", bringup(healthy(), judged(with_status(run(WRITE), MeasurementStatus.WAIVED, [0, 1])))),
     ],
 )
 def test_text(name: str, found: Bringup) -> None:
@@ -344,7 +346,7 @@ def test_nagios_states(found: Bringup, state: int, told: str) -> None:
 
 
 def test_junit_has_what_broke_and_what_was_not_measured_without_a_verdict_too() -> None:
-    run = with_status(with_status(measured(WRITE), Status.CRASHED, [0]), Status.WAIVED, [1, 2])
+    run = with_status(with_status(measured(WRITE), MeasurementStatus.CRASHED, [0]), MeasurementStatus.WAIVED, [1, 2])
     shown = ElementTree.fromstring(str(render(replace(run, verdict=None), Format.JUNIT)))  # noqa: S314
     assert (shown.get("failures"), shown.get("errors"), shown.get("skipped")) == ("0", "2", "10")
     whole, crashed = shown.iter("error")

@@ -27,7 +27,7 @@ from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Status as FindingStatus
 from egmctl.model.fleet import Asked, FleetReport, NodeResult, Reach
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import RunReport, Status
+from egmctl.model.measurement import MeasurementStatus, RunReport
 from egmctl.model.record import Command
 from egmctl.verdict.answers import answered
 from egmctl.verdict.bringup import bringup
@@ -105,7 +105,7 @@ def of_rack(change: Change) -> Bringup:
 
 @pytest.mark.parametrize(
     "change",
-    [ended(Status.CRASHED), ended(Status.CORRUPT), rerouted, lambda m: m],
+    [ended(MeasurementStatus.CRASHED), ended(MeasurementStatus.CORRUPT), rerouted, lambda m: m],
     ids=["crash", "corrupt", "rerouted", "well"],
 )
 def test_a_rack_is_no_worse_than_the_worst_of_its_trays(change: Change) -> None:

@@ -20,8 +20,7 @@ from egmctl.errors import ExitCode
 from egmctl.model.evidence import EvidenceReport, State
 from egmctl.model.finding import Status, Waiver, WaiverKind
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import BufferCost, Measurement, Placement, RunReport
-from egmctl.model.measurement import Status as Outcome
+from egmctl.model.measurement import BufferCost, Measurement, MeasurementStatus, Placement, RunReport
 from egmctl.model.probes import Outcome as ProbeOutcome
 from egmctl.model.probes import ProbeKind
 from egmctl.report.kinds import Format
@@ -140,7 +139,9 @@ def lacking(case: str, reason: str, kind: WaiverKind, paths: int) -> RunReport:
     """Return a run of which a case's first paths were not measured."""
     made = measured()
     numbers = [number for number, each in enumerate(made.measurements) if each.case == case][:paths]
-    waived = partial(replace, status=Outcome.WAIVED, reason=reason, waivers=(Waiver(kind=kind, reason=reason),))
+    waived = partial(
+        replace, status=MeasurementStatus.WAIVED, reason=reason, waivers=(Waiver(kind=kind, reason=reason),)
+    )
     changed = [waived(each) if n in numbers else each for n, each in enumerate(made.measurements)]
     made = replace(made, measurements=tuple(changed))
     return with_verdict(made, None)

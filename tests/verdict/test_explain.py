@@ -21,8 +21,8 @@ from egmctl.model.measurement import (
     LinkEvidence,
     LinkProof,
     Measurement,
+    MeasurementStatus,
     RunReport,
-    Status,
 )
 from egmctl.model.profile import Unit
 from egmctl.model.route import LinkKind
@@ -229,7 +229,7 @@ def test_no_machine_is_too_strange_to_be_explained() -> None:
     choice = random.Random(7)  # noqa: S311
     made = run(WRITE, H2D, value=slow_at("GPU2"))
     judged = with_verdict(made, PROFILE)
-    waived = with_status(judged, Status.WAIVED, range(0, len(made.measurements), 3))
+    waived = with_status(judged, MeasurementStatus.WAIVED, range(0, len(made.measurements), 3))
     for _ in range(200):
         machine = mutated(choice.choice((H200, shipped("gh200"))), choice)
         with_causes(replace(choice.choice((judged, waived)), machines=(machine,)), asked=["", "0000:00:06.0"])

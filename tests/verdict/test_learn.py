@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from egmctl.errors import UsageError
-from egmctl.model.measurement import Evidence, GpuEvidence, RunReport, Status
+from egmctl.model.measurement import Evidence, GpuEvidence, MeasurementStatus, RunReport
 from egmctl.model.profile import Profile, Reference
 from egmctl.model.task import Point
 from egmctl.model.verdict import Grade
@@ -73,15 +73,19 @@ def test_of_latencies_the_bounds_are_above() -> None:
     assert (reference.warn, reference.fail) == (917.4, 1042.0)
 
 
-@pytest.mark.parametrize("status", [Status.UNSTABLE, Status.CORRUPT])
-def test_it_learns_nothing_from_what_is_not_ok(status: Status) -> None:
+@pytest.mark.parametrize("status", [MeasurementStatus.UNSTABLE, MeasurementStatus.CORRUPT])
+def test_it_learns_nothing_from_what_is_not_ok(status: MeasurementStatus) -> None:
     bad = with_status(run(WRITE, READ), status, range(12))
     assert [reference.case for reference in learnt_of(bad).references] == [READ]
 
 
 @pytest.mark.parametrize(
     "report",
-    [used_by_others(run(WRITE)), with_status(run(WRITE), Status.UNSTABLE, range(12)), run(WRITE, size_bytes=MIB)],
+    [
+        used_by_others(run(WRITE)),
+        with_status(run(WRITE), MeasurementStatus.UNSTABLE, range(12)),
+        run(WRITE, size_bytes=MIB),
+    ],
     ids=["on GPUs that others used", "unstable", "of small buffers"],
 )
 def test_runs_that_teach_nothing_are_refused(report: RunReport) -> None:

@@ -10,7 +10,7 @@ import pytest
 from egmctl.bench.evidence import gpus_of, route
 from egmctl.gpu.telemetry import Traffic
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.measurement import Evidence, GpuEvidence, Measurement, RunReport, Status
+from egmctl.model.measurement import Evidence, GpuEvidence, Measurement, MeasurementStatus, RunReport
 from egmctl.model.verdict import OwnerUnknown
 from egmctl.report.kinds import Format
 from egmctl.topology.routes import owners as possible_owners
@@ -115,7 +115,9 @@ def test_counters_that_contradict_each_other_prove_nothing() -> None:
 
 
 def test_what_was_not_measured_or_has_no_choice_of_gpu_concludes_nothing() -> None:
-    waived = [replace(m, status=Status.WAIVED, reason="no", bandwidth_gb_s=None) for m in read().measurements]
+    waived = [
+        replace(m, status=MeasurementStatus.WAIVED, reason="no", bandwidth_gb_s=None) for m in read().measurements
+    ]
     for measurements in (waived, run(GB200, cases=("host_numa_to_device_memcpy_ce",)).measurements):
         assert owners(measurements) == ()
 

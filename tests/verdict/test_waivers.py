@@ -16,7 +16,7 @@ from egmctl.model.finding import Status as Found
 from egmctl.model.gpu import GpuProcess
 from egmctl.model.host import LibraryFailure, NumaKind
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import RunReport, Settings, Status, waived
+from egmctl.model.measurement import MeasurementStatus, RunReport, Settings, waived
 from egmctl.units import MIB
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import with_verdict
@@ -217,7 +217,7 @@ def test_a_dead_nvml_does_not_hide_a_gpu() -> None:
     made = measured(hidden(blind(H200), "0,1,2"), WRITE)
     found = explained(made)
     told = {cause.finding.check: {found.measurements[n].status for n in cause.measurements} for cause in found.causes}
-    assert told == {"drv.libraries": {Status.OK}, "bench.gpu-hidden": {Status.WAIVED}}
+    assert told == {"drv.libraries": {MeasurementStatus.OK}, "bench.gpu-hidden": {MeasurementStatus.WAIVED}}
     assert code_of(found) == 1, "NVML that hangs is a fault of the node"
     asked = explained(made, asked=True)
     assert code_of(asked) == 1
@@ -252,11 +252,15 @@ def test_only_numa_memory_depends_on_the_egm_route() -> None:
     """All paths to the second CPU are called slow; pinned memory's are not for want of EGM."""
     made = measured(with_gpu_denied(GB200, 2, 3), H2D, PINNED, nodes=(1,))
     slow = tuple(
-        replace(one, status=Status.FAILED, known_cause=True) if one.measured else one for one in made.measurements
+        replace(one, status=MeasurementStatus.FAILED, known_cause=True) if one.measured else one
+        for one in made.measurements
     )
     found = with_causes(replace(made, measurements=slow, verdict=None))
     cases = {
-        found.measurements[n].case for c in found.causes for n in c.measurements if slow[n].status is Status.FAILED
+        found.measurements[n].case
+        for c in found.causes
+        for n in c.measurements
+        if slow[n].status is MeasurementStatus.FAILED
     }
     assert cases == {H2D}
 
@@ -335,7 +339,7 @@ def test_memory_that_a_gpu_does_not_share_with_the_cpu_has_its_cause(machine: Ma
     assert kinds(made) == {K.UNSUPPORTED_MEMORY}
     found = explained(made)
     (cause,) = found.causes
-    waived = {n for n, one in enumerate(found.measurements) if one.status is Status.WAIVED}
+    waived = {n for n, one in enumerate(found.measurements) if one.status is MeasurementStatus.WAIVED}
     assert (cause.finding.check, set(cause.measurements), cause.status) == (check, waived, Found.FAIL)
     assert code_of(found)
 

@@ -22,11 +22,11 @@ from egmctl.gpu.pattern import Difference
 from egmctl.model.finding import WaiverKind
 from egmctl.model.measurement import (
     Measurement,
+    MeasurementStatus,
     Mismatch,
     Phase,
     Sample,
     Settings,
-    Status,
     Verification,
     finish,
     waived,
@@ -123,7 +123,7 @@ class Passes:
         wrong = self._mismatch
         return finish(
             self._task,
-            Status.OK if wrong is None else Status.CORRUPT,
+            MeasurementStatus.OK if wrong is None else MeasurementStatus.CORRUPT,
             reason=None if wrong is None else f"sample {wrong.sample}: the checksum over all words is wrong",
             samples=samples,
             bandwidth_gb_s=summary,

@@ -18,7 +18,7 @@ from egmctl.gpu.handles import ImportedMemory, SharedMemory
 from egmctl.gpu.memory import Memory
 from egmctl.gpu.pattern import Difference, Region, poison
 from egmctl.launch import close_all
-from egmctl.model.measurement import Measurement, Phase, Settings, Status, Verification, finish
+from egmctl.model.measurement import Measurement, MeasurementStatus, Phase, Settings, Verification, finish
 from egmctl.model.task import Engine, Task
 
 LIVES = 20
@@ -60,7 +60,7 @@ def _measure(worker: WorkerContext, task: Task, lives: int) -> Measurement:
             rounds.append(_live(collective, worker, 1 + len(rounds)))
     return collective.outcomes[0] or finish(
         task,
-        Status.OK,
+        MeasurementStatus.OK,
         stages=stages(STAGES, rounds[WARM_UP_LIVES:]),
         verification=Verification.GPU_EVERY_SAMPLE,
         seeds=(len(rounds),),
@@ -144,7 +144,7 @@ class _Life:
         mismatch = mismatch_of(Difference(*difference), self._seed - 1, 0)
         self._collective.outcomes[0] = finish(
             self._task,
-            Status.CORRUPT,
+            MeasurementStatus.CORRUPT,
             reason=f"what the other GPU wrote in life {self._seed} did not arrive: {mismatch.words} words differ, the "
             f"first at offset {mismatch.first_offset_bytes}: expected {mismatch.expected}, found {mismatch.found}",
             mismatch=mismatch,

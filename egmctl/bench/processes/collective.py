@@ -23,7 +23,7 @@ from egmctl.gpu.telemetry import Traffic
 from egmctl.launch import Channel, close_all
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
-from egmctl.model.measurement import BufferCost, Evidence, GpuEvidence, Measurement, Status, finish, waived
+from egmctl.model.measurement import BufferCost, Evidence, GpuEvidence, Measurement, MeasurementStatus, finish, waived
 from egmctl.model.route import Rank
 from egmctl.model.task import Endpoint, Flow, Task
 
@@ -217,7 +217,7 @@ class CollectiveStep:
             if error.call in (*_OPENING, *_OPENING_POOL) and cause is not None:
                 # NOT_SUPPORTED from opening what another process could create is a failure, not missing support.
                 reason = f"{error}; {cause}"
-                return finish(task, Status.FAILED, reason=reason, known_cause=True, last_call=error.call)
+                return finish(task, MeasurementStatus.FAILED, reason=reason, known_cause=True, last_call=error.call)
             if error.call in _MAKING and error.number == _NOT_PERMITTED:
                 return waived(task, WaiverKind.NO_IMEX_CHANNEL, f"{error}; {cause}", last_call=error.call)
         return failure(task, error)

@@ -24,7 +24,7 @@ from egmctl.model.codec import field_types
 from egmctl.model.comparison import AttributeDifference, Comparison, PathDifference
 from egmctl.model.fleet import FleetReport, NodeResult
 from egmctl.model.gpu import Pair
-from egmctl.model.measurement import Measurement, RunReport, Sample, Stage, Status, Summary
+from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport, Sample, Stage, Summary
 from egmctl.model.nccl import CollectiveResult, NcclRun
 from egmctl.model.record import Command, Shown
 from egmctl.model.task import Flow
@@ -126,7 +126,7 @@ def _collectives(nccl: NcclRun | None) -> Iterator[dict[str, object]]:
         measured = {
             "case": f"{PREFIX}{result.name}",
             "size_bytes": nccl.plan.size_bytes,
-            "status": Status.CORRUPT if result.verified is False else Status.OK,
+            "status": MeasurementStatus.CORRUPT if result.verified is False else MeasurementStatus.OK,
             "nccl_version": nccl.versions.get("nccl"),
             "nccl_transports": tuple(nccl.transports),
         }

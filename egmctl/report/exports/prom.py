@@ -12,8 +12,7 @@ from egmctl.model.bringup import Bringup
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Finding, PlaceKind, Status
 from egmctl.model.machine import TrafficSample
-from egmctl.model.measurement import Measurement, RunReport
-from egmctl.model.measurement import Status as MeasurementStatus
+from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport
 from egmctl.model.nccl import NcclRun, NcclStatus
 from egmctl.model.task import Axis, Endpoint, Flow
 from egmctl.model.verdict import Grade

@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterator
 from egmctl.bench.path_class import is_degraded
 from egmctl.model.finding import OTHERS, THROTTLED, Status
 from egmctl.model.kernel_log import LoggedFault
-from egmctl.model.measurement import LinkEvidence, LinkProof, Measurement, RunReport, Verification
-from egmctl.model.measurement import Status as MeasurementStatus
+from egmctl.model.measurement import LinkEvidence, LinkProof, Measurement, MeasurementStatus, RunReport, Verification
 from egmctl.model.profile import HealthyRuns
 from egmctl.model.route import LinkKind
 from egmctl.model.task import Quantity

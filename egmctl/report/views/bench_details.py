@@ -15,7 +15,7 @@ from statistics import median
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.path_class import ceiling
 from egmctl.dataclass import dataclass
-from egmctl.model.measurement import Measurement, RunReport, Status
+from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport
 from egmctl.model.route import HOST_NAMES, MemoryKind, PublishedRate, UcxStaging
 from egmctl.model.task import UCX_ENGINES, Axis, Engine, Quantity
 from egmctl.report import document as doc
@@ -77,7 +77,7 @@ def _family(report: RunReport, family: str) -> Iterator[Matrix]:
         axis = axis_of(alike[0])
         single = axis is None or len({m.point for m in alike}) == 1
         yield from matrices(alike, frame) if axis is None or single else series(axis, alike, frame)
-    tried = [m for m in members if m.status is not Status.WAIVED]
+    tried = [m for m in members if m.status is not MeasurementStatus.WAIVED]
     yield from life_cycles([m for m in tried if m.quantity is Quantity.DURATION])
     yield beside(tried)
     yield from messages([m for m in tried if m.engine in UCX_ENGINES])
@@ -148,7 +148,7 @@ def _shared(measurement: Measurement) -> str:
 def _stage(measurements: Sequence[Measurement], name: str) -> str | Cell:
     medians = [stage.ms.median for m in measurements for stage in m.stages if stage.name == name]
     if not medians:
-        bad = next((m for m in measurements if m.status is not Status.OK), None)
+        bad = next((m for m in measurements if m.status is not MeasurementStatus.OK), None)
         return "-" if bad is None else Cell(bad.status.value, tone_of(bad))
     us = 1e3 * median(medians)
     return f"{us:.1f}" if us < _FEW_US else f"{us:.0f}"

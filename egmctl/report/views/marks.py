@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from egmctl.dataclass import dataclass
 from egmctl.model.answer import State
-from egmctl.model.measurement import RunReport, Status
+from egmctl.model.measurement import MeasurementStatus, RunReport
 from egmctl.model.verdict import Grade
 from egmctl.report.document import Tone
 from egmctl.report.views.findings import tone_of
@@ -33,7 +33,7 @@ GRADES: Mapping[Grade, Mark] = {
 EXCUSED = Mark(tone_of(State.INCOMPLETE), "?", "EXCUSED", "slow beside others")
 """The mark of a path that is slow, but only while others used its GPU or the host: that is not known to be a fault."""
 UNMARKED = Mark(Tone.PLAIN)
-STATUSES = {Status.OK: Tone.PLAIN, Status.UNSTABLE: Tone.WARN, Status.WAIVED: Tone.DIM}
+STATUSES = {MeasurementStatus.OK: Tone.PLAIN, MeasurementStatus.UNSTABLE: Tone.WARN, MeasurementStatus.WAIVED: Tone.DIM}
 """The tones of measurements by how they ended; all else is bad."""
 
 

@@ -18,7 +18,7 @@ from egmctl.facts.root import Root
 from egmctl.model.finding import Status
 from egmctl.model.host import Confinement, LibraryFailure
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Status as Ended
+from egmctl.model.measurement import MeasurementStatus
 from egmctl.model.probes import Outcome
 from egmctl.model.record import Reason, Unread
 from egmctl.report.kinds import Format
@@ -135,8 +135,8 @@ def test_it_explains_no_wrong_bytes() -> None:
     assert not [finding for finding in findings if "env.limits" in finding.explained_by]
 
 
-@pytest.mark.parametrize("status", [Ended.CRASHED, Ended.FAILED])
-def test_it_is_the_cause_of_measurements_that_broke(status: Ended) -> None:
+@pytest.mark.parametrize("status", [MeasurementStatus.CRASHED, MeasurementStatus.FAILED])
+def test_it_is_the_cause_of_measurements_that_broke(status: MeasurementStatus) -> None:
     machine = limited(shipped("hgx-h200x4"), nofile=48)
     made = with_causes(with_status(run_bench(WRITE, machine=machine), status, range(12)))
     node = bringup(diagnose(machine, EVERYTHING, CHECKS), made)
