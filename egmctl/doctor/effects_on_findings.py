@@ -16,7 +16,7 @@ from egmctl.model.finding import TOLD, Finding, PlaceKind, Status
 from egmctl.model.host import Driver, LibraryFailure
 from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent
 from egmctl.model.machine import Machine
-from egmctl.model.probes import Outcome, Probe
+from egmctl.model.probes import Probe, ProbeOutcome
 from egmctl.topology.access import LOST, Block, classify, cuda_failure, nvml_failure
 
 Holds = Callable[[Node, Finding, Finding], bool]
@@ -146,7 +146,7 @@ def _has_evidence(finding: Finding, source: str) -> bool:
 # --- probes that fail -----------------------------------------------------------------------------------------------
 
 
-def _probes(node: Node, effect: Finding, *outcomes: Outcome) -> list[Probe]:
+def _probes(node: Node, effect: Finding, *outcomes: ProbeOutcome) -> list[Probe]:
     """Return the probes of the effect's check that ended with one of these outcomes."""
     kind = KINDS.get(effect.check)
     return [probe for probe in node.machine.probes or () if probe.kind is kind and probe.outcome in outcomes]
@@ -154,7 +154,7 @@ def _probes(node: Node, effect: Finding, *outcomes: Outcome) -> list[Probe]:
 
 def cuda_did_not_start(node: Node, _cause: Finding, effect: Finding) -> bool:
     """Return whether all unsuccessful probes failed in cuInit, and a control node cannot be opened."""
-    failed = _probes(node, effect, *(outcome for outcome in Outcome if outcome is not Outcome.OK))
+    failed = _probes(node, effect, *(outcome for outcome in ProbeOutcome if outcome is not ProbeOutcome.OK))
     return bool(failed) and all(probe.call in _STARTS for probe in failed) and bool(_closed_nodes(node.machine))
 
 
@@ -162,7 +162,7 @@ def calls_failed(*calls: str, number: int | None = None) -> Holds:
     """Return a condition: all failed probes of the effect failed in one of these calls, with this CUresult."""
 
     def holds(node: Node, _cause: Finding, effect: Finding) -> bool:
-        failed = _probes(node, effect, Outcome.ERROR)
+        failed = _probes(node, effect, ProbeOutcome.ERROR)
         return bool(failed) and all(probe.call in calls and number in (None, probe.error_number) for probe in failed)
 
     return holds
@@ -179,9 +179,9 @@ def out_of_resources(node: Node, _cause: Finding, effect: Finding) -> bool:
         failures = [f for f in (nvml_failure(node.machine), cuda_failure(node.machine)) if f is not None]
         relevant = [f for f in failures if _quotes(effect, f) or (f.call is None and f.how == "not-started")]
         return bool(relevant) and all(failure.how != "timed-out" and failure.number in _SHORT for failure in relevant)
-    failed = _probes(node, effect, Outcome.ERROR, Outcome.CRASHED, Outcome.CORRUPT)
+    failed = _probes(node, effect, ProbeOutcome.ERROR, ProbeOutcome.CRASHED, ProbeOutcome.CORRUPT)
     return bool(failed) and all(
-        probe.outcome is not Outcome.CORRUPT and probe.error_number in _SHORT for probe in failed
+        probe.outcome is not ProbeOutcome.CORRUPT and probe.error_number in _SHORT for probe in failed
     )
 
 

@@ -17,7 +17,7 @@ from egmctl.doctor.situation import in_domain, usable
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Imex, Nic, NicPort
 from egmctl.model.machine import Machine
-from egmctl.model.probes import Outcome, Peer, PeerPort, PeerProbe, Peers, ProbeKind
+from egmctl.model.probes import Peer, PeerPort, PeerProbe, Peers, ProbeKind, ProbeOutcome
 from egmctl.mpi.world import World
 
 GATHER_S = 120.0
@@ -103,7 +103,7 @@ def _try_imports(world: World, machine: Machine, nodes: Sequence[Peer]) -> tuple
                     hosts=(host_of[owner], host_of[importer]),
                     labels=(labels[owner], labels[importer]),
                     host_memory=host_memory,
-                    outcome=Outcome.NOT_RUN,
+                    outcome=ProbeOutcome.NOT_RUN,
                 )
                 probes.append(_shared(world, gpu, prober, blank))
     return tuple(probes)
@@ -127,17 +127,17 @@ def _shared(world: World, gpu: Gpu | None, prober: Prober | None, probe: PeerPro
         answer = world.all_gather(answer, GATHER_S)[rank]
         if failed := answer.get("failed"):
             failed.pop("error_name", None)
-            return replace(probe, by=rank, **{**failed, "outcome": Outcome(failed["outcome"])})
+            return replace(probe, by=rank, **{**failed, "outcome": ProbeOutcome(failed["outcome"])})
         order |= answer
-    return replace(probe, outcome=Outcome.OK)
+    return replace(probe, outcome=ProbeOutcome.OK)
 
 
 def _response(gpu: Gpu | None, prober: Prober | None, order: Message, *, host_memory: bool) -> Message:
     """Return the response of this rank's process to an order, or the failure."""
     if gpu is None or prober is None:
-        return {"failed": {"outcome": Outcome.NOT_RUN, "detail": "no GPU of this rank can be used"}}
+        return {"failed": {"outcome": ProbeOutcome.NOT_RUN, "detail": "no GPU of this rank can be used"}}
     node = gpu.host_numa_id if host_memory else None
     if host_memory and node is None:
-        return {"failed": {"outcome": Outcome.NOT_RUN, "detail": "the GPU's NUMA node is not known"}}
+        return {"failed": {"outcome": ProbeOutcome.NOT_RUN, "detail": "the GPU's NUMA node is not known"}}
     answer, _ = prober.ask({**order, "gpu": gpu.bus_id, "node": node})
     return answer

@@ -34,7 +34,7 @@ from egmctl.gpu.timing import Stream
 from egmctl.launch import Channel, close_all
 from egmctl.model.host import System
 from egmctl.model.machine import SECTION_VERSIONS, Machine, SectionStatus
-from egmctl.model.probes import Outcome, Probe, ProbeKind, Registration
+from egmctl.model.probes import Probe, ProbeKind, ProbeOutcome, Registration
 from egmctl.model.task import HandleKind
 
 Message = dict[str, Any]
@@ -166,7 +166,7 @@ def plan(
 
 
 def _blank(kind: ProbeKind, gpus: tuple[str, ...], node: int | None = None, nic: str | None = None) -> Probe:
-    return Probe(kind=kind, gpus=gpus, numa_node=node, nic=nic, outcome=Outcome.NOT_RUN)
+    return Probe(kind=kind, gpus=gpus, numa_node=node, nic=nic, outcome=ProbeOutcome.NOT_RUN)
 
 
 def _results(
@@ -325,7 +325,7 @@ def attempt(probe: Probe, processes: Sequence[Prober], visible: Sequence[str] = 
             return replace(probe, by=gpu, **failed)
         message |= answer
         fds = received
-    return replace(probe, outcome=Outcome.OK)
+    return replace(probe, outcome=ProbeOutcome.OK)
 
 
 _STEPS = {
@@ -394,7 +394,7 @@ class Prober:
             self._lose()
             return {"failed": _end(error)}, []
         if "failed" in answer:
-            answer["failed"]["outcome"] = Outcome(answer["failed"]["outcome"])
+            answer["failed"]["outcome"] = ProbeOutcome(answer["failed"]["outcome"])
             if answer["is_broken"]:
                 self._lose()
         return answer, received
@@ -422,7 +422,7 @@ def _end(error: ChildFailed) -> Message:
     """Return the fields of a probe whose process failed to start, crashed or timed out."""
     if error.how == "raised":
         return _failed_call(**error.details, detail=str(error))
-    outcome = Outcome.TIMED_OUT if error.how == "timed-out" else Outcome.CRASHED
+    outcome = ProbeOutcome.TIMED_OUT if error.how == "timed-out" else ProbeOutcome.CRASHED
     return {"outcome": outcome, "call": error.last_call, "detail": str(error)}
 
 
@@ -534,7 +534,7 @@ def serve(parent: Channel, _arguments: Message) -> None:
         except DriverCallError as error:
             answer = {"failed": _failed_call(**vars(error), detail=str(error)), "is_broken": _is_broken()}
         except trials.Corrupt as difference:
-            answer = {"failed": {"outcome": Outcome.CORRUPT, "detail": str(difference)}, "is_broken": False}
+            answer = {"failed": {"outcome": ProbeOutcome.CORRUPT, "detail": str(difference)}, "is_broken": False}
         except OSError as error:
             name = errno.errorcode.get(error.errno or 0, "unknown error")
             detail = f"{error.strerror} failed: {name}"
@@ -648,7 +648,7 @@ def _failed_call(
     call: str | None = None, number: int | None = None, name: str | None = None, detail: str = "", **_more: Any
 ) -> Message:
     """Return the fields of a probe whose call failed with a CUresult or an errno."""
-    return {"outcome": Outcome.ERROR, "call": call, "error_number": number, "error_name": name, "detail": detail}
+    return {"outcome": ProbeOutcome.ERROR, "call": call, "error_number": number, "error_name": name, "detail": detail}
 
 
 def _is_broken() -> bool:

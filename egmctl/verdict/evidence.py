@@ -18,7 +18,7 @@ from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.evidence import EvidenceReport, Observation, Reply, State
 from egmctl.model.finding import Status, WaiverKind
 from egmctl.model.measurement import NVLINK_COUNT, LinkProof, Measurement, RunReport, counted
-from egmctl.model.probes import Outcome
+from egmctl.model.probes import ProbeOutcome
 from egmctl.model.route import HOST_NAMES, LinkKind, MemoryKind
 from egmctl.units import format_size, grouped
 from egmctl.verdict.answers import answered
@@ -111,10 +111,10 @@ def _by_checks(question: Question, diagnosis: Diagnosis) -> _Observed:
 
 def _by_probes(question: Question, diagnosis: Diagnosis) -> _Observed:
     """Yield what each probe of a kind showed: an error is the driver's answer, any other end decides nothing."""
-    agrees = {Outcome.OK: True, Outcome.ERROR: False}
+    agrees = {ProbeOutcome.OK: True, ProbeOutcome.ERROR: False}
     for probe in diagnosis.machine.probes or ():
         if probe.kind == question.probes:
-            decides = probe.outcome is Outcome.OK or probe.error_number is not None
+            decides = probe.outcome is ProbeOutcome.OK or probe.error_number is not None
             value = probe.detail or probe.outcome.value
             yield agrees.get(probe.outcome) if decides else None, value, f"NUMA{probe.numa_node}"
 

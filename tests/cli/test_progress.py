@@ -8,8 +8,7 @@ import pytest
 
 from egmctl.cli.progress import Lines, probing, table_text
 from egmctl.journal.events import Event, Outcome, forget
-from egmctl.model.probes import Outcome as Tried
-from egmctl.model.probes import Probe, ProbeKind
+from egmctl.model.probes import Probe, ProbeKind, ProbeOutcome
 from tests.doctor.machines import shipped
 from tests.report.runs import run
 
@@ -43,7 +42,7 @@ def test_the_probes_of_doctor_are_told_before_the_bench_in_the_same_lines(
     shown, node = Lines(), shipped("gb200-tray")
     first_gpu, second_gpu, *_ = [gpu.bus_id for gpu in node.gpus or ()]
     show = probing(shown, node)
-    probe = Probe(kind=ProbeKind.P2P, gpus=(first_gpu, second_gpu), outcome=Tried.NOT_RUN)
+    probe = Probe(kind=ProbeKind.P2P, gpus=(first_gpu, second_gpu), outcome=ProbeOutcome.NOT_RUN)
     for at_s, part, tried in (
         (3.0, 0.1, probe),
         (11.0, 0.5, probe),

@@ -23,7 +23,7 @@ from egmctl.model.host import Imex, LibraryFailure, PcieLink
 from egmctl.model.kernel_log import DriverMessage as M
 from egmctl.model.kernel_log import KernelLog
 from egmctl.model.machine import Machine
-from egmctl.model.probes import Outcome, Peers
+from egmctl.model.probes import Peers, ProbeOutcome
 from egmctl.model.record import Reason, Unread
 from egmctl.report.exports.json import result_json
 from egmctl.report.exports.junit import doctor_junit
@@ -90,7 +90,12 @@ def all_denied(access: str = "EPERM") -> Machine:
 def probes_failing(machine: Machine, call: str, number: int, *checks: str) -> Machine:
     """All that was tried for these checks failed in one call."""
     kinds = {KINDS[check] for check in checks or KINDS}
-    failure: dict[str, Any] = {"outcome": Outcome.ERROR, "call": call, "error_number": number, "error_name": "EPERM"}
+    failure: dict[str, Any] = {
+        "outcome": ProbeOutcome.ERROR,
+        "call": call,
+        "error_number": number,
+        "error_name": "EPERM",
+    }
     probes = tuple(
         dataclasses.replace(probe, **failure) if probe.kind in kinds else probe for probe in machine.probes or ()
     )

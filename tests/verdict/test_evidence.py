@@ -21,8 +21,7 @@ from egmctl.model.evidence import EvidenceReport, State
 from egmctl.model.finding import Status, Waiver, WaiverKind
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import BufferCost, Measurement, MeasurementStatus, Placement, RunReport
-from egmctl.model.probes import Outcome as ProbeOutcome
-from egmctl.model.probes import ProbeKind
+from egmctl.model.probes import ProbeKind, ProbeOutcome
 from egmctl.report.kinds import Format
 from egmctl.verdict.evidence import cases, evidence, questions
 from egmctl.verdict.judge import with_verdict

@@ -19,7 +19,7 @@ from egmctl.model.finding import Status
 from egmctl.model.host import Confinement, LibraryFailure
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import MeasurementStatus
-from egmctl.model.probes import Outcome
+from egmctl.model.probes import ProbeOutcome
 from egmctl.model.record import Reason, Unread
 from egmctl.report.kinds import Format
 from egmctl.units import GIB, MIB
@@ -130,7 +130,7 @@ def test_it_explains_a_driver_that_fails_for_want_of_something(failure: LibraryF
 
 
 def test_it_explains_no_wrong_bytes() -> None:
-    probes = tuple(patched(probe, "", outcome=Outcome.CORRUPT) for probe in healthy().probes or ())
+    probes = tuple(patched(probe, "", outcome=ProbeOutcome.CORRUPT) for probe in healthy().probes or ())
     findings = diagnose(patched(limited(nofile=48), "", probes=probes), EVERYTHING, CHECKS).findings
     assert not [finding for finding in findings if "env.limits" in finding.explained_by]
 
