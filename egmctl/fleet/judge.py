@@ -114,7 +114,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class NodeOutcome:
     """What became of a node: its document's answer, or why there is none."""
 
     reach: Reach
@@ -143,7 +143,7 @@ def judge(asked: Asked, folder: Folder, ended: Ended, timeout_s: float) -> tuple
         Reach.TIMED_OUT,
     )
     if ended.interrupted and outcome.reach is not Reach.ANSWERED:
-        outcome = Outcome(Reach.INTERRUPTED, "stopped by Ctrl-C", State.INTERRUPTED)
+        outcome = NodeOutcome(Reach.INTERRUPTED, "stopped by Ctrl-C", State.INTERRUPTED)
     reason = outcome.reason
     if has_result:
         file = folder.keep(ended.node, document.file)
@@ -165,40 +165,42 @@ def judge(asked: Asked, folder: Folder, ended: Ended, timeout_s: float) -> tuple
     return answer, document.document if answer.reach is Reach.ANSWERED else None
 
 
-def _without_document(asked: Asked, ended: Ended, output: Output, timeout_s: float) -> Outcome | None:
+def _without_document(asked: Asked, ended: Ended, output: Output, timeout_s: float) -> NodeOutcome | None:
     """Return why there cannot be a document; ``None`` if there should be one."""
     words = _words(ended.errors)
     if ended.flooded:
-        return Outcome(Reach.FLOODED, f"it sent more than {format_size(OUTPUT_LIMIT)} and was stopped")
+        return NodeOutcome(Reach.FLOODED, f"it sent more than {format_size(OUTPUT_LIMIT)} and was stopped")
     if ended.out_of_time and output.code is None:
         what = "the command did not end" if output.begun else "no command was started there"
-        return Outcome(Reach.TIMED_OUT, f"{what} in {ended.duration_s:.0f} s")
+        return NodeOutcome(Reach.TIMED_OUT, f"{what} in {ended.duration_s:.0f} s")
     if not output.begun:
         how = f"ended with {ended.code}" if ended.code >= 0 else f"was ended by signal {-ended.code}"
-        return Outcome(Reach.UNREACHABLE, words or f"the launcher {how} without a message")
+        return NodeOutcome(Reach.UNREACHABLE, words or f"the launcher {how} without a message")
     if output.code is None:
-        return Outcome(Reach.LOST, words or "the connection ended before the command")
+        return NodeOutcome(Reach.LOST, words or "the connection ended before the command")
     if output.code == 124 or (output.code == 128 + signal.SIGKILL and ended.duration_s >= timeout_s):
-        return Outcome(Reach.TIMED_OUT, f"the command did not end in {timeout_s:g} s and was stopped")
+        return NodeOutcome(Reach.TIMED_OUT, f"the command did not end in {timeout_s:g} s and was stopped")
     if output.lacks:
         where = "there" if "/" in asked.remote_command else "in the PATH of a session without a login"
         what = f"there is no {printable(asked.remote_command)} {where}"
-        return Outcome(Reach.NO_EGMCTL, f"{what}; give its path with --remote-command")
+        return NodeOutcome(Reach.NO_EGMCTL, f"{what}; give its path with --remote-command")
     if output.version is None:
-        return Outcome(Reach.GARBAGE, words or f"the command ended with {output.code} before it said its version")
+        return NodeOutcome(Reach.GARBAGE, words or f"the command ended with {output.code} before it said its version")
     if not output.version.startswith("egmctl "):
         said = repr(printable(output.version[:80])) if output.version else "nothing"
-        return Outcome(Reach.GARBAGE, f"'{asked.remote_command} --version' says {said}")
+        return NodeOutcome(Reach.GARBAGE, f"'{asked.remote_command} --version' says {said}")
     if asked.version and output.version != asked.version:
-        return Outcome(Reach.WRONG_VERSION, f"{printable(output.version[:80])}, not {asked.version}; nothing was run")
+        return NodeOutcome(
+            Reach.WRONG_VERSION, f"{printable(output.version[:80])}, not {asked.version}; nothing was run"
+        )
     return None
 
 
-def _document(asked: Asked, ended: Ended, output: Output) -> Outcome:
+def _document(asked: Asked, ended: Ended, output: Output) -> NodeOutcome:
     """Return the outcome by the document or whatever is in its place."""
     words = _words(ended.errors)
     if not output.document:
-        return Outcome(Reach.FAILED, words or f"the command ended with {output.code} without a message")
+        return NodeOutcome(Reach.FAILED, words or f"the command ended with {output.code} without a message")
     source = "what it sent"
     try:
         content, file = unpacked(output.document, source)
@@ -206,20 +208,20 @@ def _document(asked: Asked, ended: Ended, output: Output) -> Outcome:
         schema = check_schema(document, (SCHEMAS[asked.command], ERROR_SCHEMA), source, "result of egmctl")
         if schema == MACHINE_SCHEMA:
             word = WORDS[Question.DOCTOR][State.GOOD]
-            return Outcome(Reach.ANSWERED, state=State.GOOD, word=word, document=document, file=file)
+            return NodeOutcome(Reach.ANSWERED, state=State.GOOD, word=word, document=document, file=file)
         if schema == ERROR_SCHEMA or document.get("result") is None:
             match document.get("errors"):
                 case [{"message": str(message)}, *_]:
                     words = _shortened(message)
-            return Outcome(Reach.FAILED, words)
+            return NodeOutcome(Reach.FAILED, words)
         answer = stated_answer(document, source)
     except UsageError as error:
-        return Outcome(Reach.GARBAGE, _shortened("; ".join(filter(None, (str(error), words)))))
+        return NodeOutcome(Reach.GARBAGE, _shortened("; ".join(filter(None, (str(error), words)))))
     if answer.state is State.INTERRUPTED:
         # This command was not interrupted, so the node has no answer for it.
-        return Outcome(Reach.INTERRUPTED, "the command was interrupted there", file=file)
+        return NodeOutcome(Reach.INTERRUPTED, "the command was interrupted there", file=file)
     sentence = _shortened(answer.sentence)
-    return Outcome(Reach.ANSWERED, "", answer.state, answer.word, sentence, document, file)
+    return NodeOutcome(Reach.ANSWERED, "", answer.state, answer.word, sentence, document, file)
 
 
 def _words(errors: str) -> str:
