@@ -30,7 +30,7 @@ from egmctl.facts.host_load import HostLoadWatch
 from egmctl.facts.kernel_log import KernelLogWatch
 from egmctl.facts.redact import redact
 from egmctl.facts.root import Root
-from egmctl.journal.events import Begin, Logged, NcclOutcome, Note, Outcome, Problem, Recorder, StepBegun, forget
+from egmctl.journal.events import Begin, Logged, NcclOutcome, Note, Problem, Recorder, StepBegun, TaskOutcome, forget
 from egmctl.launch import ChannelClosed, Child
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
@@ -239,7 +239,7 @@ class _Run:
         self._watch = watch
         self._told = {"notes": 0, "problems": 0}
         for number, not_run in self.found.items():
-            recorder(Outcome(number=number, measurement=not_run))
+            recorder(TaskOutcome(number=number, measurement=not_run))
         self._lifetimes = Lifetimes(map(self._buffers, plan.steps))
         self._differences: dict[str, float] = {}
         """The largest difference between a pair measured alone and the same pair measured with others, by group."""
@@ -379,7 +379,7 @@ class _Run:
 
     def _record(self, number: int, outcome: Measurement) -> None:
         self.found[number] = outcome
-        self._recorder(Outcome(number=number, measurement=outcome))
+        self._recorder(TaskOutcome(number=number, measurement=outcome))
 
     def _repeat(self, step: Step) -> None:
         """Queue a step again if its samples are unstable."""

@@ -49,11 +49,11 @@ class Shown:
 
     def recorder(self, recorder: Recorder) -> Recorder:
         """Return a recorder that forwards events to ``recorder`` and collects the measurements."""
-        from egmctl.journal.events import Outcome
+        from egmctl.journal.events import TaskOutcome
 
         def record(event: Event) -> None:
             recorder(event)
-            if isinstance(event, Outcome):
+            if isinstance(event, TaskOutcome):
                 self.measured[event.number] = event.measurement
 
         return record

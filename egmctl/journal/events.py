@@ -121,7 +121,7 @@ class StepBegun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class TaskOutcome:
     """The outcome of a task, which replaces an earlier one with the same number."""
 
     number: int
@@ -156,13 +156,13 @@ class NcclOutcome:
     nccl: NcclRun
 
 
-Event = Begin | StepBegun | Outcome | Logged | Note | Problem | NcclOutcome
+Event = Begin | StepBegun | TaskOutcome | Logged | Note | Problem | NcclOutcome
 Recorder = Callable[[Event], None]
 """A function that is called with the events of a run in order, :class:`Begin` first."""
 
-RECORDS: Mapping[str, type[StepBegun | Outcome | Logged | Note | Problem | NcclOutcome]] = {
+RECORDS: Mapping[str, type[StepBegun | TaskOutcome | Logged | Note | Problem | NcclOutcome]] = {
     "step": StepBegun,
-    "measurement": Outcome,
+    "measurement": TaskOutcome,
     "kernel": Logged,
     "note": Note,
     "problem": Problem,

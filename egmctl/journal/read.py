@@ -193,7 +193,7 @@ class _Run:
                 for numbered in tasks:
                     _check(numbered.number, finish(numbered.task, MeasurementStatus.CRASHED))
                 self.under_way = {numbered.number: numbered.task for numbered in tasks}
-            case events.Outcome(number=number, measurement=measurement):
+            case events.TaskOutcome(number=number, measurement=measurement):
                 _check(number, measurement)
                 self.outcomes[number] = measurement
                 self.under_way.pop(number, None)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from egmctl.cli.progress import Lines, probing, table_text
-from egmctl.journal.events import Event, Outcome, forget
+from egmctl.journal.events import Event, TaskOutcome, forget
 from egmctl.model.probes import Probe, ProbeKind, ProbeOutcome
 from tests.doctor.machines import shipped
 from tests.report.runs import run
@@ -25,7 +25,7 @@ def test_a_log_has_a_line_every_ten_seconds(
     first = RUN.measurements[0]
     for at_s, part in ((4.0, 0.1), (11.0, 0.3), (15.0, 0.4), (22.0, 0.6)):
         clock[0] = at_s
-        record(Outcome(number=0, measurement=first))
+        record(TaskOutcome(number=0, measurement=first))
         shown(part, first)
         shown(part, None)
     path = "host_numa_to_device_memcpy_ce NUMA0 -> GPU0"
@@ -73,6 +73,6 @@ def test_the_table_of_a_terminal_fills_with_what_is_measured(monkeypatch: pytest
 
 def test_the_journal_is_told_as_before() -> None:
     kept: list[Event] = []
-    outcome = Outcome(number=3, measurement=RUN.measurements[0])
+    outcome = TaskOutcome(number=3, measurement=RUN.measurements[0])
     Lines().recorder(kept.append)(outcome)
     assert kept == [outcome]

@@ -19,7 +19,7 @@ from egmctl.doctor.runner import CHECKS
 from egmctl.errors import UsageError
 from egmctl.facts import replay as record
 from egmctl.facts.kernel_log import event
-from egmctl.journal.events import Begin, Journal, Logged, Note, Outcome, StepBegun
+from egmctl.journal.events import Begin, Journal, Logged, Note, StepBegun, TaskOutcome
 from egmctl.model.answer import Cause
 from egmctl.model.bringup import Bringup
 from egmctl.model.codec import to_json
@@ -67,7 +67,7 @@ def _journal(folder: Path) -> str:
     journal(Begin(report=replace(report, measurements=(), verdict=None, doubts=(), causes=()), steps=3))
     for number, measurement in enumerate(report.measurements[:12]):
         journal(StepBegun(tasks=(NumberedTask(number=number, task=measurement),)))
-        journal(Outcome(number=number, measurement=measurement))
+        journal(TaskOutcome(number=number, measurement=measurement))
     journal(Logged(events=tuple(report.kernel_messages.events) if report.kernel_messages else ()))
     journal(Note(text="a note"))
     journal(StepBegun(tasks=(NumberedTask(number=12, task=report.measurements[12]),)))
