@@ -15,7 +15,7 @@ from egmctl.data import read_toml
 from egmctl.dataclass import dataclass
 from egmctl.doctor.situation import coherent
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.evidence import EvidenceReport, Observation, Reply, State
+from egmctl.model.evidence import EvidenceReport, EvidenceState, Observation, Reply
 from egmctl.model.finding import Status, WaiverKind
 from egmctl.model.measurement import NVLINK_COUNT, LinkProof, Measurement, RunReport, counted
 from egmctl.model.probes import ProbeOutcome
@@ -69,7 +69,7 @@ def evidence(diagnosis: Diagnosis, run: RunReport | None, *, not_measured: str =
 
 _Observed = Iterator[tuple[bool | None, str, str]]
 """Whether something agrees with the claim, the words for it, and the GPU, NUMA node or path that showed it."""
-_STATES = {False: State.CONTRADICTED, True: State.SETTLED, None: State.NOT_SETTLED}
+_STATES = {False: EvidenceState.CONTRADICTED, True: EvidenceState.SETTLED, None: EvidenceState.NOT_SETTLED}
 
 
 def _answer(name: str, question: Question, diagnosis: Diagnosis, run: RunReport | None, not_measured: str) -> Reply:
@@ -95,7 +95,7 @@ def _answer(name: str, question: Question, diagnosis: Diagnosis, run: RunReport 
     observations.sort(key=lambda each: list(_STATES).index(each.agrees))
     is_complete = _all_pass(question, diagnosis) if question.checks else None not in answers
     state = _STATES[observations[0].agrees and (is_complete or None)]
-    if state is State.NOT_SETTLED and True in answers and not question.checks:
+    if state is EvidenceState.NOT_SETTLED and True in answers and not question.checks:
         part = f"{answers.count(True)} of {len(answers)} observations agree: only all of them settle it"
         observations.insert(0, Observation(agrees=None, value=part))
     return Reply(question=name, claim=question.claim, state=state, observations=tuple(observations))

@@ -8,8 +8,7 @@ from functools import partial
 
 from egmctl.model.answer import Answer
 from egmctl.model.bringup import Board, Bringup
-from egmctl.model.evidence import EvidenceReport
-from egmctl.model.evidence import State as Settled
+from egmctl.model.evidence import EvidenceReport, EvidenceState
 from egmctl.model.finding import UNEXPLAINED
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words, plain
@@ -61,7 +60,11 @@ def _document(command: str, result: Bringup | EvidenceReport, blocks: Iterable[d
     )
 
 
-_TONES = {Settled.CONTRADICTED: Tone.BAD, Settled.SETTLED: Tone.GOOD, Settled.NOT_SETTLED: Tone.UNKNOWN}
+_TONES = {
+    EvidenceState.CONTRADICTED: Tone.BAD,
+    EvidenceState.SETTLED: Tone.GOOD,
+    EvidenceState.NOT_SETTLED: Tone.UNKNOWN,
+}
 
 
 def evidence_document(report: EvidenceReport) -> doc.Document:
