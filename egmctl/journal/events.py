@@ -49,7 +49,7 @@ _CHECKSUM = b',"crc32":"%08x"}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class RunState:
     """The state of a run: the other keys of the line whose ``event`` is ``state``."""
 
     run: str = ""
@@ -73,7 +73,7 @@ def line(number: int, event: str, content: Mapping[str, Any]) -> bytes:
     return body + _CHECKSUM % zlib.crc32(body) + b"\n"
 
 
-def state_line(state: State) -> bytes:
+def state_line(state: RunState) -> bytes:
     """Return the first line of a journal."""
     return line(0, STATE, to_json(state)).rstrip(b"\n").ljust(STATE_BYTES - 1) + b"\n"
 
@@ -91,11 +91,11 @@ def entry(line: bytes) -> dict[str, Any] | None:
     return content if isinstance(content, dict) and type(content.get("line")) is int else None
 
 
-def read_state(first_line: bytes) -> State | None:
+def read_state(first_line: bytes) -> RunState | None:
     """Return the state from the first line of a journal; ``None`` if the line is damaged."""
     content = entry(first_line) or {}
     try:
-        return from_json(State, content) if (content.get("line"), content.get("event")) == (0, STATE) else None
+        return from_json(RunState, content) if (content.get("line"), content.get("event")) == (0, STATE) else None
     except DecodeError:
         return None
 
@@ -218,7 +218,7 @@ class Journal:
         self._folders = folders
         self._clean = clean
         self._file: int | None = None
-        self._state = State(run=secrets.token_hex(8))
+        self._state = RunState(run=secrets.token_hex(8))
         self._lines = 1
         self._size = STATE_BYTES
 
@@ -315,7 +315,7 @@ class Journal:
                 os.ftruncate(self._file, self._size)
         self._put(replace(self._state, lines=self._lines, cut=reason))
 
-    def _put(self, state: State) -> None:
+    def _put(self, state: RunState) -> None:
         """Overwrite the first line in place, which needs no more disk space."""
         self._state = state
         if self._file is None:
@@ -326,7 +326,7 @@ class Journal:
             self.failure = self.failure or f"{self.path}: {error.strerror}"
 
 
-def _new_file(folder: Path, state: State) -> tuple[Path, int]:
+def _new_file(folder: Path, state: RunState) -> tuple[Path, int]:
     """Create a journal with its first line; return its path and descriptor.
 
     Its number is larger than that of every other journal in the directory, because the clock may have been set back.

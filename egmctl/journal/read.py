@@ -70,7 +70,7 @@ def is_unmentioned(path: Path) -> bool:
     return state is not None and state.exit_code is None and not state.mentioned
 
 
-def _state(path: Path) -> events.State | None:
+def _state(path: Path) -> events.RunState | None:
     try:
         with open(open_regular(path), "rb") as file:
             return events.read_state(file.read(events.STATE_BYTES))
@@ -154,7 +154,7 @@ def _entries(content: bytes, run: _Run, own: str) -> Iterator[dict[str, Any]]:
 class _Run:
     """The state that the lines of a journal add up to."""
 
-    state: events.State | None = None
+    state: events.RunState | None = None
     begin: dict[str, Any] | None = None
     outcomes: dict[int, Measurement] = field(default_factory=dict)
     under_way: dict[int, Task] = field(default_factory=dict)
@@ -183,11 +183,11 @@ class _Run:
         if event == events.BEGIN:
             self.begin = self.begin or entry
             return
-        record = events.State if event == events.STATE else events.RECORDS.get(event)
+        record = events.RunState if event == events.STATE else events.RECORDS.get(event)
         if record is None:
             raise DecodeError("there is no such event")
         match from_json(record, entry):
-            case events.State() as state:
+            case events.RunState() as state:
                 self.state = state
             case events.StepBegun(tasks=tasks):
                 for numbered in tasks:
@@ -223,7 +223,7 @@ def _check(number: int, measurement: Measurement) -> None:
 
 
 def _put_together(skeleton: RunReport, run: _Run) -> Kept:
-    state = run.state or events.State()
+    state = run.state or events.RunState()
     notes, problems = [*skeleton.notes, *run.notes], [*skeleton.problems, *run.problems]
     cut = None
     damages = []
