@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from egmctl.gpu.telemetry import COUNTERS, State, Telemetry, Traffic
+from egmctl.gpu.telemetry import COUNTERS, ClockState, Telemetry, Traffic
 from egmctl.model.measurement import (
     COUNTED_AT_LEAST,
     NVLINK_COUNT,
@@ -105,7 +105,7 @@ class Watch:
         self._before: dict[str, Traffic] = {}
         self._counting = threading.Lock()
         self.traffic: dict[str, Traffic] = {}
-        self._states: dict[str, list[State]] = {bus_id: [] for bus_id in self._gpus}
+        self._states: dict[str, list[ClockState]] = {bus_id: [] for bus_id in self._gpus}
         self._errors: dict[str, dict[str, int]] = {}
         self._process_ids: dict[str, tuple[int, ...] | None] = {}
 

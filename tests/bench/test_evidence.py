@@ -12,7 +12,7 @@ import pytest
 
 from egmctl.bench.evidence import LinkCounters, Watch
 from egmctl.bench.evidence import route as route_of
-from egmctl.gpu.telemetry import State, Telemetry, Traffic
+from egmctl.gpu.telemetry import ClockState, Telemetry, Traffic
 from egmctl.model.measurement import LinkEvidence, LinkProof
 from egmctl.model.route import Carrier, Egm, Hop, LinkKind, MemoryKind, Route
 from egmctl.model.task import Endpoint, Engine, Flow, Pattern, Quantity, Task
@@ -240,8 +240,8 @@ class StubTelemetry(Telemetry):
         self._readings += 1
         return Traffic(dict.fromkeys(links, 1000 * self._readings), dict.fromkeys(links, 0))
 
-    def state(self, _bus_id: str) -> State:
-        return State(1980, 3201, ("idle", "sw-power-cap"), 40)
+    def state(self, _bus_id: str) -> ClockState:
+        return ClockState(1980, 3201, ("idle", "sw-power-cap"), 40)
 
     def new_errors(self, _bus_id: str, _links: Iterable[str]) -> dict[str, int]:
         return self._errors_to_tell
