@@ -179,7 +179,7 @@ class LinkEvidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class TaskEvidence:
     """The state of a task's GPUs during its samples."""
 
     gpus: tuple[GpuEvidence, ...]
@@ -376,7 +376,7 @@ class Measurement(Task):
     """The cost of the buffers that this measurement used first."""
     placements: tuple[Placement, ...] = ()
     """The NUMA placement of the buffers in host memory."""
-    evidence: Evidence | None = None
+    evidence: TaskEvidence | None = None
     ucx: UcxPath | None = None
     """The path that UCX chose."""
     known_cause: bool = False

@@ -12,7 +12,7 @@ from egmctl.api.bench import Profiles, judge_run
 from egmctl.bench.results import summarize
 from egmctl.model.answer import GapKind, State
 from egmctl.model.finding import Waiver, WaiverKind
-from egmctl.model.measurement import Evidence, GpuEvidence, Measurement, MeasurementStatus, RunReport
+from egmctl.model.measurement import GpuEvidence, Measurement, MeasurementStatus, RunReport, TaskEvidence
 from egmctl.model.task import Flow, Task
 from egmctl.model.verdict import Grade
 from egmctl.report.document import Tone
@@ -58,7 +58,7 @@ def evident(report: RunReport, **seen: object) -> RunReport:
             GpuEvidence(bus_id=flow.initiator or "", label=flow.initiator_label, **seen)  # type: ignore[arg-type]
             for flow in m.flows[:1]
         )
-        return replace(m, evidence=Evidence(gpus=gpus))
+        return replace(m, evidence=TaskEvidence(gpus=gpus))
 
     return replace(report, measurements=tuple(map(beside, report.measurements)))
 

@@ -12,7 +12,6 @@ from egmctl.bench.plan.placement import modelled
 from egmctl.bench.results import summarize
 from egmctl.bench.suites import FABRIC_CASES
 from egmctl.model.measurement import (
-    Evidence,
     GpuEvidence,
     LinkEvidence,
     LinkProof,
@@ -20,6 +19,7 @@ from egmctl.model.measurement import (
     Placement,
     RunReport,
     Stage,
+    TaskEvidence,
     finish,
 )
 from egmctl.model.route import LinkKind
@@ -248,7 +248,7 @@ def test_a_latency_is_called_idle_only_where_nothing_else_read(least: int, headi
 def seen(run: RunReport, **evidence: Any) -> RunReport:
     """Return the run with what was seen beside its first measurement."""
     gpu = GpuEvidence(bus_id="0000:1b:00.0", label="GPU0", **evidence)
-    return patched(run, "measurements[0]", evidence=Evidence(gpus=(gpu,)))
+    return patched(run, "measurements[0]", evidence=TaskEvidence(gpus=(gpu,)))
 
 
 def routed(*verdicts: LinkProof) -> RunReport:
@@ -256,7 +256,7 @@ def routed(*verdicts: LinkProof) -> RunReport:
     run = report_of(WRITE)
     for number, verdict in enumerate(verdicts):
         link = LinkEvidence(link=LinkKind.NVLINK, expected_bytes=1000, carried_bytes=7, verdict=verdict)
-        run = patched(run, f"measurements[{number}]", evidence=Evidence(gpus=(), route=link))
+        run = patched(run, f"measurements[{number}]", evidence=TaskEvidence(gpus=(), route=link))
     return run
 
 

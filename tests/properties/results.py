@@ -21,7 +21,6 @@ from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.fleet import Asked, Fabric, FleetReport, Launcher, NodeResult, Reach
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import (
-    Evidence,
     GpuEvidence,
     HostLoad,
     LinkEvidence,
@@ -29,6 +28,7 @@ from egmctl.model.measurement import (
     Measurement,
     MeasurementStatus,
     RunReport,
+    TaskEvidence,
     finish,
 )
 from egmctl.model.record import Command
@@ -50,7 +50,7 @@ from tests.verdict.runs import D2H, H2D, H200, LATENCY, LOCAL, WRITE, run, usual
 PROFILE = next(profile for profile, _ in load_all() if profile.name == "hgx-h200")
 DENIED = shipped("h200-cgroup-denied")
 NODES = (H200, H200, DENIED, shipped("h200-links-down"), shipped("gb200-nvl72"), shipped("gh200"))
-REFUTED = Evidence(
+REFUTED = TaskEvidence(
     gpus=(),
     route=LinkEvidence(link=LinkKind.NVLINK, expected_bytes=100, carried_bytes=0, verdict=LinkProof.REFUTED),
 )
@@ -162,7 +162,7 @@ def _changed(dice: random.Random, m: Measurement) -> Measurement:
 def _beside_others(m: Measurement) -> Measurement:
     end = m.flows[0].source if m.flows[0].source.bus_id else m.flows[0].destination
     gpu = GpuEvidence(bus_id=end.bus_id or "0000:00:00.0", label=end.label, other_processes=(4711,))
-    return replace(m, evidence=Evidence(gpus=(gpu,)))
+    return replace(m, evidence=TaskEvidence(gpus=(gpu,)))
 
 
 def random_bringup(dice: random.Random) -> Bringup:

@@ -13,7 +13,15 @@ from egmctl.model.bringup import Bringup
 from egmctl.model.gpu import GpuProcess
 from egmctl.model.host import LibraryFailure
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Evidence, GpuEvidence, Measurement, MeasurementStatus, Placement, RunReport, Sample
+from egmctl.model.measurement import (
+    GpuEvidence,
+    Measurement,
+    MeasurementStatus,
+    Placement,
+    RunReport,
+    Sample,
+    TaskEvidence,
+)
 from egmctl.model.profile import Profile
 from egmctl.model.task import Flow, Task
 from egmctl.verdict.answers import answered
@@ -73,7 +81,7 @@ def ended(status: MeasurementStatus, *more: MeasurementStatus) -> Change:
 
 def beside_others(m: Measurement) -> Measurement:
     gpus = tuple(GpuEvidence(bus_id=bus_id, label="GPU1", other_processes=(1066,)) for bus_id in GPUS[1:2])
-    return replace(m, evidence=Evidence(gpus=gpus)) if "GPU1" in m.path else m
+    return replace(m, evidence=TaskEvidence(gpus=gpus)) if "GPU1" in m.path else m
 
 
 def a_little_slow(task: Task, flow: Flow) -> float:

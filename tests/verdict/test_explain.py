@@ -15,7 +15,6 @@ from egmctl.model.answer import State
 from egmctl.model.finding import Status as FindingStatus
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import (
-    Evidence,
     GpuEvidence,
     HostLoad,
     LinkEvidence,
@@ -23,6 +22,7 @@ from egmctl.model.measurement import (
     Measurement,
     MeasurementStatus,
     RunReport,
+    TaskEvidence,
 )
 from egmctl.model.profile import Unit
 from egmctl.model.route import LinkKind
@@ -83,7 +83,7 @@ def beside(report: RunReport, *labels: str, **seen: object) -> RunReport:
             for label in labels
             if label in ends
         )
-        return replace(m, evidence=Evidence(gpus=gpus))
+        return replace(m, evidence=TaskEvidence(gpus=gpus))
 
     return replace(report, measurements=tuple(map(one, report.measurements)))
 
@@ -105,7 +105,7 @@ def loaded(load: HostLoad | None) -> Change:
 def strayed(report: RunReport) -> RunReport:
     """Let the bytes of one path take another link."""
     route = LinkEvidence(link=LinkKind.NVLINK, expected_bytes=9, carried_bytes=0, verdict=LinkProof.REFUTED)
-    evidence = Evidence(gpus=(), route=route)
+    evidence = TaskEvidence(gpus=(), route=route)
     changed = (replace(m, evidence=evidence) if m.path == "GPU0 -> GPU2" else m for m in report.measurements)
     return replace(report, measurements=tuple(changed))
 
@@ -113,7 +113,7 @@ def strayed(report: RunReport) -> RunReport:
 def copied_by_the_cpu(report: RunReport) -> RunReport:
     """Let the driver have the CPU copy, as it did between host memory of two H200 with PCIe."""
     route = LinkEvidence(link=LinkKind.PCIE, expected_bytes=9, carried_bytes=0, verdict=LinkProof.REFUTED)
-    evidence = Evidence(gpus=(), route=route)
+    evidence = TaskEvidence(gpus=(), route=route)
     return replace(report, measurements=tuple(replace(m, evidence=evidence) for m in report.measurements))
 
 

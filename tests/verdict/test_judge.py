@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from egmctl.errors import ExitCode
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Evidence, GpuEvidence, MeasurementStatus, RunReport
+from egmctl.model.measurement import GpuEvidence, MeasurementStatus, RunReport, TaskEvidence
 from egmctl.model.profile import Profile
 from egmctl.model.route import Route
 from egmctl.model.task import Flow, Task
@@ -316,7 +316,7 @@ def test_what_was_waived_is_not_judged() -> None:
 
 def test_error_counters_that_rose_are_a_warning() -> None:
     report = run(WRITE)
-    seen = Evidence(gpus=(GpuEvidence(bus_id="0000:00:07.0", label="GPU1", errors={"nvlink-crc-errors": 2}),))
+    seen = TaskEvidence(gpus=(GpuEvidence(bus_id="0000:00:07.0", label="GPU1", errors={"nvlink-crc-errors": 2}),))
     marked = tuple(replace(m, evidence=seen) if n < 2 else m for n, m in enumerate(report.measurements))
     verdict = verdict_of(replace(report, measurements=marked))
     assert (grades(verdict), verdict.warnings) == ({WRITE: Grade.PASS}, ("nvlink-crc-errors of GPU1 rose by 4",))

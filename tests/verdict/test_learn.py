@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from egmctl.errors import UsageError
-from egmctl.model.measurement import Evidence, GpuEvidence, MeasurementStatus, RunReport
+from egmctl.model.measurement import GpuEvidence, MeasurementStatus, RunReport, TaskEvidence
 from egmctl.model.profile import Profile, Reference
 from egmctl.model.task import Point
 from egmctl.model.verdict import Grade
@@ -59,7 +59,9 @@ def test_how_far_runs_are_apart_is_told_where_there_are_several_of_a_node() -> N
 
 def used_by_others(report: RunReport) -> RunReport:
     gpu = GpuEvidence(bus_id="0000:00:06.0", label="GPU0", other_processes=(1066,))
-    return replace(report, measurements=tuple(replace(m, evidence=Evidence(gpus=(gpu,))) for m in report.measurements))
+    return replace(
+        report, measurements=tuple(replace(m, evidence=TaskEvidence(gpus=(gpu,))) for m in report.measurements)
+    )
 
 
 def test_nothing_is_learnt_of_gpus_that_other_processes_used() -> None:

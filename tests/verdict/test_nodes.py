@@ -12,7 +12,15 @@ from egmctl.bench.suites import FABRIC_CASES
 from egmctl.facts.redact import redact
 from egmctl.model.listing import PlannedTask
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Evidence, GpuEvidence, Measurement, MeasurementStatus, RunReport, Settings, finish
+from egmctl.model.measurement import (
+    GpuEvidence,
+    Measurement,
+    MeasurementStatus,
+    RunReport,
+    Settings,
+    TaskEvidence,
+    finish,
+)
 from egmctl.verdict.answers.words import cause_words
 from egmctl.verdict.explain import during, with_causes
 from tests.bench.reports import report
@@ -109,7 +117,7 @@ def test_host_memory_that_seccomp_keeps_away_is_that_nodes_own() -> None:
 def test_two_gpus_of_one_bus_id_keep_their_names_and_heat_makes_nothing_fail() -> None:
     made = run(layout(healthy(), healthy()))
     hot = [GpuEvidence(bus_id=GPU0, label=f"{n}:GPU0", throttle_reasons=("hw-thermal-slowdown",)) for n in NODES]
-    first = replace(made.measurements[0], evidence=Evidence(gpus=tuple(hot)), status=MeasurementStatus.FAILED)
+    first = replace(made.measurements[0], evidence=TaskEvidence(gpus=tuple(hot)), status=MeasurementStatus.FAILED)
     made = replace(made, measurements=(first, *made.measurements[1:]))
     ((finding, _),) = during(made)
     assert (finding.place.label, finding.place.ids) == ("node1:GPU0, node2:GPU0", (GPU0,))

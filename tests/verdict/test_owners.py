@@ -10,7 +10,7 @@ import pytest
 from egmctl.bench.evidence import gpus_of, route
 from egmctl.gpu.telemetry import Traffic
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.measurement import Evidence, GpuEvidence, Measurement, MeasurementStatus, RunReport
+from egmctl.model.measurement import GpuEvidence, Measurement, MeasurementStatus, RunReport, TaskEvidence
 from egmctl.model.verdict import OwnerUnknown
 from egmctl.report.kinds import Format
 from egmctl.topology.routes import owners as possible_owners
@@ -50,7 +50,7 @@ def counted(measurement: Measurement, owner: Owner, at: tuple[str, ...]) -> Meas
         for one, label in gpus_of([measurement]).items()
         if one in rises
     )
-    found = Evidence(gpus=gpus, route=route(measurement, len(measurement.samples), rises))
+    found = TaskEvidence(gpus=gpus, route=route(measurement, len(measurement.samples), rises))
     return replace(measurement, evidence=found)
 
 

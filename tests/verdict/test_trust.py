@@ -15,7 +15,6 @@ from egmctl.model.answer import Answer, GapKind, State
 from egmctl.model.codec import from_json
 from egmctl.model.doubt import Doubt, DoubtReason, Effect
 from egmctl.model.measurement import (
-    Evidence,
     GpuEvidence,
     HostLoad,
     LinkEvidence,
@@ -24,6 +23,7 @@ from egmctl.model.measurement import (
     Placement,
     RunReport,
     Sample,
+    TaskEvidence,
     Verification,
 )
 from egmctl.model.route import LinkKind
@@ -88,12 +88,12 @@ def seen(found: Iterable[Doubt]) -> list[tuple[DoubtReason, Effect]]:
 def beside(**state: object) -> Change:
     """Return the change that puts a GPU with this state beside a measurement."""
     gpu = from_json(GpuEvidence, {"bus_id": "0000:1b:00.0", "label": "GPU0"} | state)
-    return lambda measurement: replace(measurement, evidence=Evidence(gpus=(gpu,)))
+    return lambda measurement: replace(measurement, evidence=TaskEvidence(gpus=(gpu,)))
 
 
 def over(verdict: LinkProof) -> Change:
     route = LinkEvidence(link=LinkKind.NVLINK, expected_bytes=1 << 30, carried_bytes=None, verdict=verdict)
-    return lambda measurement: replace(measurement, evidence=Evidence(gpus=(), route=route))
+    return lambda measurement: replace(measurement, evidence=TaskEvidence(gpus=(), route=route))
 
 
 def placed(right: bool | None) -> Change:

@@ -23,7 +23,15 @@ from egmctl.gpu.telemetry import Traffic
 from egmctl.launch import Channel, close_all
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
-from egmctl.model.measurement import BufferCost, Evidence, GpuEvidence, Measurement, MeasurementStatus, finish, waived
+from egmctl.model.measurement import (
+    BufferCost,
+    GpuEvidence,
+    Measurement,
+    MeasurementStatus,
+    TaskEvidence,
+    finish,
+    waived,
+)
 from egmctl.model.route import Rank
 from egmctl.model.task import Endpoint, Flow, Task
 
@@ -395,7 +403,7 @@ class Observations:
     """The reason why NVML was not used."""
 
 
-def evidence_of(task: Task, samples: int, ranks: Sequence[Rank], items: Sequence[Item]) -> Evidence:
+def evidence_of(task: Task, samples: int, ranks: Sequence[Rank], items: Sequence[Item]) -> TaskEvidence:
     """Return the evidence of a task from the :class:`Observations` of all ranks.
 
     Link counters confirm routes on one node only, because GPUs of different nodes may have the same bus id.
@@ -409,7 +417,7 @@ def evidence_of(task: Task, samples: int, ranks: Sequence[Rank], items: Sequence
     ]
     traffic = {bus_id: rises for part in parts for bus_id, rises in part.traffic.items()}
     one_node = len({rank.host for rank in ranks}) <= 1
-    return Evidence(
+    return TaskEvidence(
         # Two processes may use one GPU.
         gpus=tuple({gpu.label: gpu for gpu in gpus}.values()),
         route=route(task, samples, traffic) if one_node else None,
