@@ -29,8 +29,7 @@ from egmctl.fleet.session import folded, report_of
 from egmctl.model.answer import State
 from egmctl.model.bringup import Bringup
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.fleet import Asked as AskedNodes
-from egmctl.model.fleet import Fabric, NodeResult, Reach
+from egmctl.model.fleet import Fabric, NodeCommand, NodeResult, Reach
 from egmctl.model.measurement import RunReport
 from egmctl.model.record import Command
 from egmctl.mpi.world import RanksMissing, World
@@ -122,10 +121,10 @@ def _answer_of(host: str, node: Callable[[], Bringup]) -> tuple[NodeResult, str]
     return NodeResult(node=host, reach=reach, state=own.state, word=own.word, sentence=own.sentence), packed
 
 
-def _asked(nodes: tuple[str, ...], options: BringupOptions) -> AskedNodes:
+def _asked(nodes: tuple[str, ...], options: BringupOptions) -> NodeCommand:
     words = {"gpus": "--gpus", "numa": "--numa", "expect": "--expect", "purposes": "--for"}
     given = {words[name]: value for name, value in vars(options).items() if name in words and value is not None}
-    return AskedNodes(
+    return NodeCommand(
         command=Command.BRINGUP,
         arguments=(*(word for item in given.items() for word in item), *["--serials"] * options.serials),
         nodes=nodes,

@@ -12,7 +12,7 @@ from egmctl.model.answer import State
 from egmctl.model.bringup import Bringup
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import UNEXPLAINED, Status
-from egmctl.model.fleet import Asked, FleetGpu, NodeResult, Reach, Readiness, Unready, UnreadyGpus
+from egmctl.model.fleet import FleetGpu, NodeCommand, NodeResult, Reach, Readiness, Unready, UnreadyGpus
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import BROKEN, RunReport
@@ -68,7 +68,7 @@ def gpus_of(answer: NodeResult, saved: Saved) -> NodeGpus | None:
 
 
 def judged_gpus(
-    asked: Asked, answers: Sequence[NodeResult], by_node: Mapping[str, NodeGpus]
+    asked: NodeCommand, answers: Sequence[NodeResult], by_node: Mapping[str, NodeGpus]
 ) -> tuple[list[NodeResult], Readiness | None]:
     """Return the answers with the state of each GPU, and which GPUs are ready as parts of their NVLink domain.
 

@@ -13,7 +13,7 @@ from egmctl.errors import ERROR_SCHEMA, UsageError
 from egmctl.fleet.folder import Folder
 from egmctl.model.answer import WORDS, State
 from egmctl.model.answer import Asked as Question
-from egmctl.model.fleet import Asked, NodeResult, Reach
+from egmctl.model.fleet import NodeCommand, NodeResult, Reach
 from egmctl.model.machine import MACHINE_SCHEMA
 from egmctl.model.record import Command
 from egmctl.report.kinds import KINDS
@@ -41,7 +41,7 @@ _INNER = (
 )
 
 
-def remote_words(asked: Asked, timeout_s: int) -> list[str]:
+def remote_words(asked: NodeCommand, timeout_s: int) -> list[str]:
     """Return the command, as a list of words, that the launcher runs on a node."""
     json = [] if asked.command is Command.SNAPSHOT else ["--json"]
     # The last lines of standard error become the reason of a failure, so they must not be progress.
@@ -128,7 +128,9 @@ class NodeOutcome:
     """Its document as a gzip file."""
 
 
-def judge(asked: Asked, folder: Folder, ended: Ended, timeout_s: float) -> tuple[NodeResult, dict[str, Any] | None]:
+def judge(
+    asked: NodeCommand, folder: Folder, ended: Ended, timeout_s: float
+) -> tuple[NodeResult, dict[str, Any] | None]:
     """Return the outcome on a node, and the JSON data of the document that is its answer, if it gave one.
 
     The document is kept in the folder, and any other output removed.
@@ -165,7 +167,7 @@ def judge(asked: Asked, folder: Folder, ended: Ended, timeout_s: float) -> tuple
     return answer, document.document if answer.reach is Reach.ANSWERED else None
 
 
-def _without_document(asked: Asked, ended: Ended, output: Output, timeout_s: float) -> NodeOutcome | None:
+def _without_document(asked: NodeCommand, ended: Ended, output: Output, timeout_s: float) -> NodeOutcome | None:
     """Return why there cannot be a document; ``None`` if there should be one."""
     words = _words(ended.errors)
     if ended.flooded:
@@ -196,7 +198,7 @@ def _without_document(asked: Asked, ended: Ended, output: Output, timeout_s: flo
     return None
 
 
-def _document(asked: Asked, ended: Ended, output: Output) -> NodeOutcome:
+def _document(asked: NodeCommand, ended: Ended, output: Output) -> NodeOutcome:
     """Return the outcome by the document or whatever is in its place."""
     words = _words(ended.errors)
     if not output.document:

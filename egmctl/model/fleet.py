@@ -52,7 +52,7 @@ class Launcher(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class NodeCommand:
     """The command to run on the nodes, which ``--resume`` repeats."""
 
     command: Command
@@ -267,7 +267,7 @@ class FleetReport(Shown):
 
     SCHEMA: ClassVar[str] = "egmctl.fleet/3"
 
-    asked: Asked
+    asked: NodeCommand
     folded: str
     """The names of all nodes in short form."""
     launcher: Launcher | None

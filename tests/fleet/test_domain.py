@@ -19,7 +19,7 @@ from egmctl.model.bringup import Bringup
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.comparison import Outcome
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.fleet import Asked, FleetReport, Launcher, NodeResult, Reach, counts
+from egmctl.model.fleet import FleetReport, Launcher, NodeCommand, NodeResult, Reach, counts
 from egmctl.model.machine import Machine
 from egmctl.model.record import Command
 from egmctl.report.exports.json import result_json
@@ -85,7 +85,7 @@ def rack(tmp_path: Path) -> Ask:
             file = f"nodes/{node}.json"
             (folder.path / file).write_text(text)
             answers.append(NodeResult(node=node, reach=Reach.ANSWERED, state=state, file=file))
-        asked = Asked(
+        asked = NodeCommand(
             command=command,
             arguments=arguments,
             nodes=nodes,

@@ -15,7 +15,7 @@ from egmctl.errors import UsageError
 from egmctl.fleet.folder import groups, lines_of
 from egmctl.model.answer import State
 from egmctl.model.bringup import Bringup
-from egmctl.model.fleet import Asked, FleetReport, GroupLine, Launcher, NodeResult, Reach, counts
+from egmctl.model.fleet import FleetReport, GroupLine, Launcher, NodeCommand, NodeResult, Reach, counts
 from egmctl.model.machine import Machine
 from egmctl.model.record import Command
 from egmctl.report.document import Document, Tone, Verdict
@@ -74,7 +74,7 @@ def rack() -> FleetReport:
     )
     return answered(
         FleetReport(
-            asked=Asked(command=Command.BRINGUP, nodes=tuple(nodes), remote_command="egmctl", version=""),
+            asked=NodeCommand(command=Command.BRINGUP, nodes=tuple(nodes), remote_command="egmctl", version=""),
             folded=fold(nodes),
             launcher=Launcher.SSH,
             folder="rack",

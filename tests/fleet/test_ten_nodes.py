@@ -19,7 +19,7 @@ from egmctl.fleet.folder import Folder, new_folder
 from egmctl.fleet.judge import Ended, judge
 from egmctl.model.answer import TABLE, State
 from egmctl.model.bringup import Bringup
-from egmctl.model.fleet import Asked, FleetReport, Launcher, Reach
+from egmctl.model.fleet import FleetReport, Launcher, NodeCommand, Reach
 from egmctl.model.record import Command
 from egmctl.report.exports.json import result_json
 from egmctl.report.kinds import Format, render
@@ -60,7 +60,7 @@ NODES: Mapping[str, tuple[State, Bringup | None]] = {
     "lost": (State.BAD, with_lost_gpu()),
 }
 """The nodes by name, with what each answers; without a document, the fleet was stopped before."""
-ASKED = Asked(command=Command.BRINGUP, nodes=tuple(NODES), remote_command="egmctl", version="")
+ASKED = NodeCommand(command=Command.BRINGUP, nodes=tuple(NODES), remote_command="egmctl", version="")
 
 
 def sent(result: Bringup) -> str:

@@ -19,11 +19,11 @@ from egmctl.model.codec import from_json
 from egmctl.model.comparison import ComparedNode, Comparison, Outcome, PathDifference
 from egmctl.model.finding import Status as Found
 from egmctl.model.fleet import (
-    Asked,
     FleetGpu,
     FleetReport,
     GroupLine,
     Launcher,
+    NodeCommand,
     NodeGroup,
     NodeResult,
     Reach,
@@ -54,7 +54,7 @@ ANSWERS = (
 )
 REPORT = answered(
     FleetReport(
-        asked=Asked(
+        asked=NodeCommand(
             command=Command.DOCTOR,
             arguments=("--for", "egm"),
             nodes=tuple(answer.node for answer in ANSWERS),

@@ -18,7 +18,7 @@ from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.explanation import CauseState, Explanation, Explanations, Failure, KnownCause, Library
 from egmctl.model.finding import Status as Found
 from egmctl.model.finding import Waiver, WaiverKind
-from egmctl.model.fleet import Asked, Fabric, FleetReport, Launcher, NodeResult, Reach
+from egmctl.model.fleet import Fabric, FleetReport, Launcher, NodeCommand, NodeResult, Reach
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import (
     GpuEvidence,
@@ -220,7 +220,7 @@ def random_fleet(dice: random.Random) -> FleetReport:
             loaded[name] = saved(name, result, command)
             answer = result.answer
             nodes.append(NodeResult(node=name, reach=Reach.ANSWERED, state=answer.state, word=answer.word))
-    asked = Asked(
+    asked = NodeCommand(
         command=command,
         nodes=tuple(node.node for node in nodes),
         remote_command="egmctl",

@@ -25,7 +25,7 @@ from egmctl.model.bringup import Bringup
 from egmctl.model.comparison import Comparison
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Status as FindingStatus
-from egmctl.model.fleet import Asked, FleetReport, NodeResult, Reach
+from egmctl.model.fleet import FleetReport, NodeCommand, NodeResult, Reach
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import MeasurementStatus, RunReport
 from egmctl.model.record import Command
@@ -78,7 +78,7 @@ def fleet(command: Command, results: Mapping[str, Diagnosis | Bringup]) -> Fleet
         )
         for name, result in results.items()
     ]
-    asked = Asked(command=command, nodes=tuple(results), remote_command="egmctl", version="")
+    asked = NodeCommand(command=command, nodes=tuple(results), remote_command="egmctl", version="")
     report = session.report_of(asked, nodes, "2026-11-20T22:00:00Z")
     return session.folded(report, lambda node: loaded[node.node], lambda _sentence: None)
 
