@@ -48,7 +48,7 @@ INTERRUPTED_S = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RunRequest:
     """The run that the user requested."""
 
     cases: tuple[Case, ...]
@@ -60,7 +60,7 @@ class Asked:
 
 
 def measure_here(
-    machine: Machine, chosen: Sequence[Gpu], asked: Asked, on_progress: Progress, recorder: Recorder = forget
+    machine: Machine, chosen: Sequence[Gpu], asked: RunRequest, on_progress: Progress, recorder: Recorder = forget
 ) -> RunReport:
     """Measure between ranks on this node, one per usable GPU.
 
@@ -86,7 +86,7 @@ def measure_job(
     world: World,
     child: Child,
     facts: Callable[[], tuple[Machine, Sequence[Gpu]]],
-    asked: Asked,
+    asked: RunRequest,
     on_progress: Progress,
     recorder: Recorder = forget,
     on_plan: Callable[[Plan], object] = lambda _plan: None,
@@ -144,7 +144,9 @@ def measure_job(
     return report
 
 
-def gather_layout(world: World, facts: Callable[[], tuple[Machine, Sequence[Gpu]]], asked: Asked) -> RankLayout | None:
+def gather_layout(
+    world: World, facts: Callable[[], tuple[Machine, Sequence[Gpu]]], asked: RunRequest
+) -> RankLayout | None:
     """Exchange the facts of all ranks; return the layout on rank 0, ``None`` on other ranks.
 
     Raises
@@ -170,7 +172,7 @@ def gather_layout(world: World, facts: Callable[[], tuple[Machine, Sequence[Gpu]
     return _put_together(infos, gpus, [json.loads(zlib.decompress(base64.b64decode(part))) for part in parts])
 
 
-def plan_for(layout: RankLayout, asked: Asked) -> Plan:
+def plan_for(layout: RankLayout, asked: RunRequest) -> Plan:
     """Return the plan. Unless the user chose the size, buffers are reduced to fit the free memory.
 
     Raises

@@ -14,7 +14,7 @@ from functools import partial
 
 from egmctl.api.bench import Bench, judge_run
 from egmctl.api.options import BringupOptions
-from egmctl.bench.fabric_run import GATHER_S, INTERRUPTED_S, Asked, measure_job
+from egmctl.bench.fabric_run import GATHER_S, INTERRUPTED_S, RunRequest, measure_job
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.cost import plan_seconds
 from egmctl.bench.processes.group import start_rank
@@ -141,7 +141,7 @@ def _fabric(world: World, options: BringupOptions, outputs: Outputs) -> Fabric:
     """Measure between all ranks; return the outcome on rank 0."""
     bench = Bench(suites=(FABRIC,), cases=CASES, gpus=options.gpus)
     sample = max(1, min(SAMPLE, SAMPLED // world.size)) if world.size > SAMPLE + 1 else None
-    asked = Asked(cases=bench.selected_cases, settings=bench.settings, sample=sample)
+    asked = RunRequest(cases=bench.selected_cases, settings=bench.settings, sample=sample)
     # The others have waited for rank 0's node and those of all others.
     world.all_gather(None, 2 * NODE_S)
     child, facts = start_rank(world.rank, world.size), partial(facts_of_rank, bench, outputs)
