@@ -11,8 +11,7 @@ from egmctl.dataclass import dataclass
 from egmctl.documents import ENCODING, FILE_LIMIT, GZIP, check_schema, parse_object, short, unpacked
 from egmctl.errors import ERROR_SCHEMA, UsageError
 from egmctl.fleet.folder import Folder
-from egmctl.model.answer import WORDS, State
-from egmctl.model.answer import Asked as Question
+from egmctl.model.answer import WORDS, CommandQuestion, State
 from egmctl.model.fleet import NodeCommand, NodeResult, Reach
 from egmctl.model.machine import MACHINE_SCHEMA
 from egmctl.model.record import Command
@@ -209,7 +208,7 @@ def _document(asked: NodeCommand, ended: Ended, output: Output) -> NodeOutcome:
         document = parse_object(content, source, "result of egmctl")
         schema = check_schema(document, (SCHEMAS[asked.command], ERROR_SCHEMA), source, "result of egmctl")
         if schema == MACHINE_SCHEMA:
-            word = WORDS[Question.DOCTOR][State.GOOD]
+            word = WORDS[CommandQuestion.DOCTOR][State.GOOD]
             return NodeOutcome(Reach.ANSWERED, state=State.GOOD, word=word, document=document, file=file)
         if schema == ERROR_SCHEMA or document.get("result") is None:
             match document.get("errors"):

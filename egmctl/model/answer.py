@@ -69,7 +69,7 @@ def of_exit_code(code: int | None) -> State:
     return states.get(code, State.BROKE)
 
 
-class Asked(StrEnum):
+class CommandQuestion(StrEnum):
     """The questions of the commands, which have words of their own for the same states."""
 
     DOCTOR = "doctor"
@@ -97,20 +97,22 @@ def _words(bad: str, incomplete: str, warn: str, good: str) -> Mapping[State, st
     }
 
 
-WORDS: Mapping[Asked, Mapping[State, str]] = {
-    Asked.DOCTOR: _words("PROBLEMS", "NOT DETERMINED", "OK WITH WARNINGS", "OK"),
-    Asked.PURPOSE: _words("BLOCKED", "NOT DETERMINED", "OK WITH WARNINGS", "OK"),
-    Asked.BENCH: _words("FAIL", "INCOMPLETE", "PASS WITH WARNINGS", "PASS"),
-    Asked.BRINGUP: _words("NO-GO", "INCOMPLETE", "GO WITH WARNINGS", "GO"),
-    Asked.COMPARE: _words("WORSE", "NOT COMPARED", "DIFFERENT", "SAME"),
-    Asked.EXPLAIN: _words("CAUSE", "NOT KNOWN", "POSSIBLE CAUSE", "CAUSE"),
+WORDS: Mapping[CommandQuestion, Mapping[State, str]] = {
+    CommandQuestion.DOCTOR: _words("PROBLEMS", "NOT DETERMINED", "OK WITH WARNINGS", "OK"),
+    CommandQuestion.PURPOSE: _words("BLOCKED", "NOT DETERMINED", "OK WITH WARNINGS", "OK"),
+    CommandQuestion.BENCH: _words("FAIL", "INCOMPLETE", "PASS WITH WARNINGS", "PASS"),
+    CommandQuestion.BRINGUP: _words("NO-GO", "INCOMPLETE", "GO WITH WARNINGS", "GO"),
+    CommandQuestion.COMPARE: _words("WORSE", "NOT COMPARED", "DIFFERENT", "SAME"),
+    CommandQuestion.EXPLAIN: _words("CAUSE", "NOT KNOWN", "POSSIBLE CAUSE", "CAUSE"),
 }
 """The word for each state, by question. An answer may have a more exact one: ``NO REFERENCE``, ``BETTER``."""
 
 
-def asked(command: Command) -> Asked:
+def asked(command: Command) -> CommandQuestion:
     """Return the question of a command that a fleet runs on its nodes."""
-    return {Command.BRINGUP: Asked.BRINGUP, Command.BENCH: Asked.BENCH}.get(command, Asked.DOCTOR)
+    return {Command.BRINGUP: CommandQuestion.BRINGUP, Command.BENCH: CommandQuestion.BENCH}.get(
+        command, CommandQuestion.DOCTOR
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

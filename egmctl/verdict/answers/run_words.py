@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from egmctl.bench.path_class import is_lost
 from egmctl.dataclass import dataclass
-from egmctl.model.answer import WORDS, Asked, Cause, Clauses, Gap, GapKind, State
+from egmctl.model.answer import WORDS, Cause, Clauses, CommandQuestion, Gap, GapKind, State
 from egmctl.model.finding import UNEXPLAINED, Finding, Status, WaiverKind
 from egmctl.model.measurement import BROKEN, Measurement, MeasurementStatus, RunReport
 from egmctl.model.nccl import NcclRun, NcclStatus
@@ -73,7 +73,7 @@ def word(run: Decided) -> str:
         return "NO REFERENCE"
     if run.state in (State.GOOD, State.WARN) and not _judges(verdict):
         return "NO REFERENCE" if run.state is State.GOOD else "NO REFERENCE, WITH WARNINGS"
-    return WORDS[Asked.BENCH][run.state]
+    return WORDS[CommandQuestion.BENCH][run.state]
 
 
 def sentence(run: Decided) -> str:
@@ -156,7 +156,7 @@ def _what_is_bad(run: Decided) -> str:
     lacking = next((gap for gap in run.gaps if gap.reason not in fault), None)
     if lacking is None:
         return fault
-    return Clauses.of(fault, f"{WORDS[Asked.BENCH][lacking.kind.state]}: {lacking.reason}")
+    return Clauses.of(fault, f"{WORDS[CommandQuestion.BENCH][lacking.kind.state]}: {lacking.reason}")
 
 
 def _fault(run: Decided) -> str:
