@@ -15,7 +15,7 @@ from egmctl.documents import check_schema, parse_object, read_content, refuse, s
 from egmctl.errors import UsageError
 from egmctl.facts.cuda import ATTRIBUTES, P2P_ATTRIBUTES
 from egmctl.model.codec import DecodeError, Readers, from_json, to_json
-from egmctl.model.gpu import Gpu, GpuCuda, Pair
+from egmctl.model.gpu import Gpu, GpuCuda, GpuPair
 from egmctl.model.machine import MACHINE_SCHEMA, SECTION_VERSIONS, Machine, OriginKind, SectionStatus
 from egmctl.model.record import NOT_STATED, Reason, Unread
 from egmctl.units import did_you_mean, listed
@@ -35,7 +35,7 @@ def text(machine: Machine) -> str:
     return json.dumps(document(machine), indent=1, allow_nan=False) + "\n"
 
 
-R = TypeVar("R", GpuCuda, Pair)
+R = TypeVar("R", GpuCuda, GpuPair)
 
 _LIMITS = {"gpus": 256, "numa_nodes": 1024, "switches": 256, "nics": 4096}
 """The maximum counts per node, which bound loops over pairs and matrices. Minors of ``/dev/nvidia<minor>`` end at 247

@@ -8,7 +8,7 @@ from dataclasses import field
 from itertools import permutations, takewhile
 
 from egmctl.dataclass import dataclass
-from egmctl.model.gpu import Gpu, NvLink, Pair
+from egmctl.model.gpu import Gpu, GpuPair, NvLink
 from egmctl.model.host import Nic
 from egmctl.model.machine import Machine, remembered
 from egmctl.model.record import Reason
@@ -90,7 +90,7 @@ def gpu_link(machine: Machine, first: Gpu, second: Gpu) -> Link:
     return Link(kind=pci, nvlinks=0, pci=pci, reason=reason)
 
 
-def _pairs(machine: Machine, first: Gpu, second: Gpu) -> list[Pair]:
+def _pairs(machine: Machine, first: Gpu, second: Gpu) -> list[GpuPair]:
     """Return the pair records of two GPUs that were read, in both directions."""
     pairs = (machine.pair(first.bus_id, second.bus_id), machine.pair(second.bus_id, first.bus_id))
     return [pair for pair in pairs if pair is not None]
@@ -194,7 +194,7 @@ def has_no_nvlink(gpu: Gpu) -> bool:
     return gpu.nvml.nvlinks == () or Reason.NOT_SUPPORTED in reasons
 
 
-def _expected_nvlinks(machine: Machine, first: Gpu, second: Gpu, pair: Pair) -> int:
+def _expected_nvlinks(machine: Machine, first: Gpu, second: Gpu, pair: GpuPair) -> int:
     """Return the expected number of NVLinks between two GPUs; 0 if there is no sign that any is missing.
 
     Through switches, every link of both GPUs leads to every other GPU, so the part's own number is expected. Direct
@@ -211,7 +211,7 @@ def _expected_nvlinks(machine: Machine, first: Gpu, second: Gpu, pair: Pair) -> 
 
 
 @remembered
-def _nvlinks_of_pairs(pairs: tuple[Pair, ...]) -> tuple[int, int]:
+def _nvlinks_of_pairs(pairs: tuple[GpuPair, ...]) -> tuple[int, int]:
     """Return the largest and the usual number of NVLinks of the pairs that have any."""
     counts = [pair.nvlink_count for pair in pairs if pair.nvlink_count]
     return max(counts, default=0), _usual(counts)
@@ -224,7 +224,7 @@ def _usual(counts: Iterable[int]) -> int:
 
 
 NVML_INDICES = ("read", "write", "nvlink", "atomics", "pci")
-"""The capabilities of ``nvidia-smi topo -p2p``, by their keys in :attr:`Pair.p2p_status`."""
+"""The capabilities of ``nvidia-smi topo -p2p``, by their keys in :attr:`GpuPair.p2p_status`."""
 
 CUDA_ATTRIBUTES = {
     "access": "ACCESS_SUPPORTED",
@@ -267,7 +267,7 @@ def matrices(machine: Machine, gpus: Mapping[str, Gpu]) -> tuple[P2pMatrix, ...]
     return tuple(result)
 
 
-def _value(pair: Pair | None, name: str) -> str:
+def _value(pair: GpuPair | None, name: str) -> str:
     if pair is None:
         return "?"
     if name in NVML_INDICES:

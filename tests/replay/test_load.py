@@ -19,7 +19,7 @@ from egmctl.data import machines_dir
 from egmctl.errors import UsageError
 from egmctl.facts import replay
 from egmctl.facts.cuda import ATTRIBUTES
-from egmctl.model.gpu import Gpu, GpuNvml, Pair
+from egmctl.model.gpu import Gpu, GpuNvml, GpuPair
 from egmctl.model.host import Host, Nic, NumaKind, NumaNode
 from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin, OriginKind, SectionStatus
 from egmctl.model.record import Reason, Unread
@@ -45,7 +45,7 @@ MACHINE = Machine(
         Gpu(bus_id=FIRST, index=0, nvml=GpuNvml(index=0, cpu_affinity="0-3,8", compute_capability=(9, 0))),
         Gpu(bus_id=SECOND, index=1),
     ),
-    pairs=(Pair(source=FIRST, target=SECOND, p2p_status={"read": "OK"}), Pair(source=SECOND, target=FIRST)),
+    pairs=(GpuPair(source=FIRST, target=SECOND, p2p_status={"read": "OK"}), GpuPair(source=SECOND, target=FIRST)),
     nics=(Nic(name="mlx5_0"),),
 )
 

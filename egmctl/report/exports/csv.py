@@ -23,7 +23,7 @@ from egmctl.errors import UsageError
 from egmctl.model.codec import field_types
 from egmctl.model.comparison import AttributeDifference, Comparison, PathDifference
 from egmctl.model.fleet import FleetReport, NodeResult
-from egmctl.model.gpu import Pair
+from egmctl.model.gpu import GpuPair
 from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport, Sample, Stage, Summary
 from egmctl.model.nccl import CollectiveResult, NcclRun
 from egmctl.model.record import Command, Shown
@@ -148,7 +148,7 @@ def topo_csv(topology: Topology) -> str:
     labels = {bus_id: label for label, bus_id in bus_ids.items()}
     origin |= _answered(topology)
     columns = dict.fromkeys((*origin, "record", "source", "source_bus_id", "target", "target_bus_id"))
-    for record in (Link, HostRoute, Pair):
+    for record in (Link, HostRoute, GpuPair):
         columns |= dict.fromkeys(_columns(record))
 
     def row(kind: str, record: Any, source: str, target: str) -> dict[str, object]:
