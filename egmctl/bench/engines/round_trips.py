@@ -29,7 +29,7 @@ WARM_UP_LAPS = 200
 """The number of untimed round trips before each sample, because one side starts a little before the other."""
 
 
-class Pair(TaskPart):
+class RoundTrips(TaskPart):
     """This process' part of round trips between two sides. The process may be one side, both, or neither.
 
     The first flow's initiator serves: it sends first and times the round trips. The other side is the second flow's
@@ -48,7 +48,7 @@ class Pair(TaskPart):
         self.laps = WARM_UP_LAPS + (self.task.chase.loads if self.task.chase else 0)
 
     @staticmethod
-    def prepare(collective: CollectiveStep, worker: WorkerContext, parts: Sequence[Pair]) -> None:  # noqa: ARG004
+    def prepare(collective: CollectiveStep, worker: WorkerContext, parts: Sequence[RoundTrips]) -> None:  # noqa: ARG004
         """Make each side allocate its memory or events and open the other side's."""
         offered = collective.do(lambda place: parts[place].make())
         try:
@@ -97,7 +97,7 @@ APART_BYTES = 1 << 20
 """The distance between the two flags if they are in the same memory."""
 
 
-class Flags(Pair):
+class Flags(RoundTrips):
     """Round trips by flags in memory of one process, or in memory that one of two processes exports to the other.
 
     The destination of each flow is the memory that its initiator writes. It has a handle if another process owns it.
@@ -164,7 +164,7 @@ SILENCE_S = 5.0
 """The timeout of a message, which normally takes microseconds. Kernels wait as long for a flag."""
 
 
-class Messages(Pair):
+class Messages(RoundTrips):
     """Round trips of one byte over a socket between two processes."""
 
     def make(self) -> Item:
