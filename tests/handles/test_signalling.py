@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from egmctl.bench.engines import round_trips as socket_message
-from egmctl.bench.engines.round_trips import APART_BYTES, WARM_UP_LAPS, Messages
+from egmctl.bench.engines.round_trips import APART_BYTES, WARM_UP_LAPS, SocketRoundTrips
 from egmctl.bench.processes.collective import ResourceScope
 from egmctl.bench.processes.group import GroupFailed
 from egmctl.gpu import chase
@@ -105,9 +105,9 @@ def test_an_answer_that_came_too_late_is_not_taken_for_that_to_the_next_message(
     monkeypatch.setattr(socket_message, "SILENCE_S", 0.1)
     task = TASKS["socket"]
 
-    def side(rank: int) -> Messages:
+    def side(rank: int) -> SocketRoundTrips:
         collective: Any = SimpleNamespace(exchange=SimpleNamespace(rank=rank), ranks=RANKS, tasks=[task])
-        return Messages(collective, None, 0, ResourceScope())  # type: ignore[arg-type]  # messages ask nothing of the worker
+        return SocketRoundTrips(collective, None, 0, ResourceScope())  # type: ignore[arg-type]  # messages ask nothing of the worker
 
     first, other = side(0), side(1)
     offered = [first.make(), other.make()]

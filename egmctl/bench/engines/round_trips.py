@@ -164,7 +164,7 @@ SILENCE_S = 5.0
 """The timeout of a message, which normally takes microseconds. Kernels wait as long for a flag."""
 
 
-class Messages(RoundTrips):
+class SocketRoundTrips(RoundTrips):
     """Round trips of one byte over a socket between two processes."""
 
     def make(self) -> Item:
@@ -235,7 +235,7 @@ class Messages(RoundTrips):
         self._socket = end
 
 
-class Events(Messages):
+class Events(SocketRoundTrips):
     """Round trips of messages, each sent after an event for which the other stream, at the end the host, waits."""
 
     def make(self) -> Item:
@@ -264,5 +264,5 @@ class Events(Messages):
 MEASURE = {
     Engine.PING_PONG: partial(measure, Flags),
     Engine.EVENT: partial(measure, Events),
-    Engine.SOCKET: partial(measure, Messages),
+    Engine.SOCKET: partial(measure, SocketRoundTrips),
 }
