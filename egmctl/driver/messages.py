@@ -79,7 +79,7 @@ class _Pattern:
 
 
 @dataclass(frozen=True, slots=True)
-class Messages:
+class KnownMessages:
     """All entries, and the patterns that find them."""
 
     entries: Mapping[str, KnownMessage]
@@ -121,7 +121,7 @@ messages whose pattern has these words."""
 
 
 @cache
-def messages() -> Messages:
+def messages() -> KnownMessages:
     """Return the entries, which are read on the first call."""
     causes = {name: known_cause(table) for name, table in _tables("message_causes")}
     entries = {
@@ -150,7 +150,7 @@ def messages() -> Messages:
     anchors = sorted({pattern.anchor for pattern in patterns}, key=lambda anchor: (-len(anchor), anchor))
     by_themselves = {pattern.anchor for pattern in patterns if DRIVER not in pattern.message.example}
     triggers = _by_first_letter(anchor for anchor in anchors if anchor in by_themselves)
-    return Messages(
+    return KnownMessages(
         entries=entries,
         triggers=tuple(re.compile(pattern.encode()) for pattern in triggers),
         _anchors=re.compile("|".join(_by_first_letter(anchors))),
