@@ -34,7 +34,7 @@ from egmctl.journal.events import Begin, Logged, NcclOutcome, Note, Problem, Rec
 from egmctl.launch import ChannelClosed, Child
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
-from egmctl.model.listing import Step
+from egmctl.model.listing import PlanStep
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import (
     CaseSeconds,
@@ -200,7 +200,7 @@ class _Kind(NamedTuple):
 
     by_ranks: bool
     isolated: str | None
-    """See :attr:`egmctl.model.listing.Step.isolated`."""
+    """See :attr:`egmctl.model.listing.PlanStep.isolated`."""
 
     @property
     def name(self) -> str:
@@ -265,7 +265,7 @@ class _Run:
             A function that starts a group of ranks if its argument is true, else a worker.
         """
         kind = self._kind(self.pending[0])
-        under_way: Step | None = None
+        under_way: PlanStep | None = None
         started = time.perf_counter()
         try:
             with self.ahead.pop(kind, None) or start(kind.by_ranks) as pool:
@@ -313,7 +313,7 @@ class _Run:
             self._recorder(Problem(text=problem))
         self._told = {"notes": len(self.notes), "problems": len(self.problems)}
 
-    def _kind(self, step: Step) -> _Kind:
+    def _kind(self, step: PlanStep) -> _Kind:
         return _Kind(bool(self._tasks[step.tasks[0]].ranks), step.isolated)
 
     def _prepare(self, pool: Group, kind: _Kind) -> None:
@@ -331,7 +331,7 @@ class _Run:
         order = {"do": Request.PREPARE, "preparation": to_json(preparation)}
         pool.ask(order, plan.settings.timeout_s)
 
-    def _measure(self, pool: Group, step: Step) -> bool:
+    def _measure(self, pool: Group, step: PlanStep) -> bool:
         """Measure a step in a pool; return whether the pool can continue."""
         tasks = tuple(NumberedTask(number=number, task=self._tasks[number]) for number in step.tasks)
         ordered = OrderedStep(
@@ -358,7 +358,7 @@ class _Run:
         self._judge(step)
         return not any(message["broken"] for message in over)
 
-    def _part_over(self, under_way: Step | None = None) -> float:
+    def _part_over(self, under_way: PlanStep | None = None) -> float:
         """Return the finished fraction of a soak's duration, or else of the estimated time of all steps."""
         if self._soak is not None:
             return self._soak.part_over
@@ -366,7 +366,7 @@ class _Run:
         seconds = sum(self._seconds.get(step, 0) for step in ahead)
         return max(0, 1 - seconds / (sum(self._seconds.values()) or 1))
 
-    def _keep(self, step: Step, number: int, measurement: Measurement) -> None:
+    def _keep(self, step: PlanStep, number: int, measurement: Measurement) -> None:
         before = self.found.get(number)
         measurement = by_blocked_route(measurement)
         if not step.proof:
@@ -381,7 +381,7 @@ class _Run:
         self.found[number] = outcome
         self._recorder(TaskOutcome(number=number, measurement=outcome))
 
-    def _repeat(self, step: Step) -> None:
+    def _repeat(self, step: PlanStep) -> None:
         """Queue a step again if its samples are unstable."""
         measurements = [self.found[number] for number in step.tasks if number in self.found]
         unstable = any(m.status is MeasurementStatus.UNSTABLE and m.attempts < ATTEMPTS for m in measurements)
@@ -389,7 +389,7 @@ class _Run:
             self._lifetimes.add(self._buffers(step))
             self.pending.appendleft(step)
 
-    def _judge(self, step: Step) -> None:
+    def _judge(self, step: PlanStep) -> None:
         """After a group's last step, queue its pairs one at a time if measuring them together changed their results."""
         group = step.group
         if group is None or self._soak is not None or any(later.group == group for later in self.pending):
@@ -397,7 +397,7 @@ class _Run:
         difference = self._differences.pop(group, 0)
         if difference <= PROOF_TOLERANCE:
             return
-        steps = [Step(tasks=(n,)) for s in self._plan.steps if s.group == group and not s.proof for n in s.tasks]
+        steps = [PlanStep(tasks=(n,)) for s in self._plan.steps if s.group == group and not s.proof for n in s.tasks]
         self.notes.append(
             f"{group}: a pair alone differs by {100 * difference:.1f} % from the same pair among others, so they were "
             "measured again one at a time"
@@ -406,7 +406,7 @@ class _Run:
             self._lifetimes.add(self._buffers(single))
             self.pending.appendleft(single)
 
-    def _blame(self, error: ChildFailed, under_way: Step | None, kind: _Kind) -> None:
+    def _blame(self, error: ChildFailed, under_way: PlanStep | None, kind: _Kind) -> None:
         """Record a pool's failure as the outcome of the current step, or without one of all pending steps of its kind.
 
         After the first crash during set-up, these stay pending for a new pool.
@@ -441,12 +441,12 @@ class _Run:
             outcome = by_blocked_route(outcome)
             self._record(number, self._soak.merge(self.found.get(number), outcome) if self._soak else outcome)
 
-    def _buffers(self, step: Step) -> tuple[Buffer, ...]:
+    def _buffers(self, step: PlanStep) -> tuple[Buffer, ...]:
         return buffers_of([self._tasks[number] for number in step.tasks])
 
 
 def _taking_part(
-    plan: Plan, steps: Iterable[Step], cpus: Mapping[int, tuple[int, ...]]
+    plan: Plan, steps: Iterable[PlanStep], cpus: Mapping[int, tuple[int, ...]]
 ) -> tuple[tuple[BusId, ...], tuple[NodeAccess, ...]]:
     """Return the GPUs that steps of a worker use, and the NUMA nodes with the GPUs that access their memory."""
     flows = [flow for step in steps for number in step.tasks for flow in plan.tasks[number].flows]

@@ -19,7 +19,7 @@ from egmctl.bench.plan.schedule import steps_of_size
 from egmctl.bench.plan.task import Candidate
 from egmctl.model.finding import Waiver
 from egmctl.model.gpu import Gpu
-from egmctl.model.listing import PlannedTask, PlannedTasks, Step
+from egmctl.model.listing import PlannedTask, PlannedTasks, PlanStep
 from egmctl.model.machine import Machine
 from egmctl.model.route import MemoryKind
 from egmctl.model.task import Endpoint, Flow
@@ -53,9 +53,9 @@ class Known:
         self._paths: dict[int, tuple[Path, int | None]] = {}
         self._numbers: dict[Hashable, int] = {}
         self._endpoints: dict[Hashable, Endpoint] = {}
-        self._last: tuple[PlannedTasks, tuple[Step, ...]] | None = None
+        self._last: tuple[PlannedTasks, tuple[PlanStep, ...]] | None = None
 
-    def steps(self, tasks: PlannedTasks, make: Callable[[], tuple[Step, ...]]) -> tuple[Step, ...]:
+    def steps(self, tasks: PlannedTasks, make: Callable[[], tuple[PlanStep, ...]]) -> tuple[PlanStep, ...]:
         """Return the steps of tasks: those of the last plan if it has the same tasks of another size, else new ones.
 
         Parameters

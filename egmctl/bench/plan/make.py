@@ -30,7 +30,7 @@ from egmctl.bench.suites import CASES
 from egmctl.errors import UsageError
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.gpu import Gpu
-from egmctl.model.listing import PlannedTask, PlannedTasks, Step
+from egmctl.model.listing import PlannedTask, PlannedTasks, PlanStep
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Settings
 from egmctl.model.route import HOST_MEMORY, Egm, MemoryKind
@@ -150,7 +150,7 @@ def make_plan(
     )
 
 
-def _steps(tasks: PlannedTasks, settings: Settings) -> tuple[Step, ...]:
+def _steps(tasks: PlannedTasks, settings: Settings) -> tuple[PlanStep, ...]:
     return isolated(tasks, make_steps(slots(tasks, _gpus, by_link=True), serial=settings.serial))
 
 

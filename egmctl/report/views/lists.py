@@ -241,13 +241,13 @@ _STEPS_SHOWN = 64
 """The most steps of a case that are shown one by one: no case of 8 GPUs has more. 72 GPUs have 9,500 steps."""
 
 
-def _step(number: int, step: listing.Step, plan: listing.PlanReport) -> tuple[str, str, str]:
+def _step(number: int, step: listing.PlanStep, plan: listing.PlanReport) -> tuple[str, str, str]:
     paths = ", ".join(plan.tasks[place].path for place in step.tasks)
     alone = ", once more alone" if step.proof else ""
     return f"{number:>4}", f"{paths}{alone}", f"{_much(step, plan)}, {step.seconds:.2f} s"
 
 
-def _counted(steps: Sequence[tuple[int, listing.Step]], plan: listing.PlanReport) -> tuple[str, str, str]:
+def _counted(steps: Sequence[tuple[int, listing.PlanStep]], plan: listing.PlanReport) -> tuple[str, str, str]:
     """Return the row that stands for all steps of a case: their numbers and measurements, and the time of them all."""
     measured = several(sum(len(step.tasks) for _, step in steps if not step.proof), "measurement")
     alone = sum(step.proof for _, step in steps)
@@ -258,7 +258,7 @@ def _counted(steps: Sequence[tuple[int, listing.Step]], plan: listing.PlanReport
     return f"{first:>4}-{last}", f"{measured}{again}", f"{' or '.join(much)}, {seconds:.2f} s"
 
 
-def _much(step: listing.Step, plan: listing.PlanReport) -> str:
+def _much(step: listing.PlanStep, plan: listing.PlanReport) -> str:
     kind = listing.PlannedTasks.of(plan.tasks).kinds[step.tasks[0]]
     task = shortened_task(kind) if step.proof else kind
     much = format_size(task.size_bytes)
