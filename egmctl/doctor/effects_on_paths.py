@@ -153,7 +153,7 @@ def numa_nodes(flow: Flow) -> set[int]:
     return {end.numa_node for end in (flow.source, flow.destination) if end.numa_node is not None}
 
 
-Holds = Callable[[RunNode, Finding, Trouble], bool]
+PathCondition = Callable[[RunNode, Finding, Trouble], bool]
 """A condition: whether, on a node, a finding explains a trouble."""
 FlowCondition = Callable[[RunNode, Flow], bool]
 
@@ -165,7 +165,7 @@ def on(
     given: Callable[[RunNode, Finding], bool] | None = None,
     whole_node: bool = False,
     via_owner: bool = False,
-) -> Holds:
+) -> PathCondition:
     """Return a condition: a finding's place is on the path of a flow of a trouble's measurement.
 
     For a waiver of whole GPUs, a finding on GPUs must include one of them; ``flows_class`` and ``where`` are ignored.
