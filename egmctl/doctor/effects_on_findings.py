@@ -19,7 +19,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.probes import Probe, ProbeOutcome
 from egmctl.topology.access import LOST, Block, classify, cuda_failure, nvml_failure
 
-Holds = Callable[[RunNode, Finding, Finding], bool]
+FindingCondition = Callable[[RunNode, Finding, Finding], bool]
 """A condition: whether, on a node, a cause explains an effect."""
 
 _LINK_EVENT, _PEER_EVENT = 149, 145
@@ -129,12 +129,12 @@ def refused_alike(_node: RunNode, cause: Finding, effect: Finding) -> bool:
     return all(bool(finding.evidence) and finding.evidence[-1].errno == "EACCES" for finding in (cause, effect))
 
 
-def cause_quotes(source: str) -> Holds:
+def cause_quotes(source: str) -> FindingCondition:
     """Return a condition: the cause has evidence of this source, and :func:`related` holds."""
     return lambda node, cause, effect: _has_evidence(cause, source) and related(node, cause, effect)
 
 
-def effect_quotes(source: str) -> Holds:
+def effect_quotes(source: str) -> FindingCondition:
     """Return a condition: the effect has evidence of this source, and :func:`related` holds."""
     return lambda node, cause, effect: _has_evidence(effect, source) and related(node, cause, effect)
 
@@ -158,7 +158,7 @@ def cuda_did_not_start(node: RunNode, _cause: Finding, effect: Finding) -> bool:
     return bool(failed) and all(probe.call in _STARTS for probe in failed) and bool(_closed_nodes(node.machine))
 
 
-def calls_failed(*calls: str, number: int | None = None) -> Holds:
+def calls_failed(*calls: str, number: int | None = None) -> FindingCondition:
     """Return a condition: all failed probes of the effect failed in one of these calls, with this CUresult."""
 
     def holds(node: RunNode, _cause: Finding, effect: Finding) -> bool:
@@ -188,7 +188,7 @@ def out_of_resources(node: RunNode, _cause: Finding, effect: Finding) -> bool:
 # --- GPUs that are lost, and what the kernel logged ------------------------------------------------------------------
 
 
-def are_lost(*blocks: Block, status: Status | None = None) -> Holds:
+def are_lost(*blocks: Block, status: Status | None = None) -> FindingCondition:
     """Return a condition: all GPUs of the effect are lost for one of these reasons, and both findings share a GPU.
 
     Parameters
@@ -206,7 +206,7 @@ def are_lost(*blocks: Block, status: Status | None = None) -> Holds:
     return holds
 
 
-def logged(*messages: DriverMessage) -> Holds:
+def logged(*messages: DriverMessage) -> FindingCondition:
     """Return a condition: the effect is that the driver logged one of these messages, and :func:`related` holds."""
     return lambda node, cause, effect: related(node, cause, effect) and message_of(node.machine, effect) in messages
 
@@ -287,7 +287,7 @@ def _serious_xids(machine: Machine) -> list[KernelEvent]:
     return [event for event in events if event.kind is EventKind.XID and meaning(event).status in TOLD]
 
 
-def xids(*numbers_or_parts: int | Blame) -> Holds:
+def xids(*numbers_or_parts: int | Blame) -> FindingCondition:
     """Return a condition: all Xids of the effect's GPUs that need an operator have these numbers or blame these parts.
 
     Xid 154, which requests the recovery after another Xid, always matches. The findings must share a GPU.
