@@ -50,12 +50,12 @@ Statements = Mapping[Subject, object]
 """The values of one file, or of a part of it, by subject: texts, or what ``str`` makes a text of."""
 Parts = tuple[Statements, ...]
 """The values of one file. No subject is in two parts. Equal parts of several files are the same object."""
-Judge = Callable[[Subject, Any, Any], Outcome | None]
+Grader = Callable[[Subject, Any, Any], Outcome | None]
 """A function that grades the change from the first value to the second; ``None`` if it is not reported."""
 
 
 def differences(
-    nodes: Sequence[str], files: Sequence[Parts], names: GpuNames, judge: Judge, *, of_nodes: bool
+    nodes: Sequence[str], files: Sequence[Parts], names: GpuNames, judge: Grader, *, of_nodes: bool
 ) -> tuple[AttributeDifference, ...]:
     """Return the differences of files from the reference, the most severe first.
 
@@ -146,7 +146,7 @@ def compared(files: Sequence[Parts]) -> int:
 
 
 def _differences(
-    reference: Statements, file: Statements, judge: Judge
+    reference: Statements, file: Statements, judge: Grader
 ) -> Iterator[tuple[AttributeDifference, Subject]]:
     """Yield each difference of one file, with its subject."""
     devices = {subject[:2] for subject in reference} & {subject[:2] for subject in file}
