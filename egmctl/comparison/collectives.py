@@ -17,7 +17,7 @@ SPREAD = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collective:
+class ComparedCollective:
     """One collective of a run, with the properties that a measurement has too."""
 
     case: str
@@ -53,7 +53,7 @@ class Collective:
         return "", ""
 
 
-def collectives(run: RunReport) -> Iterator[Collective]:
+def collectives(run: RunReport) -> Iterator[ComparedCollective]:
     """Yield the collectives of a run, those without a result too."""
     nccl = run.nccl
     if nccl is None:
@@ -63,7 +63,7 @@ def collectives(run: RunReport) -> Iterator[Collective]:
     for name in plan.collectives:
         result = results.get(name)
         status = _status(nccl, name, result)
-        yield Collective(
+        yield ComparedCollective(
             case=f"{PREFIX}{name}",
             size_bytes=plan.size_bytes,
             gpus=plan.gpus,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from statistics import mode
 from typing import NamedTuple
 
-from egmctl.comparison.collectives import SPREAD, Collective, collectives
+from egmctl.comparison.collectives import SPREAD, ComparedCollective, collectives
 from egmctl.dataclass import dataclass
 from egmctl.model.comparison import Affected, Outcome, PathDifference
 from egmctl.model.doubt import Effect
@@ -47,7 +47,7 @@ class Key(NamedTuple):
 class MeasuredPath:
     """A path of one run, or the typical values of a path in several runs."""
 
-    measurement: Measurement | Collective
+    measurement: Measurement | ComparedCollective
     stage: str
     value: float | None
     """The median; ``None`` if there is none above 0."""
@@ -418,7 +418,7 @@ def differences(
                 path=present.measurement.path,
                 source=present.measurement.ends[0],
                 destination=present.measurement.ends[1],
-                gpus=present.measurement.labels if isinstance(present.measurement, Collective) else (),
+                gpus=present.measurement.labels if isinstance(present.measurement, ComparedCollective) else (),
                 link=present.links,
                 size_bytes=present.measurement.size_bytes,
                 unit=present.measurement.quantity.unit,
@@ -432,9 +432,9 @@ def differences(
             )
 
 
-def _spread(measurement: Measurement | Collective, spread: SpreadOf) -> Spread:
+def _spread(measurement: Measurement | ComparedCollective, spread: SpreadOf) -> Spread:
     """Return the spread of a path by a function, and that of a collective, of which no profile has one."""
-    if isinstance(measurement, Collective):
+    if isinstance(measurement, ComparedCollective):
         return Spread(SPREAD, "default for bus bandwidths of NCCL")
     return spread(measurement)
 
