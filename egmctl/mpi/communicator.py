@@ -42,7 +42,7 @@ def serve(parent: Channel, _arguments: dict[str, Any]) -> None:
         order, _ = parent.receive()
         try:
             answer: dict[str, Any] = {"parts": communicator.make(order)}
-        except Abandoned:
+        except CallAbandoned:
             continue
         except Missing as error:
             answer = {"missing": error.ranks}
@@ -59,7 +59,7 @@ class Missing(Exception):
         self.ranks = ranks
 
 
-class Abandoned(Exception):
+class CallAbandoned(Exception):
     """The command abandoned the call: its request for another one has arrived."""
 
 
@@ -173,7 +173,7 @@ class Communicator:
             if waited > timeout_s:
                 return False
             if waited > _SPIN_S and self._order.poll(_PAUSE_MS):
-                raise Abandoned
+                raise CallAbandoned
         return True
 
 
