@@ -154,7 +154,7 @@ class Entry(_Leveled):
     title: Words
     id: str = ""
     """The id of the check."""
-    body: tuple[Block, ...] = ()
+    body: tuple[DocumentBlock, ...] = ()
 
 
 class Align(StrEnum):
@@ -370,7 +370,7 @@ class Section(_Leveled):
 Body = tuple["Block", ...] | Callable[[], Iterable["Block"]]
 """Blocks, or a function that returns them, called only if they are shown."""
 
-Block = (
+DocumentBlock = (
     Verdict
     | Paragraph
     | Hint
@@ -402,7 +402,7 @@ class Document:
     omits it, so that the outputs of equal nodes are equal."""
     banners: tuple[str, ...] = ()
     """Warnings to read first, e.g. that the machine is modelled or its driver is fake."""
-    body: tuple[Block, ...]
+    body: tuple[DocumentBlock, ...]
 
 
 def plain(words: Words) -> str:
@@ -416,7 +416,7 @@ def parts(words: Words) -> tuple[Span, ...]:
     return tuple(Span(part) if isinstance(part, str) else part for part in pieces)
 
 
-def shown(blocks: Iterable[Block], level: Level) -> Iterator[Block]:
+def shown(blocks: Iterable[DocumentBlock], level: Level) -> Iterator[DocumentBlock]:
     """Yield the blocks that are shown at a level, with their bodies evaluated; omit empty blocks."""
     for block in blocks:
         if block.level > level or (level is Level.PAGE and not block.paged):
@@ -442,7 +442,7 @@ def shown(blocks: Iterable[Block], level: Level) -> Iterator[Block]:
             yield block
 
 
-def body_of(block: Section) -> tuple[Block, ...]:
+def body_of(block: Section) -> tuple[DocumentBlock, ...]:
     """Return the blocks of a section that :func:`shown` has yielded."""
     if not isinstance(block.body, tuple):
         raise TypeError(f"the body of {block.title!r} was not called")

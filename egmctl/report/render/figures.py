@@ -402,7 +402,7 @@ def svg(document: doc.Document) -> str:
     )
 
 
-def _figures(blocks: Iterable[doc.Block]) -> Iterator[Element]:
+def _figures(blocks: Iterable[doc.DocumentBlock]) -> Iterator[Element]:
     for block in blocks:
         match block:
             case doc.Diagram():

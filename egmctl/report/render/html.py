@@ -47,7 +47,7 @@ def _is_picture(block: doc.Section) -> bool:
     return block.level is Level.PAGE and any(isinstance(part, doc.Diagram) for part in doc.body_of(block))
 
 
-def _head(document: doc.Document, blocks: Sequence[doc.Block]) -> page.Head:
+def _head(document: doc.Document, blocks: Sequence[doc.DocumentBlock]) -> page.Head:
     answers = [block for block in blocks if isinstance(block, doc.Verdict)]
     return page.Head(
         command=document.command,
@@ -86,7 +86,7 @@ _SHORT_WORD = 6
 """The length of words that are shown larger than the sentence: ``GO``, ``NO-GO``, ``FAIL``."""
 
 
-def _cards(blocks: Sequence[doc.Block]) -> Iterator[page.PageSection | Element]:
+def _cards(blocks: Sequence[doc.DocumentBlock]) -> Iterator[page.PageSection | Element]:
     """Yield the cards of a page in their order: sections, causes, and the blocks between them."""
     names: dict[str, int] = {}
     first = next((block for block in blocks if isinstance(block, doc.Verdict)), None)
@@ -111,7 +111,7 @@ def _cards(blocks: Sequence[doc.Block]) -> Iterator[page.PageSection | Element]:
                     yield page.PageSection(_id("rates", names), block.caption, (_bars(block, titled=False),))
 
 
-def _kind(block: doc.Block) -> tuple[type | None, bool]:
+def _kind(block: doc.DocumentBlock) -> tuple[type | None, bool]:
     """Return what kind of card a block is, and whether it is a line, which shares a card with the lines beside it."""
     return type(block) if isinstance(block, _ALONE) else None, isinstance(block, doc.Entry) and not block.body
 
@@ -175,7 +175,7 @@ def _id(title: str, names: dict[str, int]) -> str:
     return name if names[name] == 1 else f"{name}-{names[name]}"
 
 
-def _blocks(blocks: Sequence[doc.Block]) -> Iterator[Child]:
+def _blocks(blocks: Sequence[doc.DocumentBlock]) -> Iterator[Child]:
     """Yield the elements of blocks. Consecutive matrices and charts share a grid and a key to the shades."""
     for figure, run in groupby(blocks, lambda block: isinstance(block, (doc.Matrix, doc.Chart))):
         if figure:
@@ -273,7 +273,7 @@ def _chart(chart: doc.Chart) -> Element:
 _RING = "Each line is the median of its paths; its ring is at half of its best. Dashes are rates of links or memory."
 
 
-def _block(block: doc.Block) -> Child:
+def _block(block: doc.DocumentBlock) -> Child:
     match block:
         case doc.Verdict():
             return _verdict(block)

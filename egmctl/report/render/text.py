@@ -77,7 +77,7 @@ class _Page:
         self._names = 0
         """The length of the longest name of a row or a command in the current entry."""
 
-    def blocks(self, blocks: Sequence[doc.Block], indent: int = 0, *, close: bool = False) -> None:
+    def blocks(self, blocks: Sequence[doc.DocumentBlock], indent: int = 0, *, close: bool = False) -> None:
         """Write blocks, with an empty line between blocks of different types.
 
         Parameters
@@ -122,7 +122,7 @@ class _Page:
         if self.text and not self.text.plain.endswith("\n\n"):
             self.text.append("\n")
 
-    def _block(self, block: doc.Block, indent: int, label: int) -> None:
+    def _block(self, block: doc.DocumentBlock, indent: int, label: int) -> None:
         match block:
             case doc.Verdict():
                 self._verdict(block, indent)
@@ -219,7 +219,7 @@ def track_text(bar: doc.Bar, width: int) -> Text:
     return Text(line + ("▕" if bar.limit else " "))
 
 
-def _head(block: doc.Block) -> int:
+def _head(block: doc.DocumentBlock) -> int:
     """Return the length of the label before a block's text: of the longest name, or of an entry's word."""
     if isinstance(block, (doc.KeyValues, doc.Parts)):
         rows = block.rows if isinstance(block, doc.KeyValues) else block.key_values.rows
@@ -227,9 +227,9 @@ def _head(block: doc.Block) -> int:
     return len(block.word) if isinstance(block, doc.Entry) else 0
 
 
-def _runs(blocks: Sequence[doc.Block]) -> Iterator[list[doc.Block]]:
+def _runs(blocks: Sequence[doc.DocumentBlock]) -> Iterator[list[doc.DocumentBlock]]:
     """Yield the runs of consecutive blocks of the same type; a hint with ``more`` belongs to the run before it."""
-    run: list[doc.Block] = []
+    run: list[doc.DocumentBlock] = []
     for block in blocks:
         joins = isinstance(block, doc.Hint) and block.more
         if run and type(block) is not type(run[0]) and not joins:

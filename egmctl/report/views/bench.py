@@ -165,7 +165,7 @@ def bench_banners(report: RunReport) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*fake, *lines)))
 
 
-def _body(report: RunReport) -> Iterator[doc.Block]:
+def _body(report: RunReport) -> Iterator[doc.DocumentBlock]:
     yield verdict(report.answer)
     yield from cause_entries(report)
     yield from _kernel(report)
@@ -202,7 +202,7 @@ def _body(report: RunReport) -> Iterator[doc.Block]:
     yield doc.Hint("Matrices, settings and references: -v; all of it as a page: -o run.html")
 
 
-def _warnings(report: RunReport) -> Iterator[doc.Block]:
+def _warnings(report: RunReport) -> Iterator[doc.DocumentBlock]:
     sentences = [
         f"{sentence} ({several(len(paths), 'path')})"
         for sentence, paths in bench_answer.seen(report, causes=False).items()
@@ -312,7 +312,7 @@ def _kernel(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
 
     def entry(fault: LoggedFault) -> doc.Entry:
         fix = doc.KeyValues((("fix", fault.remedy.words),))
-        body: tuple[doc.Block, ...] = (fix, *commands_of(fault.remedy))
+        body: tuple[doc.DocumentBlock, ...] = (fix, *commands_of(fault.remedy))
         words = f"logged by the kernel meanwhile: {fault.words}"
         return doc.Entry(fault.status.upper(), TONES[fault.status], words, body=body, level=Level.SUMMARY)
 
@@ -351,7 +351,7 @@ def _worst_paths(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
         yield doc.Hint(f"and {more} more paths are slow (-v)", more=True, level=Level.SUMMARY)
 
 
-def _broken(report: RunReport) -> Iterator[doc.Block]:
+def _broken(report: RunReport) -> Iterator[doc.DocumentBlock]:
     """Return the reasons for failed and unstable measurements with some paths, and all paths with ``-v``."""
     groups = [
         group

@@ -240,7 +240,7 @@ def _limit(m: Measurement) -> tuple[float | None, str]:
     return 2 * (link.nominal_gb_s or 0) if both and link is not None else None, "link"
 
 
-def class_tables(report: RunReport, apart: Collection[Axis] = ()) -> Iterator[doc.Block]:
+def class_tables(report: RunReport, apart: Collection[Axis] = ()) -> Iterator[doc.DocumentBlock]:
     """Yield the table of the path classes that fit on a screen, and that of the others.
 
     If not all fit, failed and warned classes have priority, then those of the quick suite.

@@ -294,7 +294,7 @@ def swept(report: RunReport) -> Iterator[Axis]:
     yield from (axis for axis in Axis if axis in axes and (axis is Axis.SMS or len(axes) == 1))
 
 
-def all_series(report: RunReport, axis: Axis) -> Iterator[doc.Block]:
+def all_series(report: RunReport, axis: Axis) -> Iterator[doc.DocumentBlock]:
     """Yield the series of a run along an axis: what the curves say, the paths of each, and the tables, folded."""
     members = _on_axis(report, axis)
     curves = _curves(axis, members)

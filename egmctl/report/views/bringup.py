@@ -31,7 +31,7 @@ def bringup_document(bringup: Bringup) -> doc.Document:
     return _document("egmctl bringup", bringup, (*summary(bringup), *_evidence(bringup)))
 
 
-def _document(command: str, result: Bringup | EvidenceReport, blocks: Iterable[doc.Block]) -> doc.Document:
+def _document(command: str, result: Bringup | EvidenceReport, blocks: Iterable[doc.DocumentBlock]) -> doc.Document:
     """Return the document of blocks, then the documents of topo, doctor and bench as sections."""
     machine, run = result.machine, result.run
     checks = len(result.diagnosis.verdicts)
@@ -72,7 +72,7 @@ def evidence_document(report: EvidenceReport) -> doc.Document:
     return _document("egmctl snapshot --evidence", report, _answers(report))
 
 
-def _answers(report: EvidenceReport) -> Iterator[doc.Block]:
+def _answers(report: EvidenceReport) -> Iterator[doc.DocumentBlock]:
     yield verdict(report.answer)
     for answer in sorted(report.answers, key=lambda each: list(_TONES).index(each.state)):
         rows = ((each.value, shortened(each.locations, PATHS)) for each in answer.observations)
@@ -81,7 +81,7 @@ def _answers(report: EvidenceReport) -> Iterator[doc.Block]:
         yield doc.Entry(word, _TONES[answer.state], answer.claim, answer.question, body=(points,))
 
 
-def part(make: Callable[[], doc.Document], shown: Collection[str] = ()) -> Iterator[doc.Block]:
+def part(make: Callable[[], doc.Document], shown: Collection[str] = ()) -> Iterator[doc.DocumentBlock]:
     """Yield the blocks of a part's document, without the sections that other parts also have.
 
     Parameters
@@ -104,7 +104,7 @@ _SHARED = ("Machine", "Topology", "Where", CONNECTED)
 """The titles of sections that a bring-up shows once for all of its parts."""
 
 
-def summary(bringup: Bringup) -> Iterator[doc.Block]:
+def summary(bringup: Bringup) -> Iterator[doc.DocumentBlock]:
     """Yield the answer, the causes, and one line each for doctor, topo and bench, which pages show first."""
     yield verdict(bringup.answer)
     parts = doc.Parts(tuple(_parts(bringup)))
@@ -160,7 +160,7 @@ def _evidence(bringup: Bringup) -> Iterator[doc.Section]:
     node = topology(machine)
     if node.missing is None:
         if run is None:
-            where: tuple[doc.Block, ...] = (node_diagram(lambda: node, causes=causes),)
+            where: tuple[doc.DocumentBlock, ...] = (node_diagram(lambda: node, causes=causes),)
         else:
             yield doc.Section("What it reaches", (main_rates(run),), level=Level.PAGE)
             where = (*drawings(run, causes), *pairs(run))

@@ -78,7 +78,7 @@ def heading(comparison: Comparison) -> str:
     return f"{comparison.kind} {names}"
 
 
-def _body(comparison: Comparison) -> Iterator[doc.Block]:
+def _body(comparison: Comparison) -> Iterator[doc.DocumentBlock]:
     yield verdict(comparison.answer)
     yield from _causes(comparison)
     if comparison.of_nodes:
@@ -217,7 +217,7 @@ def _share(paths: Sequence[PathDifference] | None, is_unknown: bool) -> doc.Cell
     return doc.Cell(f"{share:.0f}", Tone.BAD if worse else Tone.PLAIN, "!" * worse, value=max(share, 0.1))
 
 
-def _changes(comparison: Comparison) -> Iterator[doc.Block]:
+def _changes(comparison: Comparison) -> Iterator[doc.DocumentBlock]:
     """Yield the paths of two runs that changed, the slowest first, and how many did not change."""
     both = sorted((p for p in comparison.paths if None not in (p.change, p.reference, p.value)), key=_speed)
     changed = [path for path in both if path.outcome in _CHANGED]

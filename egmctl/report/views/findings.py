@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from egmctl.model.answer import TABLE, Answer, State
 from egmctl.model.finding import Confidence, Finding, Status
 from egmctl.model.remedy import Remedy
-from egmctl.report.document import Block, Command, Entry, KeyValues, Level, Span, Tone, Verdict, Words
+from egmctl.report.document import Command, DocumentBlock, Entry, KeyValues, Level, Span, Tone, Verdict, Words
 
 TONES = {
     Status.FAIL: Tone.BAD,
@@ -56,7 +56,7 @@ def finding_entry(
     cause: bool = True,
     fix: bool = True,
     rows: Iterable[tuple[str, Words]] = (),
-    further: tuple[Block, ...] = (),
+    further: tuple[DocumentBlock, ...] = (),
     level: Level = Level.SUMMARY,
 ) -> Entry:
     """Return the entry of a finding, with its cause, remedy and commands.

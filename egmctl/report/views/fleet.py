@@ -44,7 +44,7 @@ def fleet_document(report: FleetReport) -> doc.Document:
     )
 
 
-def _body(report: FleetReport) -> Iterator[doc.Block]:
+def _body(report: FleetReport) -> Iterator[doc.DocumentBlock]:
     yield from answer(report)
     causes = doc.Section("Causes", tuple(doc.limited(_all_causes(report), CAUSES_SHOWN)))
     on_page = replace(causes, title="What to do, the worst first", level=Level.PAGE)
@@ -107,7 +107,7 @@ def _all_causes(report: FleetReport) -> Iterator[doc.Entry]:
     yield from (cause_entry(run, cause, cause.status.upper(), fix=True, with_cause=False) for cause in fabric)
 
 
-def _own(compared: doc.Document) -> Iterator[doc.Block]:
+def _own(compared: doc.Document) -> Iterator[doc.DocumentBlock]:
     """Yield the blocks of a comparison without files and advice; its findings, also among the causes, need ``-v``."""
     for block in compared.body:
         if isinstance(block, doc.Verdict):
@@ -118,7 +118,7 @@ def _own(compared: doc.Document) -> Iterator[doc.Block]:
             yield replace(block, level=Level.VERBOSE) if block.title == FINDINGS else block
 
 
-def answer(report: FleetReport) -> Iterator[doc.Block]:
+def answer(report: FleetReport) -> Iterator[doc.DocumentBlock]:
     """Yield the answer, then the number and names of the nodes in each state with the first problem of each group."""
     yield verdict(report.answer)
     states = {node.node: node.state for node in report.answers}
@@ -189,7 +189,7 @@ def _cause(report: FleetReport, line: GroupLine, nodes: str, number: int) -> doc
         command = f"egmctl fleet {report.asked.command} --resume {shlex.quote(report.folder)}"
         commands = (doc.Command(command, "look"),)
     explains = doc.KeyValues((("explains", ", ".join(line.explains)),) * bool(line.explains), level=Level.VERBOSE)
-    body: tuple[doc.Block, ...] = (doc.KeyValues(tuple((n, v) for n, v in rows if v)), *commands, explains)
+    body: tuple[doc.DocumentBlock, ...] = (doc.KeyValues(tuple((n, v) for n, v in rows if v)), *commands, explains)
     title = ": ".join(filter(None, (where, key, line.value)))
     return doc.Entry(line.status.upper(), _TONES.get(line.status, Tone.PLAIN), title, id=line.check, body=body)
 

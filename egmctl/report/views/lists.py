@@ -30,7 +30,7 @@ def history_document(history: listing.History) -> doc.Document:
     runs = history.runs
     if not runs:
         nothing = "No bench run of this node is kept; 'egmctl bench' keeps one."
-        body: tuple[doc.Block, ...] = (doc.Paragraph(nothing, level=Level.SUMMARY),)
+        body: tuple[doc.DocumentBlock, ...] = (doc.Paragraph(nothing, level=Level.SUMMARY),)
     else:
         finished = [run for run in runs if run.exit_code is not None]
         unfinished = f", {len(runs) - len(finished)} of them did not end" if len(finished) < len(runs) else ""
@@ -101,7 +101,7 @@ def profiles_document(profiles: ProfileList) -> doc.Document:
 def profile_document(profile: Profile) -> doc.Document:
     """Return a profile: how it recognises a machine, its links and references, and the source of every number."""
     marks = {name: f"[{place}]" for place, name in enumerate(profile.sources, 1)}
-    body: list[doc.Block] = [
+    body: list[doc.DocumentBlock] = [
         doc.Paragraph(f"{profile.name}: {profile.title}"),
         doc.Section("Recognised by", (doc.Bullets(tuple(_signature(profile.match))),)),
     ]
@@ -210,7 +210,7 @@ def plan_document(plan: listing.PlanReport) -> doc.Document:
     return doc.Document(body=tuple(_plan(plan)))
 
 
-def _plan(plan: listing.PlanReport) -> Iterator[doc.Block]:
+def _plan(plan: listing.PlanReport) -> Iterator[doc.DocumentBlock]:
     tasks = listing.PlannedTasks.of(plan.tasks)
     kinds = tasks.kinds
     names = {id(kind): kind.name for kind in tasks.distinct}

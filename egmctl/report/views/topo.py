@@ -65,11 +65,11 @@ def matrix_document(topology: Topology) -> doc.Document:
     whole = topo_document(topology)
     matrix = gpu_matrix(topology, [*topology.gpus, *topology.nics])
     matrix = replace(matrix, caption="", after=nic_names(topology))
-    body: tuple[doc.Block, ...] = (matrix, routes_matrix(topology), *_legend(topology))
+    body: tuple[doc.DocumentBlock, ...] = (matrix, routes_matrix(topology), *_legend(topology))
     return whole if topology.missing is not None else replace(whole, body=body)
 
 
-def _body(topology: Topology) -> Iterator[doc.Block]:
+def _body(topology: Topology) -> Iterator[doc.DocumentBlock]:
     lacking = topology.missing
     if lacking is not None:
         sentence = lacking.sentence.removesuffix(".")
@@ -231,7 +231,7 @@ def _drawn(topology: Topology, width: int) -> Iterator[doc.Words]:
     return node_text(topology, width, faults(topology, topology.answer.causes))
 
 
-def _p2p(topology: Topology) -> Iterator[doc.Block]:
+def _p2p(topology: Topology) -> Iterator[doc.DocumentBlock]:
     """Yield a section with the P2P values that all pairs share, and a matrix, as in nvidia-smi, for the others."""
     alike = grouped(
         (matrix.source, f"{name} {matrix.value}")

@@ -52,7 +52,7 @@ def watch_document(
         after=(*_above(sample.gpus), *_unknown(sample.gpus)),
     )
     minute = (_minute(sample, earlier, each, interval_s),) if len(earlier) > 1 else ()
-    body: tuple[doc.Block, ...] = (answer, table, *minute, doc.Paragraph(_NOTE, Tone.DIM))
+    body: tuple[doc.DocumentBlock, ...] = (answer, table, *minute, doc.Paragraph(_NOTE, Tone.DIM))
     return doc.Document(body=body)
 
 
