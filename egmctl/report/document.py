@@ -137,7 +137,7 @@ class Parts(_Leveled):
 
 
 @dataclass(frozen=True, slots=True)
-class Command(_Leveled):
+class ShellCommand(_Leveled):
     """A shell command, which renderers never wrap, so that it can be pasted."""
 
     text: str
@@ -377,7 +377,7 @@ DocumentBlock = (
     | Bullets
     | KeyValues
     | Parts
-    | Command
+    | ShellCommand
     | Entry
     | Matrix
     | Bars

@@ -18,7 +18,6 @@ from egmctl.report.document import (
     Bullets,
     Cell,
     Chart,
-    Command,
     Diagram,
     Document,
     DocumentBlock,
@@ -31,6 +30,7 @@ from egmctl.report.document import (
     Point,
     Section,
     Series,
+    ShellCommand,
     Span,
     Tone,
     Verdict,
@@ -90,7 +90,7 @@ SIMPLE: st.SearchStrategy[DocumentBlock] = st.one_of(
     st.builds(Paragraph, words=WORDS, tone=TONE, level=LEVEL),
     st.builds(Bullets, items=st.lists(WORDS, min_size=1, max_size=3).map(tuple), level=LEVEL),
     st.builds(KeyValues, rows=st.lists(st.tuples(WORD, WORDS), min_size=1, max_size=3).map(tuple), level=LEVEL),
-    st.builds(Command, text=SENTENCE, name=st.sampled_from(["look", "run"]), level=LEVEL),
+    st.builds(ShellCommand, text=SENTENCE, name=st.sampled_from(["look", "run"]), level=LEVEL),
     tables(),
     matrices(),
 )
@@ -122,7 +122,7 @@ def words_of(shown: str) -> list[str]:
 def test_text_keeps_within_its_width_and_is_harmless(document: Document, width: int) -> None:
     shown = text(document, width=width, level=Level.VERBOSE).plain
     # Tables and matrices have at least one column, commands are never broken: all others are.
-    whole = any(isinstance(one, (Matrix, Command)) for one in _all(document.body))
+    whole = any(isinstance(one, (Matrix, ShellCommand)) for one in _all(document.body))
     for line in shown.split("\n"):
         assert line.isprintable()
         assert line == line.rstrip()

@@ -288,7 +288,7 @@ def _block(block: doc.DocumentBlock) -> Child:
             return element("dl", (element("div", row) for row in rows), class_="facts")
         case doc.Parts():
             return _parts(block)
-        case doc.Command():
+        case doc.ShellCommand():
             name = element("span", f"{block.name} $ ", class_="command")
             return element("pre", name, element("code", list(_unbroken(block.text))))
         case doc.Entry():
@@ -335,7 +335,7 @@ def _entry(block: doc.Entry, heading: str = "h3") -> Element:
     steps: list[Child] = []
     more: list[Child] = []
     for part in block.body:
-        if isinstance(part, doc.Command):
+        if isinstance(part, doc.ShellCommand):
             steps.append(_block(part))
         elif isinstance(part, doc.KeyValues):
             steps[:0] = [element("p", words_html(value)) for name, value in part.rows if name == _FIX]

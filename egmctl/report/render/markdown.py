@@ -126,7 +126,7 @@ def _block(block: doc.DocumentBlock, depth: int) -> str:
             return "".join(f"- {escaped(name)}: {_words(value)}\n" for name, value in block.rows)
         case doc.Parts():
             return _block(block.key_values, depth)
-        case doc.Command():
+        case doc.ShellCommand():
             return f"- {escaped(block.name)}:\n\n{code_block(block.text, language='sh')}"
         case doc.Entry():
             check = f" {code(block.id)}" if block.id else ""

@@ -87,7 +87,7 @@ class _Page:
         """
         if close:
             names = [name for block in blocks if isinstance(block, doc.KeyValues) for name, _ in block.rows]
-            names += [block.name for block in blocks if isinstance(block, doc.Command)]
+            names += [block.name for block in blocks if isinstance(block, doc.ShellCommand)]
             self._names = max(map(len, names), default=0)
         for place, run in enumerate(_runs(blocks)):
             if place and not close:
@@ -137,7 +137,7 @@ class _Page:
                 self._key_values(block, indent, label)
             case doc.Parts():
                 self._key_values(block.key_values, indent, label)
-            case doc.Command():
+            case doc.ShellCommand():
                 head = " " * indent + block.name.ljust(max(self._names, label))
                 self.text.append(f"{head}  ", STYLES[Tone.DIM]).append(f"$ {printable(block.text)}\n", _HEADING)
             case doc.Entry():

@@ -181,13 +181,13 @@ def _cause(report: FleetReport, line: GroupLine, nodes: str, number: int) -> doc
     key = "" if line.check else line.key
     rows = [("cause", line.cause)]
     rows += [("on", f"{nodes} ({number} nodes)")] if names != nodes else []
-    commands: tuple[doc.Command, ...] = ()
+    commands: tuple[doc.ShellCommand, ...] = ()
     if line.remedy is not None:
         rows.append(("fix", line.remedy.words))
         commands = commands_of(line.remedy)
     elif line.status in _REACHES and report.folder:
         command = f"egmctl fleet {report.asked.command} --resume {shlex.quote(report.folder)}"
-        commands = (doc.Command(command, "look"),)
+        commands = (doc.ShellCommand(command, "look"),)
     explains = doc.KeyValues((("explains", ", ".join(line.explains)),) * bool(line.explains), level=Level.VERBOSE)
     body: tuple[doc.DocumentBlock, ...] = (doc.KeyValues(tuple((n, v) for n, v in rows if v)), *commands, explains)
     title = ": ".join(filter(None, (where, key, line.value)))
