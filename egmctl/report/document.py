@@ -297,7 +297,7 @@ class Bars(_Leveled):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class CurvePoint:
     """One point of a curve, with the range of the samples whose median it is."""
 
     x: float
@@ -316,7 +316,7 @@ class Chart(_Leveled):
     x: str
     """The title of the x axis, with its unit."""
     y: str
-    curves: tuple[tuple[str, tuple[Point, ...]], ...]
+    curves: tuple[tuple[str, tuple[CurvePoint, ...]], ...]
     """The curves, each with its name."""
     sizes: bool = False
     """Whether ``x`` is a size in bytes, drawn on a logarithmic scale."""

@@ -18,6 +18,7 @@ from egmctl.report.document import (
     Bullets,
     Cell,
     Chart,
+    CurvePoint,
     Diagram,
     Document,
     DocumentBlock,
@@ -27,7 +28,6 @@ from egmctl.report.document import (
     Level,
     Matrix,
     Paragraph,
-    Point,
     Section,
     Series,
     ShellCommand,
@@ -194,7 +194,7 @@ def test_a_matrix_is_split_into_blocks_of_columns_where_the_terminal_is_narrow()
 
 def test_a_picture_and_curves_are_on_the_page_only() -> None:
     drawing = partial(element, "svg", element("text", "GPU<0>", x=1, y=2), width=100, height=50)
-    curve = ("GPU0", (Point(x=1, y=2, low=1, high=3), Point(x=4, y=5, low=4, high=6)))
+    curve = ("GPU0", (CurvePoint(x=1, y=2, low=1, high=3), CurvePoint(x=4, y=5, low=4, high=6)))
     body: tuple[DocumentBlock, ...] = (Diagram(drawing), Chart(caption="c", x="size", y="ns", curves=(curve,)))
     document = Document(command="x", subject="y", body=body)
     assert text(document).plain == ""

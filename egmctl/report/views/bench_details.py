@@ -19,7 +19,7 @@ from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport
 from egmctl.model.route import HOST_NAMES, MemoryKind, PublishedRate, UcxStaging
 from egmctl.model.task import UCX_ENGINES, Axis, Engine, Quantity
 from egmctl.report import document as doc
-from egmctl.report.document import EMPTY, Better, Body, Cell, Chart, Matrix, Point, grid
+from egmctl.report.document import EMPTY, Better, Body, Cell, Chart, CurvePoint, Matrix, grid
 from egmctl.report.views.bench_classes import plain_name
 from egmctl.report.views.bench_matrix import Frame, matrices, tone_of
 from egmctl.units import MIB, format_size, grouped, printable, several, shortened
@@ -321,7 +321,7 @@ def overlay(report: RunReport, axis: Axis) -> Iterator[Chart]:
 
 def share_of_links(report: RunReport, axis: Axis) -> Iterator[Chart]:
     """Yield the chart of all curves that have one ceiling, as shares of it, on a linear scale."""
-    shares: list[tuple[str, tuple[Point, ...]]] = []
+    shares: list[tuple[str, tuple[CurvePoint, ...]]] = []
     for name, curve in _curves(axis, _on_axis(report, axis)).items():
         chart = _shares(_chart(axis, name, {name: curve}))
         shares += chart.curves if chart.y == _OF_LINK else ()
@@ -340,7 +340,7 @@ def _shares(chart: Chart) -> Chart:
         return chart
     part = 100 / chart.limits[0][1]
     curves = (
-        (name, tuple(Point(x=p.x, y=part * p.y, low=part * p.low, high=part * p.high) for p in points))
+        (name, tuple(CurvePoint(x=p.x, y=part * p.y, low=part * p.low, high=part * p.high) for p in points))
         for name, points in chart.curves
     )
     return replace(chart, curves=tuple(curves), limits=(("100 %", 100.0),), y=_OF_LINK, steep=False)
@@ -440,7 +440,7 @@ def _median_cell(paths: Sequence[Measurement], frame: Frame) -> Cell:
     return frame.number(paths[0], median(_values(paths)), digits=digits, compared=False, own=len(paths) == 1)
 
 
-def _points(look: Look, curve: _Curve) -> Iterator[Point]:
+def _points(look: Look, curve: _Curve) -> Iterator[CurvePoint]:
     """Yield the points of a curve, with the range of the samples of one path, or of the medians of several paths."""
     for place, paths in sorted(curve.items(), key=lambda item: item[0]):
         values = _values(paths)
@@ -449,7 +449,7 @@ def _points(look: Look, curve: _Curve) -> Iterator[Point]:
         summary = paths[0].headline if len(paths) == 1 else None
         low, high = (summary.min, summary.max) if summary is not None else (min(values), max(values))
         x = look.drawn_at(paths[0]) if look.drawn_at else place
-        yield Point(x=x, y=median(values), low=low, high=high)
+        yield CurvePoint(x=x, y=median(values), low=low, high=high)
 
 
 def _values(measurements: Sequence[Measurement]) -> list[float]:
