@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element, tostring
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words
 from egmctl.report.render import figures, page
-from egmctl.report.render.page import Child, arrows, element
+from egmctl.report.render.page import HtmlContent, arrows, element
 from egmctl.report.render.tables import matrix_html
 from egmctl.report.render.words import LOOKS, class_of, span_html, words_html
 
@@ -142,7 +142,7 @@ def _is_wide(picture: doc.Diagram) -> bool:
     return float(picture.draw().get("width", "0").rstrip("%")) > _HALF_PAGE
 
 
-def _squares(marks: Sequence[Tone]) -> Child:
+def _squares(marks: Sequence[Tone]) -> HtmlContent:
     """Return a square for each of what is in a section, with a sign where it is no pass."""
     if not marks:
         return None
@@ -175,7 +175,7 @@ def _id(title: str, names: dict[str, int]) -> str:
     return name if names[name] == 1 else f"{name}-{names[name]}"
 
 
-def _blocks(blocks: Sequence[doc.DocumentBlock]) -> Iterator[Child]:
+def _blocks(blocks: Sequence[doc.DocumentBlock]) -> Iterator[HtmlContent]:
     """Yield the elements of blocks. Consecutive matrices and charts share a grid and a key to the shades."""
     for figure, run in groupby(blocks, lambda block: isinstance(block, (doc.Matrix, doc.Chart))):
         if figure:
@@ -197,17 +197,17 @@ def _lines(entries: Sequence[doc.Entry], heading: str) -> Element:
     return element("article", [_entry_head(each, heading) for each in entries], class_=f"finding lines {look}-edge")
 
 
-def _figures(blocks: Sequence[doc.Matrix | doc.Chart]) -> Iterator[Child]:
+def _figures(blocks: Sequence[doc.Matrix | doc.Chart]) -> Iterator[HtmlContent]:
     drawn = [matrix_html(block) if isinstance(block, doc.Matrix) else _chart(block) for block in blocks]
     yield element("div", drawn, class_="grids")
     if any(isinstance(block, doc.Matrix) and block.better is not None and block.keyed for block in blocks):
         yield element("p", _SHADES, class_="key")
 
 
-def _bars(block: doc.Bars, *, titled: bool = True) -> Child:
+def _bars(block: doc.Bars, *, titled: bool = True) -> HtmlContent:
     """Return bars as lists, one for each heading. Only a narrow page and the main questions repeat what numbers are."""
     rows = any(bar.case for bar in block.bars)
-    lists: list[Child] = []
+    lists: list[HtmlContent] = []
     for heading, bars in block.groups:
         lists.append(element("h4" if titled else "h3", arrows(heading)) if heading else None)
         lists.append(element("ul", map(_bar, bars), class_="rates rows" if rows else "rates"))
@@ -273,7 +273,7 @@ def _chart(chart: doc.Chart) -> Element:
 _RING = "Each line is the median of its paths; its ring is at half of its best. Dashes are rates of links or memory."
 
 
-def _block(block: doc.DocumentBlock) -> Child:
+def _block(block: doc.DocumentBlock) -> HtmlContent:
     match block:
         case doc.Verdict():
             return _verdict(block)
@@ -313,7 +313,7 @@ def _block(block: doc.DocumentBlock) -> Child:
             return [element("h3", block.title, id=block.anchor or None), list(_blocks(doc.body_of(block)))]
 
 
-def _unbroken(command: str) -> Iterator[Child]:
+def _unbroken(command: str) -> Iterator[HtmlContent]:
     """Yield the words of a command, its options as elements: browsers break lines after a hyphen."""
     for place, word in enumerate(command.split(" ")):
         yield " " if place else ""
@@ -331,9 +331,9 @@ def _verdict(block: doc.Verdict) -> Element:
 def _entry(block: doc.Entry, heading: str = "h3") -> Element:
     """Return a cause: what it is on the left, what to do on the right, and folded below it what only ``-v`` shows."""
     look, head = LOOKS.get(block.tone, "plain"), _entry_head(block, heading)
-    why: list[Child] = []
-    steps: list[Child] = []
-    more: list[Child] = []
+    why: list[HtmlContent] = []
+    steps: list[HtmlContent] = []
+    more: list[HtmlContent] = []
     for part in block.body:
         if isinstance(part, doc.ShellCommand):
             steps.append(_block(part))
@@ -384,7 +384,7 @@ def _folded_reasons(rows: Sequence[tuple[str, Words]]) -> Iterator[Element]:
     """Yield the rows of a cause folded below their label; rows with names of their own below one."""
     names = {name for name, _ in rows}
     if rows and len(names) == 1:
-        shown: list[Child] = [element("p", words_html(value)) for _, value in rows]
+        shown: list[HtmlContent] = [element("p", words_html(value)) for _, value in rows]
         yield element("details", element("summary", _REASONS.get(rows[0][0], rows[0][0])), element("div", shown))
     elif rows:
         items = ((element("dt", arrows(name)), element("dd", words_html(value))) for name, value in rows)
