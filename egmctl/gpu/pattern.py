@@ -64,7 +64,7 @@ class Difference(NamedTuple):
     """The word at that offset, read again. It equals ``expected`` if only the check's own read was wrong."""
 
 
-Check = Callable[[], Difference | None]
+PatternCheck = Callable[[], Difference | None]
 """A function that waits for a queued check and returns the difference; ``None`` if all words are correct."""
 
 
@@ -93,7 +93,7 @@ class Pattern:
         vectors = region.size_bytes // VECTOR_BYTES
         self._launch("fill_pattern", stream, region.address, vectors, region.own_seed, 1, 1)
 
-    def check(self, stream: Stream, region: Region) -> Check:
+    def check(self, stream: Stream, region: Region) -> PatternCheck:
         """Queue a kernel that compares the region with its pattern, and return the check."""
         result = self._results.take(stream)
         result.clear()

@@ -25,7 +25,7 @@ from egmctl.dataclass import dataclass
 from egmctl.gpu.chase import Result
 from egmctl.gpu.context import ms_since
 from egmctl.gpu.memory import Memory
-from egmctl.gpu.pattern import Check, Difference, Region, difference_by_cpu, poison
+from egmctl.gpu.pattern import Difference, PatternCheck, Region, difference_by_cpu, poison
 from egmctl.gpu.timing import FlowParts, Gate, GatedWork, Stream
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import BufferCost, Measurement, Mismatch, Phase, Placement, Sample, Settings, Verification
@@ -85,7 +85,7 @@ class OwnBuffer:
         """Queue a memset of a destination to a value that no flow moves."""
         poison(self.stream, self.region(part))
 
-    def check(self, part: Window) -> Check:
+    def check(self, part: Window) -> PatternCheck:
         """Queue a comparison of a window with its pattern: by the GPU, and of host memory once by the CPU too."""
         region = self.region(part)
         by_gpu = self.worker.pattern.check(self.stream, region)
@@ -183,7 +183,7 @@ def poison_destination(flow: FlowPart, part: Window) -> None:
         flow.destination.poison(part)
 
 
-def compare_destination(flow: FlowPart, part: Window, passes: int) -> Check | None:  # noqa: ARG001
+def compare_destination(flow: FlowPart, part: Window, passes: int) -> PatternCheck | None:  # noqa: ARG001
     """Queue a comparison of every byte of the destination with the pattern."""
     return flow.destination.check(part) if flow.destination is not None else None
 
@@ -196,7 +196,7 @@ class Transfer:
     """Returns the work of one flow in a number of passes over a window."""
     prepare: Callable[[FlowPart, Window], None] = poison_destination
     """Queues, before each sample, work that clears the memory of its result."""
-    check: Callable[[FlowPart, Window, int], Check | None] = compare_destination
+    check: Callable[[FlowPart, Window, int], PatternCheck | None] = compare_destination
     """Queues the check of a number of passes; returns ``None`` if this process has nothing to verify."""
     verification: Verification = Verification.GPU_EVERY_SAMPLE
 
@@ -323,7 +323,7 @@ class TransferPart:
         """The streams of the flows that this process issues, by flow index."""
         self._flows: list[FlowPart] = []
         self._opened = OpenBuffers()
-        self._checks: list[tuple[int, Check]] = []
+        self._checks: list[tuple[int, PatternCheck]] = []
         """The queued checks, each with its flow's index."""
         self._samples: list[Sample] = []
         self._mismatch: Mismatch | None = None
