@@ -80,7 +80,7 @@ def poison(stream: Stream, region: Region) -> None:
         stream.fill(region.address, region.size_bytes, POISON)
 
 
-class Pattern:
+class PatternKernels:
     """The kernels, by bus id, that fill and check memory on each GPU."""
 
     def __init__(self, kernels: dict[str, Kernels], results: Results) -> None:

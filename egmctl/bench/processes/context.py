@@ -34,7 +34,7 @@ from egmctl.gpu.memory import (
     SystemMemory,
     location,
 )
-from egmctl.gpu.pattern import Pattern
+from egmctl.gpu.pattern import PatternKernels
 from egmctl.gpu.program import Kernels, NoKernels
 from egmctl.gpu.telemetry import Telemetry
 from egmctl.gpu.timing import Gate, Stream
@@ -135,7 +135,7 @@ class WorkerContext:
         if gated:
             self.gate = Gate(words, self.kernels)
         self.results = self._undo.keep(Results(self._contexts))
-        self.pattern = Pattern(self.kernels, self.results)
+        self.pattern = PatternKernels(self.kernels, self.results)
 
     def one_more(self, bus_id: str) -> Context:
         """Return the context of a GPU outside of the run, created on first use."""
