@@ -70,7 +70,7 @@ class Progress:
     stopping: bool = False
 
 
-Document = dict[str, Any]
+JsonDocument = dict[str, Any]
 """The JSON data of a node's document."""
 
 
@@ -79,7 +79,7 @@ def run(
     nodes: Sequence[str],
     launch: Launch,
     folder: Folder,
-    taken: Callable[[NodeResult, Document | None], NodeResult],
+    taken: Callable[[NodeResult, JsonDocument | None], NodeResult],
     on_tick: Callable[[Progress], None],
 ) -> tuple[tuple[NodeResult, ...], EgmctlError | None]:
     """Run the command on nodes, and return their answers; after an interruption, only those of nodes that started.
@@ -129,7 +129,7 @@ class _Fleet:
     asked: NodeCommand
     launch: Launch
     folder: Folder
-    taken: Callable[[NodeResult, Document | None], NodeResult]
+    taken: Callable[[NodeResult, JsonDocument | None], NodeResult]
     on_tick: Callable[[Progress], None]
     interruptions: list[int]
     progress: Progress
