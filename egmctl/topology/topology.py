@@ -17,7 +17,7 @@ from egmctl.model.record import BusId, Shown
 from egmctl.topology.access import Block, obstacle
 from egmctl.topology.links import Link, P2pMatrix, device_link, matrices
 from egmctl.topology.notes import Missing, Note, missing, notes
-from egmctl.topology.platform import C2c, Egm, PlatformVerdict, c2c, egm, own_node, platform
+from egmctl.topology.platform import C2c, EgmCapability, PlatformVerdict, c2c, egm, own_node, platform
 from egmctl.topology.routes import HostRoute, route
 
 SECTIONS = ("host", "gpus", "pairs", "switches", "nics", "driver", "process")
@@ -35,7 +35,7 @@ class GpuState:
     own_node: int | None
     """The NUMA node of the GPU's own memory."""
     c2c: C2c
-    egm: Egm
+    egm: EgmCapability
     blocked_by: Block | None
     """The obstacle to using the GPU from this process; null if there is none."""
     blocked_reason: str
