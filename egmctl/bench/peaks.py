@@ -107,9 +107,9 @@ class Uses:
         kinds: Sequence[Task],
         flows: Sequence[tuple[Flow, ...]],
         steps: Iterable[Sequence[int]],
-        ends: Ends | None = None,
+        ends: EndNumbers | None = None,
     ) -> None:
-        self._ends = ends or Ends()
+        self._ends = ends or EndNumbers()
         self._spans: dict[int, tuple[Task, _Spans]] = {}
         self._sorted: tuple[NodeOf, _ByPlace] | None = None
         self._add(kinds, flows, steps, None)
@@ -277,7 +277,7 @@ _Use = tuple[int, int, int, int, int]
 _ByPlace = Sequence[tuple[Place, Sequence[_Use]]]
 
 
-class Ends:
+class EndNumbers:
     """Numbers of ends: equal ends have the same one."""
 
     def __init__(self) -> None:

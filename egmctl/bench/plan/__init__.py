@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 
-from egmctl.bench.peaks import Ends, Peak, Uses
+from egmctl.bench.peaks import EndNumbers, Peak, Uses
 from egmctl.dataclass import dataclass
 from egmctl.model.gpu import Gpu
 from egmctl.model.listing import PlannedTasks, PlanStep
@@ -39,7 +39,7 @@ class Plan:
 
     nccl: NcclPlan | None = None
     """What NCCL measures after the steps; ``None`` without the suite ``nccl``."""
-    ends: Ends = field(default_factory=Ends, repr=False, compare=False)
+    ends: EndNumbers = field(default_factory=EndNumbers, repr=False, compare=False)
     """The numbers of the ends of flows, which plans of several sizes share."""
 
     @property

@@ -12,7 +12,7 @@ from functools import cache
 
 from egmctl.bench.case import Case
 from egmctl.bench.engine import ENGINES
-from egmctl.bench.peaks import Ends
+from egmctl.bench.peaks import EndNumbers
 from egmctl.bench.plan.flows import Location, endpoint, gpu_use
 from egmctl.bench.plan.paths import Path, gpu_waiver, remembered_paths
 from egmctl.bench.plan.schedule import steps_of_size
@@ -45,7 +45,7 @@ class Known:
         self.candidates: dict[Hashable, list[tuple[Candidate, Hashable]]] = {}
         self.flows: dict[Hashable, tuple[Flow, Path]] = {}
         self.between = remembered_paths()
-        self.ends = Ends()
+        self.ends = EndNumbers()
         # Then no copies are staged, and those of the copy engine take the paths of kernels.
         self.all_have_access = all(pair.can_access_peer is not False for pair in machine.pairs or ())
         self._allow_busy = allow_busy
