@@ -20,7 +20,7 @@ from egmctl.bench.buffers import (
     span_bytes,
     window,
 )
-from egmctl.bench.peaks import Peak, Place, peaks, places
+from egmctl.bench.peaks import MemoryPlace, Peak, peaks, places
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import select_cases
@@ -136,10 +136,10 @@ def test_the_peak_of_a_place_is_the_most_that_its_assigned_buffers_hold_at_once(
     steps = [[plan.tasks[number] for number in step.tasks] for step in plan.steps]
     lifetimes = Lifetimes(map(buffers_of, steps))
     held: set[Buffer] = set()
-    most: Counter[Place] = Counter()
+    most: Counter[MemoryPlace] = Counter()
     for buffers in map(buffers_of, steps):
         held |= {*buffers}
-        now: Counter[Place] = Counter()
+        now: Counter[MemoryPlace] = Counter()
         for buffer in held:
             now.update(dict.fromkeys(places(buffer.end, None), buffer.size_bytes))
         most |= now
