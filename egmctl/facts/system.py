@@ -29,7 +29,7 @@ _KINDS = {"c": "character", "b": "block", "d": "directory", "-": "file", "p": "f
 """The kinds of files by the first letter that ls(1) prints."""
 
 
-Place = Root | OtherRoot
+AnyRoot = Root | OtherRoot
 """A root directory with device nodes: of this node, of a copied tree, or of another process."""
 
 
@@ -48,7 +48,7 @@ class DeviceNodes:
     ``imex_channels``."""
 
 
-def read_all(root: Place, minors: Iterable[int]) -> DeviceNodes:
+def read_all(root: AnyRoot, minors: Iterable[int]) -> DeviceNodes:
     """Read the driver's device nodes.
 
     Parameters
@@ -72,7 +72,7 @@ def read_all(root: Place, minors: Iterable[int]) -> DeviceNodes:
     )
 
 
-def read(root: Place, path: str) -> DeviceNode:
+def read(root: AnyRoot, path: str) -> DeviceNode:
     """Read the status of a device node and this process' access to it."""
     reasons = Reasons()
     access = reasons.read("access", lambda: root.access(path))
@@ -103,7 +103,7 @@ def read(root: Place, path: str) -> DeviceNode:
     )
 
 
-def _listed(root: Place, folder: str, pattern: str) -> tuple[DeviceNode, ...]:
+def _listed(root: AnyRoot, folder: str, pattern: str) -> tuple[DeviceNode, ...]:
     """Read the nodes in a folder whose names match a pattern, in the order of their numbers."""
     names = [name for name in root.names_if_any(folder) if re.fullmatch(pattern, name)]
     return tuple(read(root, f"{folder}/{name}") for name in sorted(names, key=natural))
