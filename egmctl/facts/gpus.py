@@ -355,7 +355,7 @@ _CUDA_PAIR = ("can_access_peer", "cuda_attributes", "atomics")
 """The fields of a pair that each library fills."""
 
 
-def _pair(source: Gpu, target: Gpu, libraries: Iterable[tuple[LibraryFacts, Pairs, tuple[str, ...]]]) -> GpuPair:
+def _pair(source: Gpu, target: Gpu, libraries: Iterable[tuple[LibraryFacts, GpuPairs, tuple[str, ...]]]) -> GpuPair:
     reasons = Reasons()
     values: dict[str, Any] = {}
     for library, pairs, names in libraries:
@@ -454,7 +454,7 @@ class CudaFacts(LibraryFacts):
 
 F = TypeVar("F", NvmlFacts, CudaFacts)
 R = TypeVar("R", Driver, GpuNvml, GpuPair)
-Pairs = Mapping[tuple[str, str], GpuPair]
+GpuPairs = Mapping[tuple[str, str], GpuPair]
 
 
 def library_facts(kind: type[F], outcome: JsonValue | ChildFailed) -> F:
