@@ -19,7 +19,7 @@ from egmctl.cli.output import is_terminal, say
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from egmctl.journal.events import Event, Recorder
+    from egmctl.journal.events import JournalEvent, Recorder
     from egmctl.model.machine import Machine
     from egmctl.model.measurement import Measurement
     from egmctl.model.probes import Probe
@@ -51,7 +51,7 @@ class Shown:
         """Return a recorder that forwards events to ``recorder`` and collects the measurements."""
         from egmctl.journal.events import TaskOutcome
 
-        def record(event: Event) -> None:
+        def record(event: JournalEvent) -> None:
             recorder(event)
             if isinstance(event, TaskOutcome):
                 self.measured[event.number] = event.measurement

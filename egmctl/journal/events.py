@@ -156,8 +156,8 @@ class NcclOutcome:
     nccl: NcclRun
 
 
-Event = Begin | StepBegun | TaskOutcome | Logged | Note | Problem | NcclOutcome
-Recorder = Callable[[Event], None]
+JournalEvent = Begin | StepBegun | TaskOutcome | Logged | Note | Problem | NcclOutcome
+Recorder = Callable[[JournalEvent], None]
 """A function that is called with the events of a run in order, :class:`Begin` first."""
 
 RECORDS: Mapping[str, type[StepBegun | TaskOutcome | Logged | Note | Problem | NcclOutcome]] = {
@@ -171,7 +171,7 @@ RECORDS: Mapping[str, type[StepBegun | TaskOutcome | Logged | Note | Problem | N
 """The record that the other keys of a line form, by the line's ``event``."""
 
 
-def forget(_event: Event) -> None:
+def forget(_event: JournalEvent) -> None:
     """Discard an event: the recorder of a run without a journal."""
 
 
@@ -222,7 +222,7 @@ class Journal:
         self._lines = 1
         self._size = STATE_BYTES
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: JournalEvent) -> None:
         """Write an event. For the begin of a step and for kernel messages, return when all events are on disk."""
         if isinstance(event, Begin):
             self._begin(event)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from egmctl.cli.progress import Lines, probing, table_text
-from egmctl.journal.events import Event, TaskOutcome, forget
+from egmctl.journal.events import JournalEvent, TaskOutcome, forget
 from egmctl.model.probes import Probe, ProbeKind, ProbeOutcome
 from tests.doctor.machines import shipped
 from tests.report.runs import run
@@ -72,7 +72,7 @@ def test_the_table_of_a_terminal_fills_with_what_is_measured(monkeypatch: pytest
 
 
 def test_the_journal_is_told_as_before() -> None:
-    kept: list[Event] = []
+    kept: list[JournalEvent] = []
     outcome = TaskOutcome(number=3, measurement=RUN.measurements[0])
     Lines().recorder(kept.append)(outcome)
     assert kept == [outcome]
