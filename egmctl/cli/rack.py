@@ -29,7 +29,7 @@ from egmctl.fleet.session import folded, report_of
 from egmctl.model.answer import State
 from egmctl.model.bringup import Bringup
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.fleet import Fabric, NodeCommand, NodeResult, Reach
+from egmctl.model.fleet import FabricRun, NodeCommand, NodeResult, Reach
 from egmctl.model.measurement import RunReport
 from egmctl.model.record import Command
 from egmctl.mpi.world import RanksMissing, World
@@ -94,7 +94,7 @@ def bring_up(world: World, node: Callable[[], Bringup], options: BringupOptions,
         # The other ranks wait for rank 0, which aborts the job when the answer is written.
         world.broken = True
         reason = "no answer from " + ", ".join(f"rank {rank} on {hosts[rank]}" for rank in error.ranks)
-        fabric = Fabric(reason="interrupted" if interrupted else reason)
+        fabric = FabricRun(reason="interrupted" if interrupted else reason)
     if world.rank:
         return ExitCode.OK
     reach, state = (Reach.INTERRUPTED, State.INTERRUPTED) if interrupted else (Reach.TIMED_OUT, State.BROKE)
@@ -137,7 +137,7 @@ def _asked(nodes: tuple[str, ...], options: BringupOptions) -> NodeCommand:
 # --- the fabric ------------------------------------------------------------------------------------------------------
 
 
-def _fabric(world: World, options: BringupOptions, outputs: Outputs) -> Fabric:
+def _fabric(world: World, options: BringupOptions, outputs: Outputs) -> FabricRun:
     """Measure between all ranks; return the outcome on rank 0."""
     bench = Bench(suites=(FABRIC,), cases=CASES, gpus=options.gpus)
     sample = max(1, min(SAMPLE, SAMPLED // world.size)) if world.size > SAMPLE + 1 else None
@@ -149,8 +149,8 @@ def _fabric(world: World, options: BringupOptions, outputs: Outputs) -> Fabric:
         with show_progress(outputs.options.quiet) as shown:
             run = measure_job(world, child, facts, asked, shown, on_plan=_say_plan)
     except (NothingToDo, UsageError) as error:
-        return Fabric(reason=str(error))
-    return Fabric() if run is None else _judged(bench, run)
+        return FabricRun(reason=str(error))
+    return FabricRun() if run is None else _judged(bench, run)
 
 
 def _say_plan(plan: Plan) -> None:
@@ -160,10 +160,10 @@ def _say_plan(plan: Plan) -> None:
     say(f"fabric: {len(pairs)} of {every} of {count} GPUs, about {plan_seconds(plan):.0f} s")
 
 
-def _judged(bench: Bench, run: RunReport) -> Fabric:
+def _judged(bench: Bench, run: RunReport) -> FabricRun:
     """Judge a run by the profile of rank 0's node, and find its causes."""
     # The answer names its nodes, so the names of the ranks' nodes are no secret.
     report = replace(redact_run(run, None), ranks=run.ranks)
     report = bench.explain(judge_run(report, report.machines[0]))
     # All of the rack is asked about: a link without a reference is a gap.
-    return Fabric(run=replace(answered_for_node(report), machines=()))
+    return FabricRun(run=replace(answered_for_node(report), machines=()))

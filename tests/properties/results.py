@@ -18,7 +18,7 @@ from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.explanation import CauseState, Explanation, Explanations, Failure, KnownCause, Library
 from egmctl.model.finding import Status as Found
 from egmctl.model.finding import Waiver, WaiverKind
-from egmctl.model.fleet import Fabric, FleetReport, Launcher, NodeCommand, NodeResult, Reach
+from egmctl.model.fleet import FabricRun, FleetReport, Launcher, NodeCommand, NodeResult, Reach
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import (
     GpuEvidence,
@@ -230,7 +230,7 @@ def random_fleet(dice: random.Random) -> FleetReport:
     fabric = None
     if command is Command.BRINGUP and dice.random() < 0.4:
         measured = dice.random() < 0.7
-        fabric = Fabric(run=random_run(dice, whole_node=True)) if measured else Fabric(reason="no MPI here")
+        fabric = FabricRun(run=random_run(dice, whole_node=True)) if measured else FabricRun(reason="no MPI here")
     report = session.report_of(asked, nodes, "2026-11-20T22:00:00Z", None if fabric else Launcher.SSH)
     report = replace(report, fabric=fabric)
     return session.folded(report, lambda node: loaded[node.node], lambda _sentence: None)
