@@ -27,7 +27,7 @@ from egmctl.bench.nccl.plan import (
     room_of,
     waivers_of,
 )
-from egmctl.bench.nccl.rounds import TORCH, Gathering, Round, failure_of, next_round
+from egmctl.bench.nccl.rounds import TORCH, RankReports, Round, failure_of, next_round
 from egmctl.bench.nccl.run import (
     end,
     environment_of,
@@ -132,7 +132,7 @@ def measure_job(
             nccl = put_together(plan, without_folder(plan), {}, {})
         elif blind := _without_shared_folder(world, Path(parts[0].folder)):
             failures = [failure_of(plan, rank, Ending.NO_FOLDER, _NOT_SHARED) for rank in blind]
-            nccl = put_together(plan, Gathering(plan, failures=failures), {}, {})
+            nccl = put_together(plan, RankReports(plan, failures=failures), {}, {})
         else:
             nccl = _measure(world, plan, own, (folder, Path(parts[0].folder)), request)
     if world.rank:
@@ -200,7 +200,7 @@ def _measure(world: World, plan: NcclPlan, own: Part, folders: tuple[Path, Path]
     changes = environment_of(plan, own.gpu.uuid or "")
     log = log_file(folders[0], world.rank)
     arguments = rank_arguments(plan, world.rank, 0, folders[1], timeout_s)
-    gathering = Gathering(plan)
+    gathering = RankReports(plan)
     logs: dict[int, str] = {}
     is_interrupted = False
     with contextlib.ExitStack() as ended:

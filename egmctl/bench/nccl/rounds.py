@@ -117,7 +117,7 @@ def failure_of(plan: NcclPlan, rank: int | None, how: Ending, reason: str) -> Ra
 
 
 @dataclass
-class Gathering:
+class RankReports:
     """What all processes have reported so far."""
 
     plan: NcclPlan
