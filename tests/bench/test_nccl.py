@@ -19,7 +19,7 @@ import pytest
 
 from egmctl.api.bench import Bench, judge_run
 from egmctl.bench.nccl.collectives import COLLECTIVES
-from egmctl.bench.nccl.job import Part, plan_of_job
+from egmctl.bench.nccl.job import RankFacts, plan_of_job
 from egmctl.bench.nccl.log import read_log
 from egmctl.bench.nccl.outcome import interrupted, not_measured, put_together
 from egmctl.bench.nccl.plan import BINARIES, NcclRequest, fitting_bytes, free_bytes, nccl_plan, room_of
@@ -446,7 +446,7 @@ def test_a_job_is_told_why_it_is_not_measured(
 ) -> None:
     node = shipped("hgx-h200x4")
     gpus = (node.gpus or ())[:2]
-    parts = [Part(gpu=gpu, folder="", has_torch=has_torch, free_bytes=1 << 30, busy=None) for gpu in gpus]
+    parts = [RankFacts(gpu=gpu, folder="", has_torch=has_torch, free_bytes=1 << 30, busy=None) for gpu in gpus]
     request = NcclRequest(collectives=("all_reduce",), settings=LITTLE, size_bytes=size_bytes, nvls=False)
     plan = plan_of_job(node, [gpu.bus_id for gpu in gpus], parts, request)
     assert [waiver.kind for waiver in plan.waivers] == ([] if kind is None else [kind])

@@ -68,7 +68,7 @@ LOG_LIMIT = 256 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class RankFacts:
     """What one rank tells all others before the plan."""
 
     gpu: Gpu
@@ -116,14 +116,14 @@ def measure_job(
     gpu = machine.gpu(bus_ids[world.rank])
     with contextlib.ExitStack() as removed:
         folder = temporary_folder(removed)
-        own = Part(
+        own = RankFacts(
             gpu=gpu,
             folder=None if folder is None else str(folder),
             has_torch=installed() is NcclProgram.TORCH,
             free_bytes=free_bytes(machine, gpu),
             busy=None if request.settings.allow_busy else busy_waiver(gpu),
         )
-        parts = [from_json(Part, part) for part in world.all_gather(to_json(own), GATHER_S)]
+        parts = [from_json(RankFacts, part) for part in world.all_gather(to_json(own), GATHER_S)]
         node = merge_gpus(machine, [part.gpu for part in parts])
         plan = plan_of_job(node, bus_ids, parts, request)
         if plan.waivers:
@@ -153,7 +153,7 @@ def measure_job(
     return report, machine
 
 
-def plan_of_job(node: Machine, bus_ids: Sequence[str], parts: Sequence[Part], request: NcclRequest) -> NcclPlan:
+def plan_of_job(node: Machine, bus_ids: Sequence[str], parts: Sequence[RankFacts], request: NcclRequest) -> NcclPlan:
     """Return the plan, which all ranks make alike."""
     settings = request.settings
     room = room_of((part.free_bytes for part in parts), settings)
@@ -180,7 +180,7 @@ def _without_shared_folder(world: World, folder: Path) -> list[int]:
     return [rank for rank, is_usable in enumerate(usable) if not is_usable]
 
 
-def _measure(world: World, plan: NcclPlan, own: Part, folders: tuple[Path, Path], request: NcclRequest) -> NcclRun:
+def _measure(world: World, plan: NcclPlan, own: RankFacts, folders: tuple[Path, Path], request: NcclRequest) -> NcclRun:
     """Run this rank's process through all rounds; return the outcome, which is complete on rank 0.
 
     On rank 0 the collectives that were measured stay if the job is interrupted, or if another command is lost.
