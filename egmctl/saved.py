@@ -194,7 +194,7 @@ def load_text(text: bytes, node: str) -> Saved:
     return _load(parse_object(text, source, "result of egmctl"), source, Path(f"{node}.json"))
 
 
-def load_journal(path: Path) -> journal.Kept:
+def load_journal(path: Path) -> journal.JournalContent:
     """Load a journal by the rules for all documents.
 
     Raises

@@ -34,7 +34,7 @@ Decode = Callable[[Any, str], RunReport]
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class JournalContent:
     """The content of a journal."""
 
     report: RunReport
@@ -82,7 +82,7 @@ _EARLIER = ("egmctl.bench/2",)
 """Earlier schemas of a bench, of which a journal has only what is the same in this version."""
 
 
-def read(content: bytes, source: str, decode: Decode) -> Kept:
+def read(content: bytes, source: str, decode: Decode) -> JournalContent:
     """Return the content of a journal. A damaged line does not affect other lines.
 
     Parameters
@@ -222,7 +222,7 @@ def _check(number: int, measurement: Measurement) -> None:
         raise DecodeError(fault)
 
 
-def _put_together(skeleton: RunReport, run: _Run) -> Kept:
+def _put_together(skeleton: RunReport, run: _Run) -> JournalContent:
     state = run.state or events.RunState()
     notes, problems = [*skeleton.notes, *run.notes], [*skeleton.problems, *run.problems]
     cut = None
@@ -267,7 +267,7 @@ def _put_together(skeleton: RunReport, run: _Run) -> Kept:
     )
     missing = "; ".join(filter(None, (cut, damage))) or None
     answered = of_exit_code(state.exit_code) if state.answer is None else state.answer
-    return Kept(report, state.exit_code, answered, tuple(under_way.values()), ending, missing, damage)
+    return JournalContent(report, state.exit_code, answered, tuple(under_way.values()), ending, missing, damage)
 
 
 def earlier(folder: Path | None = None) -> list[Path]:
