@@ -108,14 +108,14 @@ def read_failures(*streams: BinaryIO) -> ErrorLog:
     return reader.log(interrupted)
 
 
-Kind = tuple[Library, "str | None", "int | None", str]
+FailureKey = tuple[Library, "str | None", "int | None", str]
 
 
 @dataclass(slots=True)
 class _Reader:
     """What was found so far; its size is bounded."""
 
-    kinds: dict[Kind, Failure] = field(default_factory=dict)
+    kinds: dict[FailureKey, Failure] = field(default_factory=dict)
     left_out: int = 0
     lines: int = 0
     short: bytes = b""
@@ -127,7 +127,7 @@ class _Reader:
     """The last message of CUDA's log by thread; the line with the call comes after it."""
     _driver_lines: deque[tuple[str, tuple[str, ...]]] = field(default_factory=lambda: deque(maxlen=3))
     """The last lines of the kernel driver that are no message by themselves, with their anchors: it breaks messages."""
-    _continued: Kind | None = None
+    _continued: FailureKey | None = None
     """The message of the kernel driver whose further lines may follow."""
     _function: str | None = None
     """The last function of a traceback of CuPy."""
