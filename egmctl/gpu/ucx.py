@@ -141,7 +141,7 @@ class RemoteMemory:
 
 
 class Request:
-    """An operation in progress, for :meth:`egmctl.gpu.ucx.Link.wait`."""
+    """An operation in progress, for :meth:`egmctl.gpu.ucx.UcxConnection.wait`."""
 
     def __init__(self, name: str, pointer: int | None) -> None:
         self._name = name
@@ -228,7 +228,7 @@ def _strings() -> Any:
 
 
 PATIENCE_S = 20.0
-"""The default timeout of :meth:`Link.wait`."""
+"""The default timeout of :meth:`UcxConnection.wait`."""
 
 REPORT_LIMIT = 4 << 20
 """The maximum number of bytes read of UCX's report, which has some KiB plus what UCX_LOG_LEVEL adds."""
@@ -240,7 +240,7 @@ class NoUcx(EgmctlError):
     code = "no-ucx"
 
 
-class Link:
+class UcxConnection:
     """This process' end of a UCX connection to one other process.
 
     The link itself opens no port. For its TCP transport UCX listens on a port of each network interface that it may use

@@ -10,7 +10,7 @@ from egmctl.bench.engines import ucx as ucx_side
 from egmctl.bench.processes.group import Group, start_rank
 from egmctl.bench.processes.worker import start_driver
 from egmctl.gpu import ucx
-from egmctl.gpu.ucx import Link, RegisteredMemory
+from egmctl.gpu.ucx import RegisteredMemory, UcxConnection
 from egmctl.launch import Channel
 from egmctl.model.measurement import Settings
 from tests.handles import ranks
@@ -36,7 +36,7 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
     ranks.run(parent, arguments)
 
 
-class _Spoiling(Link):
+class _Spoiling(UcxConnection):
     """Overwrites a byte of each message that has come."""
 
     _address = 0

@@ -16,7 +16,7 @@ from egmctl.bench.engines.ucx import Side
 from egmctl.bench.plan.make import make_plan
 from egmctl.errors import DriverCallError
 from egmctl.gpu import ucx as ucx_rma
-from egmctl.gpu.ucx import Link, RegisteredMemory, RemoteMemory
+from egmctl.gpu.ucx import RegisteredMemory, RemoteMemory, UcxConnection
 from tests.doctor.machines import shipped
 from tests.rdma.ranks import SETTINGS
 
@@ -121,7 +121,7 @@ class Traffic:
         return self._begun
 
 
-class OneSided(Link):
+class OneSided(UcxConnection):
     """A link whose worker is a stand-in, and whose messages are there at once."""
 
     def __init__(self, traffic: Traffic) -> None:
