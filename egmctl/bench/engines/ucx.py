@@ -21,7 +21,7 @@ from egmctl.errors import DriverCallError
 from egmctl.gpu.context import Context, ReleaseStack
 from egmctl.gpu.memory import HostNumaMemory, Memory
 from egmctl.gpu.pattern import Difference
-from egmctl.gpu.ucx import NoUcx, RemoteMemory, Request, UcxConnection, settings, taken_for
+from egmctl.gpu.ucx import NoUcx, RemoteMemory, UcxConnection, UcxRequest, settings, taken_for
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
 from egmctl.model.measurement import Measurement, Mismatch, Phase, Placement, Sample, Settings, Verification, waived
@@ -300,7 +300,7 @@ class Side:
         transfer = remote.put if self._sends else remote.get
         own, part = self._memory.address, self._part
 
-        def begin(number: int) -> Request:
+        def begin(number: int) -> UcxRequest:
             offset = part.offset_bytes + number % part.slots * part.slot_bytes
             return transfer(offset, own + offset, part.slot_bytes)
 
