@@ -137,7 +137,7 @@ class _Class:
     """Whether all its paths that fail are excused (:func:`egmctl.report.views.marks.excused`)."""
 
     @property
-    def mark(self) -> marks.Mark:
+    def mark(self) -> marks.PathMark:
         """How it is marked."""
         return marks.of_grade(self.grade, excused=self.excused)
 
