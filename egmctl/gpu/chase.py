@@ -8,7 +8,7 @@ from itertools import cycle
 
 from egmctl.dataclass import dataclass
 from egmctl.gpu.context import Context, ReleaseStack
-from egmctl.gpu.memory import DeviceMemory, Memory
+from egmctl.gpu.memory import DeviceMemory, MappedMemory
 from egmctl.gpu.program import Kernels
 from egmctl.gpu.timing import Stream
 
@@ -203,7 +203,7 @@ class Reader:
         start, end, offset, _sm = self.words(4)
         return Walk(end - start, loads, chain.wrong(offset))
 
-    def start_loaded_walk(self, chain: Chain, loads: int, *, warm: int, data: Memory, load_blocks: int) -> None:
+    def start_loaded_walk(self, chain: Chain, loads: int, *, warm: int, data: MappedMemory, load_blocks: int) -> None:
         """Queue a walk while other blocks of the same launch read a buffer (loaded latency).
 
         Parameters

@@ -15,7 +15,7 @@ from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.results import mismatch_of, stages
 from egmctl.gpu.context import timed
 from egmctl.gpu.handles import ImportedMemory, SharedMemory
-from egmctl.gpu.memory import Memory
+from egmctl.gpu.memory import MappedMemory
 from egmctl.gpu.pattern import Difference, Region, poison
 from egmctl.launch import close_all
 from egmctl.model.measurement import Measurement, MeasurementStatus, Phase, Settings, Verification, finish
@@ -152,7 +152,7 @@ class _Life:
             seeds=(self._seed,),
         )
 
-    def _region(self, memory: Memory) -> Region:
+    def _region(self, memory: MappedMemory) -> Region:
         return Region(memory.address, self._task.size_bytes, self._seed)
 
 

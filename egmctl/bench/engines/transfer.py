@@ -24,7 +24,7 @@ from egmctl.bench.results import EXPIRED_LIMIT, GateExpired, bandwidth_sample, m
 from egmctl.dataclass import dataclass
 from egmctl.gpu.chase import Result
 from egmctl.gpu.context import ms_since
-from egmctl.gpu.memory import Memory
+from egmctl.gpu.memory import MappedMemory
 from egmctl.gpu.pattern import Difference, PatternCheck, Region, difference_by_cpu, poison
 from egmctl.gpu.timing import FlowParts, Gate, GatedWork, Stream
 from egmctl.model.codec import from_json, to_json
@@ -102,9 +102,9 @@ class Mover:
     worker: WorkerContext
     task: Task
     flow: Flow
-    source: Memory | None
+    source: MappedMemory | None
     """The source at this process' address; ``None`` if it is registers."""
-    destination: Memory | None
+    destination: MappedMemory | None
     """The destination, likewise."""
     seed: int
     """The seed of the pattern that is moved."""
@@ -482,7 +482,7 @@ class TransferPart:
         return window(self.task.size_bytes, passes or self.task.copies, number, self.task.rotated_bytes)
 
 
-def _region(memory: Memory, part: Window, seed: int) -> Region:
+def _region(memory: MappedMemory, part: Window, seed: int) -> Region:
     return Region(memory.address + part.offset_bytes, part.size_bytes, seed, part.offset_bytes, memory.pageable)
 
 

@@ -19,7 +19,7 @@ from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.results import bandwidth_sample, describe, mismatch_of, of_bandwidth, of_latency, round_trips, stages
 from egmctl.errors import DriverCallError
 from egmctl.gpu.context import Context, ReleaseStack
-from egmctl.gpu.memory import HostNumaMemory, Memory
+from egmctl.gpu.memory import HostNumaMemory, MappedMemory
 from egmctl.gpu.pattern import Difference
 from egmctl.gpu.ucx import NoUcx, RemoteMemory, UcxConnection, UcxRequest, settings, taken_for
 from egmctl.model.codec import from_json, to_json
@@ -86,7 +86,7 @@ class Side:
         return source if self._sends else destination
 
     @property
-    def _memory(self) -> Memory:
+    def _memory(self) -> MappedMemory:
         return self._worker.held(self._own).memory
 
     @property

@@ -28,7 +28,7 @@ from egmctl.gpu.memory import (
     HostNumaMemory,
     HostNumaPoolMemory,
     ManagedMemory,
-    Memory,
+    MappedMemory,
     PinnedMemory,
     PinnedWords,
     SystemMemory,
@@ -48,7 +48,7 @@ from egmctl.units import format_size
 class AllocatedBuffer:
     """A buffer in this process, with its contents."""
 
-    memory: Memory
+    memory: MappedMemory
     seed: int
     """The seed of its pattern. Every buffer has a different seed, so that data from the wrong buffer is detected."""
     filled_bytes: int = 0
@@ -207,7 +207,7 @@ class WorkerContext:
             for spare in list(self._spares):
                 undo.callback(self._free, spare, self._spares.pop(spare))
 
-    def adopt(self, buffer: Buffer, memory: Memory, seed: int) -> None:
+    def adopt(self, buffer: Buffer, memory: MappedMemory, seed: int) -> None:
         """Use existing memory, e.g. opened memory of another process, as a buffer."""
         self._buffers[buffer] = AllocatedBuffer(memory, seed)
 
@@ -340,7 +340,7 @@ class WorkerContext:
                 self._ordinals[bus_id] = None
         return self._ordinals[bus_id]
 
-    def _allocate(self, buffer: Buffer) -> Memory:
+    def _allocate(self, buffer: Buffer) -> MappedMemory:
         end, kind, size_bytes = buffer.end, buffer.end.memory, buffer.size_bytes
         if end.numa_node is not None and not (end.parts and buffer.index):
             self._before[buffer] = Before(end.numa_node)
@@ -402,7 +402,7 @@ def _memory_of(buffer: Buffer) -> tuple[object, ...]:
     return end.memory, end.numa_node, end.allocated_by, end.handle, end.parts, buffer.size_bytes
 
 
-def _registered(memory: MemoryKind, node: Node, size_bytes: int, context: Context) -> Memory:
+def _registered(memory: MemoryKind, node: Node, size_bytes: int, context: Context) -> MappedMemory:
     """Return registered memory in normal, huge or transparent huge pages.
 
     Raises
