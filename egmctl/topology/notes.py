@@ -20,7 +20,7 @@ from egmctl.units import format_kernel_list, grouped, several, shortened
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class MissingTopology:
     """The reason why there is no matrix."""
 
     sentence: str
@@ -30,12 +30,12 @@ class Missing:
     """Instructions, one sentence each."""
 
 
-def missing(machine: Machine) -> Missing | None:
+def missing(machine: Machine) -> MissingTopology | None:
     """Return why a machine's topology is unknown; ``None`` if NVML lists at least one GPU."""
     if any(gpu.nvml is not None for gpu in machine.gpus or ()):
         return None
     sentence, advice = _what_stops(machine)
-    return Missing(
+    return MissingTopology(
         sentence=sentence,
         missing=tuple(_parts(machine)),
         advice=(advice, "'egmctl topo --machine list' names machines to try without a GPU."),

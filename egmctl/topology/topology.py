@@ -16,7 +16,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.record import BusId, Shown
 from egmctl.topology.access import Block, obstacle
 from egmctl.topology.links import Link, P2pMatrix, device_link, matrices
-from egmctl.topology.notes import Missing, Note, missing, notes
+from egmctl.topology.notes import MissingTopology, Note, missing, notes
 from egmctl.topology.platform import C2c, EgmCapability, PlatformVerdict, c2c, egm, own_node, platform
 from egmctl.topology.routes import HostRoute, route
 
@@ -57,7 +57,7 @@ class Topology(Shown):
     routes: tuple[HostRoute, ...]
     """The routes, by GPU and then by node, in the order of both."""
     notes: tuple[Note, ...]
-    missing: Missing | None
+    missing: MissingTopology | None
     """The reason why no matrix could be drawn; null if one could."""
     machines: tuple[Machine, ...]
     """The whole node, from which the other fields are derived; in a document with pseudonyms for private data."""
