@@ -116,7 +116,7 @@ class NoteKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class TopologyNote:
     """A fact that the matrices cannot show."""
 
     kind: NoteKind
@@ -126,7 +126,7 @@ class Note:
 
 def notes(
     machine: Machine, gpus: Sequence[Gpu], links: Sequence[Link], routes: Sequence[HostRoute], platform: PlatformVerdict
-) -> tuple[Note, ...]:
+) -> tuple[TopologyNote, ...]:
     """Return the notes in order of display."""
     failed = cuda_failure(machine)
     kinds: tuple[tuple[NoteKind, Iterable[str]], ...] = (
@@ -141,7 +141,7 @@ def notes(
         (NoteKind.REMARK, _hidden(machine)),
         (NoteKind.REMARK, _numbered_otherwise(gpus)),
     )
-    return tuple(Note(kind, words) for kind, sentences in kinds for words in sentences)
+    return tuple(TopologyNote(kind, words) for kind, sentences in kinds for words in sentences)
 
 
 def _unusable(machine: Machine, gpus: Sequence[Gpu]) -> Iterable[str]:

@@ -16,7 +16,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.record import BusId, Shown
 from egmctl.topology.access import Block, obstacle
 from egmctl.topology.links import Link, P2pMatrix, device_link, matrices
-from egmctl.topology.notes import MissingTopology, Note, missing, notes
+from egmctl.topology.notes import MissingTopology, TopologyNote, missing, notes
 from egmctl.topology.platform import C2c, EgmCapability, PlatformVerdict, c2c, egm, own_node, platform
 from egmctl.topology.routes import HostRoute, route
 
@@ -56,7 +56,7 @@ class Topology(Shown):
     """The link between each pair of GPUs and NICs, once; ``NIC0`` is the first of the machine's NICs."""
     routes: tuple[HostRoute, ...]
     """The routes, by GPU and then by node, in the order of both."""
-    notes: tuple[Note, ...]
+    notes: tuple[TopologyNote, ...]
     missing: MissingTopology | None
     """The reason why no matrix could be drawn; null if one could."""
     machines: tuple[Machine, ...]
