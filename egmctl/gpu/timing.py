@@ -47,9 +47,9 @@ class Timing:
     """The time when the gate was opened, by :func:`time.perf_counter`, which all processes of a node share."""
 
 
-Part = tuple["Stream", Callable[[], None]]
+StreamWork = tuple["Stream", Callable[[], None]]
 """A stream and the function that queues work on it. The stream's context is current during the call."""
-FlowParts = Sequence[Part]
+FlowParts = Sequence[StreamWork]
 """The parts of one flow, each on a stream of its own."""
 
 
