@@ -27,7 +27,7 @@ from egmctl.bench.plan.placement import (
     ranks_of,
 )
 from egmctl.bench.processes.group import Coordinator, Group, serve_rank, start_group
-from egmctl.bench.supervisor import Progress, supervise
+from egmctl.bench.supervisor import OnProgress, supervise
 from egmctl.dataclass import dataclass
 from egmctl.errors import EgmctlError
 from egmctl.facts.redact import redact
@@ -60,7 +60,7 @@ class RunRequest:
 
 
 def measure_here(
-    machine: Machine, chosen: Sequence[Gpu], asked: RunRequest, on_progress: Progress, recorder: Recorder = forget
+    machine: Machine, chosen: Sequence[Gpu], asked: RunRequest, on_progress: OnProgress, recorder: Recorder = forget
 ) -> RunReport:
     """Measure between ranks on this node, one per usable GPU.
 
@@ -87,7 +87,7 @@ def measure_job(
     child: Child,
     facts: Callable[[], tuple[Machine, Sequence[Gpu]]],
     asked: RunRequest,
-    on_progress: Progress,
+    on_progress: OnProgress,
     recorder: Recorder = forget,
     on_plan: Callable[[Plan], object] = lambda _plan: None,
 ) -> RunReport | None:
@@ -201,7 +201,7 @@ def _put_together(infos: Sequence[RankInfo], gpus: Sequence[str], parts: Sequenc
 
 
 def _supervised(
-    plan: Plan, layout: RankLayout, on_progress: Progress, start: Callable[[int], Group], recorder: Recorder
+    plan: Plan, layout: RankLayout, on_progress: OnProgress, start: Callable[[int], Group], recorder: Recorder
 ) -> RunReport:
     machines = tuple(layout.machines.values())
     report = supervise(plan, machines[0], on_progress=on_progress, start_ranks=start, recorder=recorder)

@@ -53,7 +53,7 @@ from egmctl.model.task import Endpoint, Flow, NumberedTask, Task
 from egmctl.topology.access import nvml_failure
 from egmctl.units import parse_kernel_list
 
-Progress = Callable[[float, Task | None], None]
+OnProgress = Callable[[float, Task | None], None]
 """A function of the finished fraction of the run, 0 to 1, and a task in progress, ``None`` between steps."""
 
 WORKER_LIMIT = 4
@@ -72,7 +72,7 @@ def supervise(
     plan: Plan,
     machine: Machine,
     *,
-    on_progress: Progress,
+    on_progress: OnProgress,
     worker: Child | None = None,
     target: str = WORKER,
     start_ranks: Callable[[int], Group] = start_group,
@@ -214,7 +214,7 @@ class _Run:
     """The state of one run."""
 
     def __init__(
-        self, plan: Plan, machine: Machine, on_progress: Progress, recorder: Recorder, watch: KernelLogWatch
+        self, plan: Plan, machine: Machine, on_progress: OnProgress, recorder: Recorder, watch: KernelLogWatch
     ) -> None:
         self.found: dict[int, Measurement] = {
             number: finish(planned, MeasurementStatus.WAIVED, reason=planned.waiver, waivers=planned.waivers)
