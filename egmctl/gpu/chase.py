@@ -17,7 +17,7 @@ _PAIRS = 256
 """The number of pairs per GPU, used in rotation: more than one step has in use at a time."""
 
 
-class Result:
+class ChaseResult:
     """A pair of 8-byte words in a GPU's memory that a kernel writes.
 
     Parameters
@@ -51,9 +51,9 @@ class Results:
                 self._pairs[bus_id] = cycle(range(pairs.address, pairs.address + pairs.size_bytes, _PAIR_BYTES))
             self.close = undo.pop_all().close
 
-    def take(self, stream: Stream) -> Result:
+    def take(self, stream: Stream) -> ChaseResult:
         """Return the next pair of words of the stream's GPU."""
-        return Result(stream, next(self._pairs[stream.context.bus_id]))
+        return ChaseResult(stream, next(self._pairs[stream.context.bus_id]))
 
 
 def read_words(stream: Stream, address: int, count: int) -> list[int]:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from egmctl.dataclass import dataclass
-from egmctl.gpu.chase import Result, Results, read_words
+from egmctl.gpu.chase import ChaseResult, Results, read_words
 from egmctl.gpu.program import Kernels
 from egmctl.gpu.timing import Stream
 
@@ -119,7 +119,7 @@ class PatternKernels:
 
 
 def first_difference(
-    stream: Stream, result: Result, region: Region, expected: Callable[[int], int]
+    stream: Stream, result: ChaseResult, region: Region, expected: Callable[[int], int]
 ) -> Difference | None:
     """Wait for a kernel that counts differing words and return the difference; ``None`` if no word differs.
 
