@@ -40,7 +40,7 @@ class ChaseResult:
         return first, second
 
 
-class Results:
+class ChaseResults:
     """The result pairs of all GPUs, whose contexts are given by bus id."""
 
     def __init__(self, contexts: dict[str, Context]) -> None:
