@@ -38,7 +38,7 @@ class JUnit(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class StateRow:
     """What the formats say for one state."""
 
     exit_code: ExitCode
@@ -51,13 +51,13 @@ class Row:
     """The word before a line about something in this state; empty if nothing is wrong."""
 
 
-TABLE: Mapping[State, Row] = {
-    State.BAD: Row(ExitCode.FAILED, JUnit.FAILURE, 2, "bad", "fail"),
-    State.INTERRUPTED: Row(ExitCode.INTERRUPTED, JUnit.ERROR, 3, "warn", "interrupted"),
-    State.BROKE: Row(ExitCode.CRASHED, JUnit.ERROR, 3, "warn", "broke"),
-    State.INCOMPLETE: Row(ExitCode.NOTHING, JUnit.ERROR, 3, "unknown", "incomplete"),
-    State.WARN: Row(ExitCode.OK, JUnit.PASSES, 1, "warn", "warn"),
-    State.GOOD: Row(ExitCode.OK, JUnit.PASSES, 0, "good", ""),
+TABLE: Mapping[State, StateRow] = {
+    State.BAD: StateRow(ExitCode.FAILED, JUnit.FAILURE, 2, "bad", "fail"),
+    State.INTERRUPTED: StateRow(ExitCode.INTERRUPTED, JUnit.ERROR, 3, "warn", "interrupted"),
+    State.BROKE: StateRow(ExitCode.CRASHED, JUnit.ERROR, 3, "warn", "broke"),
+    State.INCOMPLETE: StateRow(ExitCode.NOTHING, JUnit.ERROR, 3, "unknown", "incomplete"),
+    State.WARN: StateRow(ExitCode.OK, JUnit.PASSES, 1, "warn", "warn"),
+    State.GOOD: StateRow(ExitCode.OK, JUnit.PASSES, 0, "good", ""),
 }
 """What each format says for each state, by :class:`State`, the worst first."""
 
