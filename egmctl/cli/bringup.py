@@ -22,7 +22,7 @@ from egmctl.cli.options import (
     takes_options,
 )
 from egmctl.cli.output import OutputOptions, Outputs, say
-from egmctl.cli.progress import Shown, probing, show_progress
+from egmctl.cli.progress import ProgressDisplay, probing, show_progress
 from egmctl.cli.saved import JournalOptions, end_journal, open_journal
 from egmctl.errors import ChildNotStarted, NothingToDo, UsageError
 from egmctl.report.kinds import BRINGUP, EVIDENCE, FLEET
@@ -195,7 +195,7 @@ def _planned(bench: Bench, machine: Machine) -> tuple[Plan | None, str]:
 
 
 def _measured(
-    bench: Bench, plan: Plan, machine: Machine, outputs: Outputs, shown: Shown, worker: Child
+    bench: Bench, plan: Plan, machine: Machine, outputs: Outputs, shown: ProgressDisplay, worker: Child
 ) -> tuple[RunReport, Machine]:
     """Run the plan; return the judged run, and the machine reread after it: load reveals faults hidden at idle."""
     from egmctl.api.bench import judge_run, load_profiles, with_changes
