@@ -15,7 +15,16 @@ from egmctl.model.codec import to_json
 from egmctl.model.doubt import Effect
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport
-from egmctl.model.profile import PROFILE_SCHEMA, HealthyRuns, Profile, Reference, Signature, Source, SourceKind, Unit
+from egmctl.model.profile import (
+    PROFILE_SCHEMA,
+    HealthyRuns,
+    MachineSignature,
+    Profile,
+    Reference,
+    Source,
+    SourceKind,
+    Unit,
+)
 from egmctl.model.task import Pattern, Point
 from egmctl.model.verdict import BAD_GRADES
 from egmctl.topology.platform import C2c, c2c, platform
@@ -192,11 +201,11 @@ def _references(learnt: Mapping[_Class, _Learnt]) -> Iterator[Reference]:
         )
 
 
-def _signature(machines: Sequence[Machine]) -> Signature:
+def _signature(machines: Sequence[Machine]) -> MachineSignature:
     gpus = [gpu for machine in machines for gpu in machine.gpus or ()]
     nvlinks = {gpu.nvml.nvlink_count if gpu.nvml else None for gpu in gpus}
     nvlink_count = max(map(nvlinks_between, machines))
-    return Signature(
+    return MachineSignature(
         gpu_names=tuple(dict.fromkeys(gpu.name for gpu in gpus if gpu.name)),
         device_ids=tuple(dict.fromkeys(gpu.pci.pci_id for gpu in gpus if gpu.pci and gpu.pci.pci_id)),
         most_gpus=max(len(machine.gpus or ()) for machine in machines),

@@ -10,7 +10,7 @@ from egmctl.bench.plan.task import shortened as shortened_task
 from egmctl.data import profiles_dir
 from egmctl.model import listing
 from egmctl.model.machine import Machine, OriginKind
-from egmctl.model.profile import LinkFacts, MatchResult, Profile, ProfileList, Reference, Signature
+from egmctl.model.profile import LinkFacts, MachineSignature, MatchResult, Profile, ProfileList, Reference
 from egmctl.model.task import Quantity, named
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone
@@ -140,7 +140,7 @@ def match_document(result: MatchResult) -> doc.Document:
     return doc.Document(banners=banners(result.origin), body=(verdict, *points))
 
 
-def _signature(match: Signature) -> list[str]:
+def _signature(match: MachineSignature) -> list[str]:
     count = f"{match.least_gpus} to {match.most_gpus}" if match.least_gpus != match.most_gpus else f"{match.most_gpus}"
     lines = [
         f"GPU name {' or '.join(match.gpu_names)}",
