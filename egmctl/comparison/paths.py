@@ -21,7 +21,7 @@ from egmctl.model.route import Egm, node_names
 from egmctl.model.task import CPU_ENGINES, UCX_ENGINES, Endpoint, Quantity
 from egmctl.units import grouped, natural
 from egmctl.verdict.profiles import choose, load_all, match_profile
-from egmctl.verdict.trust import Use, unbelieved
+from egmctl.verdict.trust import MeasurementUse, unbelieved
 from egmctl.verdict.yardsticks import JUDGED_FROM_BYTES, is_by_host, reference_for
 
 Alike = tuple[str, str, str, int]
@@ -57,7 +57,7 @@ class MeasuredPath:
     """Whether the host memory of its routes is EGM; empty if there is no host memory."""
     status: MeasurementStatus | None
     """The status of the measurement; ``None`` if the run lacks the path."""
-    forbidden: frozenset[Use] = frozenset()
+    forbidden: frozenset[MeasurementUse] = frozenset()
     """The uses of the value that doubts forbid (:mod:`egmctl.verdict.trust`)."""
     faulty: str = ""
     """The doubt that proves a fault of the path though its median is good; empty without one."""
@@ -65,7 +65,7 @@ class MeasuredPath:
     @property
     def believed(self) -> bool:
         """Whether the value may be compared at all."""
-        return not self.forbidden >= {Use.COMPARE_WORSE, Use.COMPARE_BETTER}
+        return not self.forbidden >= {MeasurementUse.COMPARE_WORSE, MeasurementUse.COMPARE_BETTER}
 
     @property
     def path_class(self) -> Alike:
@@ -114,7 +114,7 @@ def points(run: RunReport, names: GpuNames, number: int) -> dict[Key, MeasuredPa
     """Return the paths of a run and NCCL's collectives by key; ``number`` is the index of its file."""
     by_key: dict[Key, MeasuredPath] = {}
     owner = _owners(run, names, number)
-    forbidden = {use: unbelieved(run.doubts, use) for use in Use}
+    forbidden = {use: unbelieved(run.doubts, use) for use in MeasurementUse}
     faults = {doubt.measurement: doubt.reason.value for doubt in run.doubts if doubt.effect is Effect.FAIL}
     all_points = (
         (
@@ -463,8 +463,8 @@ def _outcome(
             return Outcome.WORSE if after.faulty else Outcome.BETTER, "; ".join(notes)
         if abs(slower) > bound:
             slow, fast = (after, before) if slower > 0 else (before, after)
-            if Use.COMPARE_WORSE in slow.forbidden or Use.COMPARE_BETTER in fast.forbidden:
-                node = nodes[1] if (slow is after) is (Use.COMPARE_WORSE in slow.forbidden) else nodes[0]
+            if MeasurementUse.COMPARE_WORSE in slow.forbidden or MeasurementUse.COMPARE_BETTER in fast.forbidden:
+                node = nodes[1] if (slow is after) is (MeasurementUse.COMPARE_WORSE in slow.forbidden) else nodes[0]
                 return Outcome.DIFFERENT, "; ".join([*notes, f"doubted in {node}"])
             return Outcome.WORSE if slower > 0 else Outcome.BETTER, "; ".join(notes)
         same = (before.status, before.links, before.egm) == (after.status, after.links, after.egm)

@@ -31,7 +31,7 @@ from egmctl.topology.platform import C2c, c2c, platform
 from egmctl.units import several
 from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.profiles import gpu_kind, nvlinks_between
-from egmctl.verdict.trust import Use, unbelieved
+from egmctl.verdict.trust import MeasurementUse, unbelieved
 from egmctl.verdict.yardsticks import JUDGED_FROM_BYTES, not_judged, value_of
 
 
@@ -77,7 +77,7 @@ def learn(runs: Sequence[Run], name: str, date: str) -> Profile:
         largest: dict[tuple[str, Point], int] = {}
         for m in run.report.measurements:
             largest[m.case, m.point.unsized] = max(m.size_bytes, largest.get((m.case, m.point.unsized), 0))
-        doubted = unbelieved(run.report.doubts, Use.LEARN)
+        doubted = unbelieved(run.report.doubts, MeasurementUse.LEARN)
         for number, m in enumerate(run.report.measurements):
             if m.size_bytes == largest[m.case, m.point.unsized] and number not in doubted:
                 _add(learnt, run.node, m)
