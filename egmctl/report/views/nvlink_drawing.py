@@ -19,7 +19,7 @@ from egmctl.topology.topology import Topology
 Rates = Mapping[tuple[str, str], Dot]
 """The measured GB/s by the labels of source and destination, ``("NUMA0", "GPU1")``, with the grades. Their
 labels are the shares of the links' rates."""
-Pairs = Mapping[tuple[str, str], Link]
+PairLinks = Mapping[tuple[str, str], Link]
 """The pairs of GPUs that NVLinks join."""
 TRUNK, SWITCH = 82, 34
 """The height of the space between GPUs and switches, and the least height of the switches' box."""
@@ -153,7 +153,7 @@ def switch(ports: Ports, x: float, y: float, width: float, *, again: bool) -> It
         yield text(f"and {more} more slow pairs", x + 12, y + 4, "bad")
 
 
-def direct(ports: Ports, links: Pairs, cards: float, bottom: float) -> tuple[list[Element], float]:
+def direct(ports: Ports, links: PairLinks, cards: float, bottom: float) -> tuple[list[Element], float]:
     """Return one line per pair of GPUs, the nearest pairs first, and the lower edge of the last.
 
     Parameters
