@@ -45,7 +45,7 @@ ExitStyleOption = Annotated[
     ExitStyle,
     typer.Option("--exit-style", help="egmctl's, or 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.", rich_help_panel=OUTPUT),
 ]
-Ended = TypeVar("Ended")
+_Ended = TypeVar("_Ended")
 
 
 class GroupedCommand(TyperCommand):
@@ -68,7 +68,7 @@ class GroupedCommand(TyperCommand):
 
 def takes_options(
     formats: Sequence[Format] = (), *, note: str = "", without: Collection[str] = ()
-) -> Callable[[Callable[..., Ended]], Callable[..., Ended | ExitCode]]:
+) -> Callable[[Callable[..., _Ended]], Callable[..., _Ended | ExitCode]]:
     """Return a decorator for commands whose parameters are groups of options: dataclasses of ``option`` fields.
 
     The parser sees each field as an option of the command; the command receives the groups.
@@ -82,7 +82,7 @@ def takes_options(
     """
     omitted = (*without, *["csv"] * (Format.CSV not in formats))
 
-    def decorate(command: Callable[..., Ended]) -> Callable[..., Ended | ExitCode]:
+    def decorate(command: Callable[..., _Ended]) -> Callable[..., _Ended | ExitCode]:
         hints = get_type_hints(command, include_extras=True)
         groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
         members = {name: [each for each in fields(group) if each.name not in omitted] for name, group in groups.items()}
@@ -97,7 +97,7 @@ def takes_options(
                 flat.append(parameter.replace(annotation=hints[parameter.name], kind=parameter.KEYWORD_ONLY))
 
         @functools.wraps(command)
-        def parsed(**values: Any) -> Ended | ExitCode:
+        def parsed(**values: Any) -> _Ended | ExitCode:
             given = {name: () if value is None and name in repeated else value for name, value in values.items()}
             grouped = {
                 name: group(**{each.name: given.pop(each.name) for each in members[name]})

@@ -27,8 +27,8 @@ from egmctl.model.probes import IsolationTrial, Peers, Probe
 from egmctl.model.record import BusId, Plain, Record, Unread
 
 MACHINE_SCHEMA = "egmctl.machine/1"
-Part = TypeVar("Part")
-Result = TypeVar("Result")
+_Part = TypeVar("_Part")
+_Result = TypeVar("_Result")
 
 
 class OriginKind(StrEnum):
@@ -123,12 +123,12 @@ class Machine:
         return _by_ends(self.pairs or ()).get((source, target))
 
 
-def remembered(function: Callable[[tuple[Part, ...]], Result]) -> Callable[[tuple[Part, ...]], Result]:
+def remembered(function: Callable[[tuple[_Part, ...]], _Result]) -> Callable[[tuple[_Part, ...]], _Result]:
     """Have a function of a part of a machine remember its last result: 72 GPUs have 5,112 pairs, asked for as often."""
-    last: tuple[tuple[Part, ...], Result] | None = None
+    last: tuple[tuple[_Part, ...], _Result] | None = None
 
     @functools.wraps(function)
-    def result_of(part: tuple[Part, ...]) -> Result:
+    def result_of(part: tuple[_Part, ...]) -> _Result:
         nonlocal last
         # Read and replaced as one: another thread may ask for another machine meanwhile.
         known = last

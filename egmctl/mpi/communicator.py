@@ -83,7 +83,7 @@ class Communicator:
 
         Raises
         ------
-        Missing, Abandoned
+        CallTimedOut, CallAbandoned
             The call did not complete.
         EgmctlError
             The contributions exceed :data:`MESSAGE_LIMIT`.

@@ -367,7 +367,7 @@ class Section(_Leveled):
     """The id of its heading within a page, if a link leads to it."""
 
 
-Body = tuple["Block", ...] | Callable[[], Iterable["Block"]]
+Body = tuple["DocumentBlock", ...] | Callable[[], Iterable["DocumentBlock"]]
 """Blocks, or a function that returns them, called only if they are shown."""
 
 DocumentBlock = (

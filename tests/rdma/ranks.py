@@ -32,7 +32,7 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
         ucx._ucx_library()
         setattr(ucx._library(), function, lambda *_: _NO_MEMORY)
     if "EGMCTL_TEST_SPOILT" in os.environ and arguments["rank"] == 1:
-        vars(ucx_side)["Link"] = _Spoiling
+        vars(ucx_side)["UcxConnection"] = _Spoiling
     ranks.run(parent, arguments)
 
 

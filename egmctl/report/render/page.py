@@ -15,7 +15,7 @@ from egmctl import __version__
 from egmctl.dataclass import dataclass
 from egmctl.units import printable
 
-HtmlContent = Element | str | Iterable["Child"] | None
+HtmlContent = Element | str | Iterable["HtmlContent"] | None
 Value = str | float | bool | None
 
 _INLINE = frozenset({"a", "abbr", "b", "code", "i", "span", "strong", "td", "th", "tspan"})
