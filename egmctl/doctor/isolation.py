@@ -20,12 +20,10 @@ from egmctl.facts.kernel_log import KernelLogWatch
 from egmctl.facts.root import Root
 from egmctl.gpu import isolation_trials as trials
 from egmctl.gpu.context import Context
-from egmctl.launch import Channel
+from egmctl.launch import Channel, Message
 from egmctl.model.kernel_log import KernelEvent
 from egmctl.model.machine import Machine
 from egmctl.model.probes import IsolationKind, IsolationTrial, ProbeOutcome
-
-Message = dict[str, Any]
 
 PAGE_FAULT_XID = 31
 """The Xid of a GPU's read or write of an address without a mapping (MMU fault)."""

@@ -9,11 +9,11 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import Any
 
 from egmctl import __version__
 from egmctl.doctor.probes import Prober
 from egmctl.doctor.situation import in_domain, usable
+from egmctl.launch import Message
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Imex, Nic, NicPort
 from egmctl.model.machine import Machine
@@ -24,8 +24,6 @@ GATHER_S = 120.0
 """The timeout for the slowest rank to read its facts, or to start a process on its GPU."""
 ALL_PAIRS_UP_TO = 36
 """The maximum number of nodes, or of ranks on a single node, for which all pairs are tried instead of a ring."""
-
-Message = dict[str, Any]
 
 
 def with_peers(

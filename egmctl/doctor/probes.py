@@ -31,13 +31,11 @@ from egmctl.gpu.context import Context, ReleaseStack
 from egmctl.gpu.handles import ImportedEvent, ImportedMemory, SharedEvent, SharedMemory
 from egmctl.gpu.memory import HostNumaMemory
 from egmctl.gpu.timing import Stream
-from egmctl.launch import Channel, close_all
+from egmctl.launch import Channel, Message, close_all
 from egmctl.model.host import System
 from egmctl.model.machine import SECTION_VERSIONS, Machine, SectionStatus
 from egmctl.model.probes import Probe, ProbeKind, ProbeOutcome, Registration
 from egmctl.model.task import HandleKind
-
-Message = dict[str, Any]
 
 # --- the command's side ----------------------------------------------------------------------------------------------
 

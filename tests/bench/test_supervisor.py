@@ -16,7 +16,7 @@ from egmctl.bench.processes import group as pool
 from egmctl.bench.suites import CASES
 from egmctl.bench.supervisor import ATTEMPTS, WORKER_LIMIT, supervise
 from egmctl.errors import ExitCode
-from egmctl.launch import Child
+from egmctl.launch import Child, Message
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.listing import PlannedTasks
 from egmctl.model.measurement import MeasurementStatus, RunReport, Settings
@@ -351,7 +351,7 @@ def test_ranks_start_while_the_worker_releases_everything_and_end_with_the_run(m
     done: list[str] = []
     ask = pool.Group.ask
 
-    def asked(group: pool.Group, request: pool.Message, *more: Any) -> list[pool.Message]:
+    def asked(group: pool.Group, request: Message, *more: Any) -> list[Message]:
         done.append(str(request["do"]))
         return ask(group, request, *more)
 

@@ -17,7 +17,7 @@ from egmctl.bench.processes.protocol import ENVIRONMENT, Event, Request
 from egmctl.compat import StrEnum
 from egmctl.dataclass import dataclass
 from egmctl.errors import ChildFailed
-from egmctl.launch import ChannelClosed, Child, close_all, wait_for_any
+from egmctl.launch import ChannelClosed, Child, Message, close_all, wait_for_any
 from egmctl.mpi.world import RanksMissing, World
 
 RELEASE_S = 15.0
@@ -27,7 +27,6 @@ after 5 s (:data:`egmctl.gpu.chase.TIMEOUT_NS`), a gate after 10 s."""
 WORKER = "egmctl.bench.processes.worker:run"
 """The target of every process that measures."""
 
-Message = dict[str, Any]
 OnEvent = Callable[[Message], None]
 
 
