@@ -16,8 +16,7 @@ from egmctl.model.bringup import Bringup
 from egmctl.model.comparison import Comparison
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.explanation import CauseState, Explanation, Explanations, Failure, KnownCause, Library
-from egmctl.model.finding import Status as Found
-from egmctl.model.finding import Waiver, WaiverKind
+from egmctl.model.finding import Status, Waiver, WaiverKind
 from egmctl.model.fleet import FabricRun, FleetReport, Launcher, NodeCommand, NodeResult, Reach
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import (
@@ -87,8 +86,8 @@ def random_diagnosis(dice: random.Random, machine: Machine | None = None) -> Dia
     found = diagnose(node, Scope(), CHECKS, strict=dice.random() < 0.2)
     part = dice.choice((0, 0, 0, 0.02, 0.7))
     findings = tuple(
-        replace(finding, status=Found.UNKNOWN, remedy=None)
-        if finding.status is Found.PASS and dice.random() < part
+        replace(finding, status=Status.UNKNOWN, remedy=None)
+        if finding.status is Status.PASS and dice.random() < part
         else finding
         for finding in found.findings
     )

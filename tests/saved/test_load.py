@@ -22,8 +22,7 @@ from egmctl.facts.redact import redact
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.explanation import Explanations
-from egmctl.model.finding import Finding
-from egmctl.model.finding import Status as Found
+from egmctl.model.finding import Finding, Status
 from egmctl.model.fleet import FleetReport
 from egmctl.model.measurement import RunReport
 from egmctl.model.record import Command
@@ -205,7 +204,7 @@ def test_what_unpacks_to_more_than_the_bound_is_refused_there(tmp_path: Path) ->
 @pytest.mark.parametrize("number", [-1, 10**6])
 def test_a_cause_explains_measurements_that_are_there(tmp_path: Path, number: int) -> None:
     document = bench_document(measured_report("hgx-h200x4"))
-    finding = to_json(Finding(status=Found.FAIL, summary="x"))
+    finding = to_json(Finding(status=Status.FAIL, summary="x"))
     document["result"]["causes"] = [{"status": "fail", "finding": finding, "measurements": [number]}]
     count = len(document["result"]["measurements"])
     assert f"result.causes[0]: there is no measurement {number} of {count}" in refusal(write(tmp_path, document))

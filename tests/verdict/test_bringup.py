@@ -17,8 +17,7 @@ from egmctl.doctor.runner import CHECKS
 from egmctl.model.answer import Cause, GapKind, State
 from egmctl.model.bringup import Bringup
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import UNEXPLAINED, Finding, on_gpus
-from egmctl.model.finding import Status as Found
+from egmctl.model.finding import UNEXPLAINED, Finding, Status, on_gpus
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import MeasurementStatus, RunReport
 from egmctl.model.remedy import Remedy
@@ -96,7 +95,7 @@ def test_a_failed_check_alone_is_no_go() -> None:
 def test_slow_paths_alone_are_no_go_and_one_cause() -> None:
     found = bringup(healthy(), measured(value=slow_at("GPU2")))
     (cause,) = found.answer.causes
-    assert (found.answer.state, cause.finding.check, cause.status) == (State.BAD, UNEXPLAINED, Found.FAIL)
+    assert (found.answer.state, cause.finding.check, cause.status) == (State.BAD, UNEXPLAINED, Status.FAIL)
     assert paths(found, cause) == OF_GPU2 | {"NUMA0 -> GPU2"}
 
 
@@ -111,7 +110,7 @@ def test_links_that_are_down_explain_the_slow_paths_of_their_gpu() -> None:
 
 
 def test_a_cause_says_what_it_costs_and_explains_in_words_and_what_an_rma_needs() -> None:
-    retrains = replace(LINKS, summary="7 retrains", status=Found.WARN)
+    retrains = replace(LINKS, summary="7 retrains", status=Status.WARN)
     found = bringup(sick(("nvlink.links", LINKS), ("nvlink.errors", retrains)), measured(value=slow_at("GPU2")))
     text = " ".join(shown(found).split())
     assert "costs GPU -> GPU, push, copy engine: 6 of 12 paths at 50 % of the expected 396.2 GB/s" in text
@@ -130,7 +129,7 @@ def test_the_definition_of_a_check_says_whether_its_failure_may_be_of_a_broken_p
 ) -> None:
     (cause,) = bringup(sick((check_id, PCIE)), measured()).answer.causes
     assert (cause.finding.hardware, cause.is_broken_part) == (is_part, is_part)
-    (warned,) = bringup(sick((check_id, replace(PCIE, status=Found.WARN))), measured()).answer.causes
+    (warned,) = bringup(sick((check_id, replace(PCIE, status=Status.WARN))), measured()).answer.causes
     assert not warned.is_broken_part
 
 
@@ -146,8 +145,8 @@ def test_names_and_serial_numbers_are_on_the_page_only_where_they_are_asked_for(
 
 
 def test_a_warning_that_explains_failing_paths_is_a_failure() -> None:
-    found = bringup(sick(("nvlink.links", replace(LINKS, status=Found.WARN))), measured(value=slow_at("GPU2")))
-    assert {cause.finding.check: cause.status for cause in found.answer.causes}["nvlink.links"] is Found.FAIL
+    found = bringup(sick(("nvlink.links", replace(LINKS, status=Status.WARN))), measured(value=slow_at("GPU2")))
+    assert {cause.finding.check: cause.status for cause in found.answer.causes}["nvlink.links"] is Status.FAIL
 
 
 def test_two_independent_faults_stay_two() -> None:
@@ -333,7 +332,7 @@ def test_nagios_first_line_names_answer_check_and_cause() -> None:
     [
         (bringup(healthy(), measured()), 0, "EGMCTL OK - GO: "),
         (
-            bringup(sick(("pcie.link", replace(PCIE, status=Found.WARN))), measured()),
+            bringup(sick(("pcie.link", replace(PCIE, status=Status.WARN))), measured()),
             1,
             "EGMCTL WARNING - GO WITH WARNINGS: ",
         ),

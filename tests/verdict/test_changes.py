@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from egmctl.model.change import ChangeKind
-from egmctl.model.finding import Status as Found
-from egmctl.model.finding import Waiver, WaiverKind
+from egmctl.model.finding import Status, Waiver, WaiverKind
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import MeasurementStatus, RunReport
 from egmctl.verdict.changes import changes
@@ -75,7 +74,7 @@ def test_a_gpu_that_is_denied_during_a_run_is_the_first_cause_of_what_failed() -
     assert first.finding.check == CHANGED
     assert set(first.measurements) == set(failed)
     assert first.finding.place.label == "GPU1"
-    assert first.status is Found.WARN, "a GPU that somebody took away is not broken"
+    assert first.status is Status.WARN, "a GPU that somebody took away is not broken"
 
 
 def test_a_gpu_that_is_denied_during_a_run_is_one_cause_with_all_that_follows() -> None:
@@ -112,4 +111,4 @@ def test_a_gpu_that_falls_off_during_a_run_is_a_fault() -> None:
     broke = with_status(made, MeasurementStatus.FAILED, failed)
     broke = with_verdict(replace(broke, changes=changes(H200, lost)), load("hgx-h200"))
     first = with_causes(broke, lost).causes[0]
-    assert (first.finding.check, first.status) == (CHANGED, Found.FAIL)
+    assert (first.finding.check, first.status) == (CHANGED, Status.FAIL)

@@ -24,7 +24,7 @@ from egmctl.model.answer import TABLE, State, worst
 from egmctl.model.bringup import Bringup
 from egmctl.model.comparison import Comparison
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import Status as FindingStatus
+from egmctl.model.finding import Status
 from egmctl.model.fleet import FleetReport, NodeCommand, NodeResult, Reach
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import MeasurementStatus, RunReport
@@ -187,9 +187,9 @@ def test_doctor_of_a_machine_without_data_is_not_determined() -> None:
 )
 def test_a_node_is_healthy_only_if_more_checks_passed_than_had_no_data(passed: int, unknown: int, state: State) -> None:
     whole = answered_doctor(H200)
-    by_check = {finding.check: finding for finding in whole.findings if finding.status is FindingStatus.PASS}
+    by_check = {finding.check: finding for finding in whole.findings if finding.status is Status.PASS}
     kept = [*by_check.values()][: passed + unknown]
-    blind = (replace(finding, status=FindingStatus.UNKNOWN) for finding in kept[passed:])
+    blind = (replace(finding, status=Status.UNKNOWN) for finding in kept[passed:])
     assert answered(replace(whole, findings=(*kept[:passed], *blind))).answer.state is state
 
 

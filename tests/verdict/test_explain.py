@@ -12,7 +12,7 @@ from egmctl.bench.path_class import ceiling
 from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.runner import CHECKS
 from egmctl.model.answer import State
-from egmctl.model.finding import Status as FindingStatus
+from egmctl.model.finding import Status
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import (
     GpuEvidence,
@@ -121,7 +121,7 @@ def test_a_copy_between_host_memory_that_the_cpu_made_blames_no_link() -> None:
     made = copied_by_the_cpu(run("host_numa_to_host_numa_memcpy_ce", value=lambda _task, _flow: 20.0, machine=H200))
     report = with_causes(with_verdict(replace(made, machines=(H200,)), PROFILE))
     ((finding, numbers),) = [(cause.finding, cause.measurements) for cause in report.causes]
-    assert (finding.check, finding.status) == ("bench.other-link", FindingStatus.NOTE)
+    assert (finding.check, finding.status) == ("bench.other-link", Status.NOTE)
     assert finding.summary.endswith("the driver probably let the CPU copy between host memory")
     assert set(numbers) == set(range(len(report.measurements)))
 

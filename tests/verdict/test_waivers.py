@@ -11,8 +11,7 @@ from egmctl.api.bench import Bench
 from egmctl.bench.plan.cost import plan_report
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import CASES
-from egmctl.model.finding import Evidence, Waiver, WaiverKind
-from egmctl.model.finding import Status as Found
+from egmctl.model.finding import Evidence, Status, Waiver, WaiverKind
 from egmctl.model.gpu import GpuProcess
 from egmctl.model.host import LibraryFailure, NumaKind
 from egmctl.model.machine import Machine
@@ -275,7 +274,7 @@ def without_names(made: RunReport, kind: WaiverKind) -> RunReport:
 def test_a_gpu_that_a_worker_misses_is_the_one_of_which_nothing_was_measured() -> None:
     made = measured(patched(H200, "gpus[3].nvml", compute_mode="prohibited"), WRITE)
     (cause,) = explained(without_names(made, K.GPU_UNUSABLE), asked=True).causes
-    assert (cause.finding.check, cause.status, cause.asked) == ("gpu.compute-mode", Found.FAIL, "GPU3")
+    assert (cause.finding.check, cause.status, cause.asked) == ("gpu.compute-mode", Status.FAIL, "GPU3")
 
 
 def test_a_gpu_that_a_worker_misses_for_no_reason_that_a_check_knows_is_told_too() -> None:
@@ -340,7 +339,7 @@ def test_memory_that_a_gpu_does_not_share_with_the_cpu_has_its_cause(machine: Ma
     found = explained(made)
     (cause,) = found.causes
     waived = {n for n, one in enumerate(found.measurements) if one.status is MeasurementStatus.WAIVED}
-    assert (cause.finding.check, set(cause.measurements), cause.status) == (check, waived, Found.FAIL)
+    assert (cause.finding.check, set(cause.measurements), cause.status) == (check, waived, Status.FAIL)
     assert code_of(found)
 
 
