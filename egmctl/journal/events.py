@@ -25,8 +25,7 @@ from typing import Any
 from egmctl import __version__
 from egmctl.dataclass import dataclass
 from egmctl.files import NEW_FILE, open_folder, open_regular, path_of, state_folder, write_all
-from egmctl.model.answer import Answer
-from egmctl.model.answer import State as AnswerState
+from egmctl.model.answer import Answer, State
 from egmctl.model.codec import DecodeError, from_json, to_json
 from egmctl.model.kernel_log import KernelEvent
 from egmctl.model.measurement import Measurement, RunReport
@@ -56,7 +55,7 @@ class RunState:
     """The id of the run, a random number in each of its lines; empty in journals of egmctl before 0.1.0's release."""
     exit_code: int | None = None
     """The run's exit code; ``None`` if it has not ended."""
-    answer: AnswerState | None = None
+    answer: State | None = None
     """What the run answered; ``None`` if it has not ended, and in journals of version 0.1."""
     lines: int | None = None
     """The number of lines of the journal, including this one; ``None`` while lines may be added."""
