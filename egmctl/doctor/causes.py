@@ -22,7 +22,7 @@ from egmctl.doctor.checks.active import KINDS
 from egmctl.doctor.effects_on_paths import Flows, RunNode, Symptom, Trouble, on
 from egmctl.doctor.kernel_faults import C2C_XIDS, Blame
 from egmctl.model.finding import TOLD, Finding, PlaceKind, Status, WaiverKind
-from egmctl.model.kernel_log import DriverMessage as M
+from egmctl.model.kernel_log import DriverMessage
 from egmctl.model.machine import Machine
 from egmctl.topology.access import LOST, Block
 
@@ -180,25 +180,34 @@ _RELATED: Mapping[str, tuple[str, ...]] = {
 }
 """By check, the checks that detect its fault too (:func:`when.related`)."""
 
-_LOGGED: Mapping[str, tuple[M, ...]] = {
-    "dev.fell-off-bus": (M.FELL_OFF_BUS,),
+_LOGGED: Mapping[str, tuple[DriverMessage, ...]] = {
+    "dev.fell-off-bus": (DriverMessage.FELL_OFF_BUS,),
     "dev.driver-binding": (
-        *(M.INIT_FAILED, M.NEEDS_OPEN_MODULES, M.NEEDS_PROPRIETARY_MODULES),
-        *(M.LEGACY_DRIVER, M.NOT_IN_RELEASE),
+        *(DriverMessage.INIT_FAILED, DriverMessage.NEEDS_OPEN_MODULES, DriverMessage.NEEDS_PROPRIETARY_MODULES),
+        *(DriverMessage.LEGACY_DRIVER, DriverMessage.NOT_IN_RELEASE),
     ),
-    "drv.flavour": (M.INIT_FAILED, M.NEEDS_OPEN_MODULES, M.NEEDS_PROPRIETARY_MODULES),
-    "drv.versions": (M.VERSION_MISMATCH,),
-    "c2c.link": (M.C2C_SELF_TEST, M.C2C_P2P, M.SYSMEM_LINK_TRAINING),
-    "uvm.addressing-mode": (M.SMMU_SVA,),
-    "numa.auto-online": (M.MEMORY_NOT_MOVABLE, M.MEMORY_ADD),
-    "numa.mode": (M.MEMORY_NOT_MOVABLE, M.MEMORY_ADD),
+    "drv.flavour": (
+        DriverMessage.INIT_FAILED,
+        DriverMessage.NEEDS_OPEN_MODULES,
+        DriverMessage.NEEDS_PROPRIETARY_MODULES,
+    ),
+    "drv.versions": (DriverMessage.VERSION_MISMATCH,),
+    "c2c.link": (DriverMessage.C2C_SELF_TEST, DriverMessage.C2C_P2P, DriverMessage.SYSMEM_LINK_TRAINING),
+    "uvm.addressing-mode": (DriverMessage.SMMU_SVA,),
+    "numa.auto-online": (DriverMessage.MEMORY_NOT_MOVABLE, DriverMessage.MEMORY_ADD),
+    "numa.mode": (DriverMessage.MEMORY_NOT_MOVABLE, DriverMessage.MEMORY_ADD),
     "nvlink.links": (
-        *(M.SWITCH_TRAINING, M.NVLINK_ACTIVATION, M.NVLINK_ALI, M.NVLINK_RECEIVER_DETECT),
-        *(M.NVLINK_UNCONTAINED, M.NVLINK_DEGRADED),
+        *(
+            DriverMessage.SWITCH_TRAINING,
+            DriverMessage.NVLINK_ACTIVATION,
+            DriverMessage.NVLINK_ALI,
+            DriverMessage.NVLINK_RECEIVER_DETECT,
+        ),
+        *(DriverMessage.NVLINK_UNCONTAINED, DriverMessage.NVLINK_DEGRADED),
     ),
-    "fabric.state": (M.FABRIC_PROBE, M.FABRIC_INBAND, M.NO_FABRIC_ADDRESS),
-    "p2p.status": (M.EGM_NO_FABRIC_ADDRESS, M.P2P_DISABLED),
-    "imex.recovery": (M.IMEX_SHUTDOWN,),
+    "fabric.state": (DriverMessage.FABRIC_PROBE, DriverMessage.FABRIC_INBAND, DriverMessage.NO_FABRIC_ADDRESS),
+    "p2p.status": (DriverMessage.EGM_NO_FABRIC_ADDRESS, DriverMessage.P2P_DISABLED),
+    "imex.recovery": (DriverMessage.IMEX_SHUTDOWN,),
 }
 """By check, the driver messages that report the same fault."""
 
