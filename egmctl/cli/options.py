@@ -219,9 +219,9 @@ def reading_this_node(
 
 def _list_machines(output: OutputOptions) -> ExitCode:
     """Show the shipped machines (``--machine list``)."""
-    from egmctl.facts.replay import load, names, sick
+    from egmctl.facts.replay import load, machine_names, sick
     from egmctl.report.views.lists import machine_list
 
     outputs = output.checked(MACHINES.formats)
-    outputs.show(machine_list([load(name) for name in (*names(), *sick())]), answers=False)
+    outputs.show(machine_list([load(name) for name in (*machine_names(), *sick())]), answers=False)
     return ExitCode.OK

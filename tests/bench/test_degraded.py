@@ -87,7 +87,7 @@ class TestThePlan:
         far = [one for one in planned(machine).tasks if one.flows[0].source.numa_node == 1]
         assert all(one.waiver and "Mems_allowed" in one.waiver for one in far)
 
-    @pytest.mark.parametrize("name", [name for name in replay.names() if "h100" in name or "h200x" in name])
+    @pytest.mark.parametrize("name", [name for name in replay.machine_names() if "h100" in name or "h200x" in name])
     def test_on_x86_nothing_changes(self, name: str) -> None:
         for machine in (shipped(name), with_gpu_denied(shipped(name), 1)):
             if machine.host is None or machine.host.architecture != "x86_64":

@@ -79,7 +79,7 @@ def cases() -> tuple[Case, ...]:
         (fault.machine(), (fault.scope, replace(fault.scope, purposes=tuple(Guard)))) for fault in faults().values()
     ]
     asked += [(machine, (EVERYTHING, NAMED)) for machine in scene_machines]
-    asked += [(shipped(name), (NAMED,)) for name in replay.names()]
+    asked += [(shipped(name), (NAMED,)) for name in replay.machine_names()]
     for _ in range(RANDOM_MACHINES):
         machine = mutated(choice.choice(scene_machines), choice)
         if not any(replay._faults(machine)):

@@ -59,7 +59,7 @@ def test_a_run_of_the_bench(tmp_path: Path) -> None:
     assert loaded.machines == report.machines
 
 
-@pytest.mark.parametrize("name", few(replay.names(), every=4))
+@pytest.mark.parametrize("name", few(replay.machine_names(), every=4))
 def test_a_run_shown_again_is_what_the_command_printed(tmp_path: Path, name: str) -> None:
     report = measured_report(name)
     printed = str(render(report, Format.TEXT))
@@ -70,7 +70,7 @@ def test_a_run_shown_again_is_what_the_command_printed(tmp_path: Path, name: str
 @pytest.mark.long
 @settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    name=st.sampled_from(replay.names()),
+    name=st.sampled_from(replay.machine_names()),
     values=st.lists(st.floats(min_value=0, max_value=1e6, allow_subnormal=False), min_size=1, max_size=9),
 )
 def test_any_numbers_come_back_as_they_were(name: str, values: list[float]) -> None:
@@ -78,7 +78,7 @@ def test_any_numbers_come_back_as_they_were(name: str, values: list[float]) -> N
     assert from_json(RunReport, json.loads(json.dumps(to_json(report)))) == report
 
 
-@pytest.mark.parametrize("name", few(replay.names(), every=4))
+@pytest.mark.parametrize("name", few(replay.machine_names(), every=4))
 def test_a_diagnosis(tmp_path: Path, name: str) -> None:
     diagnosis = diagnose(shipped(name), EVERYTHING, CHECKS, strict=True)
     loaded = saved.load(write(tmp_path, result_json(diagnosis)))
@@ -89,7 +89,7 @@ def test_a_diagnosis(tmp_path: Path, name: str) -> None:
     assert loaded.machines == (redact(shipped(name)),)
 
 
-@pytest.mark.parametrize("name", few(replay.names(), every=4))
+@pytest.mark.parametrize("name", few(replay.machine_names(), every=4))
 def test_a_topology(tmp_path: Path, name: str) -> None:
     written = result_json(with_answer(topology(shipped(name))))
     loaded = saved.load(write(tmp_path, written))
