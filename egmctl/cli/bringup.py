@@ -100,8 +100,7 @@ def _bring_up_node(
         from egmctl.api.doctor import NodeDoctor
         from egmctl.facts.redact import redact_run
         from egmctl.topology.topology import SECTIONS
-        from egmctl.verdict.bringup import bringup as bringup_answer
-        from egmctl.verdict.bringup import identity_of
+        from egmctl.verdict.bringup import bringup_answer, identity_of
 
         doctor = NodeDoctor(**{name: value for name, value in vars(options).items() if name != "serials"})
         bench = Bench(suites=(SUITE,), gpus=options.gpus, numa=options.numa or "all")

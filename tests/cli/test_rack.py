@@ -27,7 +27,7 @@ from egmctl.model.machine import Machine
 from egmctl.mpi.world import RanksMissing, World
 from egmctl.report.kinds import BRINGUP
 from egmctl.saved import load_any
-from egmctl.verdict.bringup import bringup
+from egmctl.verdict.bringup import bringup_answer
 from tests.doctor.faults import OUTSIDE, healthy
 from tests.doctor.machines import patched, shipped
 from tests.report.texts import text_of
@@ -67,7 +67,7 @@ def sent(rank: int, machine: Machine | Callable[[], Bringup]) -> Message:
     """Return what the first rank of a node sends."""
 
     def node() -> Bringup:
-        answer = bringup(diagnosed(cast(Machine, machine)), None, not_measured="busy")
+        answer = bringup_answer(diagnosed(cast(Machine, machine)), None, not_measured="busy")
         return answer if answer.answer.state is State.BAD else go(cast(Machine, machine))
 
     message = rack._answer_of(HOSTS[rank], node if isinstance(machine, Machine) else machine)

@@ -25,7 +25,7 @@ from egmctl.model.record import Command
 from egmctl.report.exports.json import result_json
 from egmctl.saved import load
 from egmctl.units import fold
-from egmctl.verdict.bringup import bringup
+from egmctl.verdict.bringup import bringup_answer
 from tests.doctor.faults import OUTSIDE, healthy
 from tests.doctor.machines import of_two_gpus, patched, shipped
 from tests.doctor.sick import with_cluster
@@ -59,7 +59,9 @@ def document(machine: Machine, arguments: tuple[str, ...], command: Command) -> 
     if key not in _documents:
         expect = arguments[1] if "--expect" in arguments else None
         found = Doctor(expect=expect, strict="--strict" in arguments).diagnose(machine)
-        result: Diagnosis | Bringup = bringup(found, None, not_measured="busy") if command is Command.BRINGUP else found
+        result: Diagnosis | Bringup = (
+            bringup_answer(found, None, not_measured="busy") if command is Command.BRINGUP else found
+        )
         _documents[key] = result.answer.state, result_json(result)
     return _documents[key]
 

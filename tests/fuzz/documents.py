@@ -30,7 +30,7 @@ from egmctl.model.measurement import RunReport
 from egmctl.model.task import NumberedTask
 from egmctl.report.exports.json import result_json
 from egmctl.topology.topology import topology
-from egmctl.verdict.bringup import bringup
+from egmctl.verdict.bringup import bringup_answer
 from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.profiles import load
 from tests.answers import diagnose
@@ -98,7 +98,7 @@ _ORIGINALS: dict[str, Callable[[Path], str]] = {
     "journal": _journal,
     "fleet": lambda folder: result_json(replace(REPORT, comparison=_compared(folder))),
     "comparison": lambda folder: result_json(_compared(folder)),
-    "bringup": lambda _: result_json(bringup(_diagnosed(), judged_run())),
+    "bringup": lambda _: result_json(bringup_answer(_diagnosed(), judged_run())),
     "profile": lambda _: (profiles_dir() / "hgx-h200.toml").read_text(),
 }
 KINDS = tuple(_ORIGINALS)

@@ -38,7 +38,7 @@ from egmctl.saved import Saved
 from egmctl.topology.topology import Topology, topology
 from egmctl.verdict.answers import answered
 from egmctl.verdict.answers.run import of_run
-from egmctl.verdict.bringup import bringup
+from egmctl.verdict.bringup import bringup_answer
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.profiles import load_all
@@ -169,7 +169,7 @@ def random_bringup(dice: random.Random) -> Bringup:
     made = random_run(dice) if dice.random() < 0.8 else None
     node = made.machines[0] if made else None
     before = random_diagnosis(dice, H200) if dice.random() < 0.3 else None
-    return bringup(
+    return bringup_answer(
         replace(random_diagnosis(dice, node), strict=False),
         made,
         before=before,

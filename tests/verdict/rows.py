@@ -25,7 +25,7 @@ from egmctl.model.measurement import (
 from egmctl.model.profile import Profile
 from egmctl.model.task import Flow, Task
 from egmctl.verdict.answers import answered
-from egmctl.verdict.bringup import bringup
+from egmctl.verdict.bringup import bringup_answer
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import with_verdict
 from tests.answers import diagnose
@@ -95,7 +95,7 @@ class Row:
 
     bench: str
     """The word of the bench."""
-    bringup: State
+    bringup_answer: State
     machine: Machine = H200
     cases: Sequence[str] = (WRITE, H2D)
     change: Change = lambda m: m
@@ -120,7 +120,9 @@ class Row:
 
     @property
     def whole(self) -> Bringup:
-        return bringup(diagnose(self.machine, Scope(gpus=tuple(GPUS)) if self.named else EVERYTHING, CHECKS), self.run)
+        return bringup_answer(
+            diagnose(self.machine, Scope(gpus=tuple(GPUS)) if self.named else EVERYTHING, CHECKS), self.run
+        )
 
 
 GOOD, WARN, BAD, BROKE, INCOMPLETE = State.GOOD, State.WARN, State.BAD, State.BROKE, State.INCOMPLETE

@@ -30,7 +30,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.measurement import MeasurementStatus, RunReport
 from egmctl.model.record import Command
 from egmctl.verdict.answers import answered
-from egmctl.verdict.bringup import bringup
+from egmctl.verdict.bringup import bringup_answer
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.learning import Run, learn
@@ -100,7 +100,7 @@ def of_rack(change: Change) -> Bringup:
     made = run(WRITE, machine=tray, value=lambda *_: 700.0)
     first, *rest = made.measurements
     made = with_verdict(replace(made, measurements=(change(first), *rest)), load("gb200-nvl72"))
-    return bringup(diagnose(tray, EVERYTHING, CHECKS), with_causes(made))
+    return bringup_answer(diagnose(tray, EVERYTHING, CHECKS), with_causes(made))
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from egmctl.model.route import LinkKind
 from egmctl.model.task import Flow, Task
 from egmctl.report.kinds import Format
 from egmctl.report.views.bench_answer import seen
-from egmctl.verdict.bringup import bringup
+from egmctl.verdict.bringup import bringup_answer
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.profiles import load
@@ -186,7 +186,7 @@ def test_where_only_host_memory_is_slow_a_busy_host_is_the_cause_and_links_are_n
 
     made = replace(run(WRITE, H2D, value=value), host_load=BUSY)
     report = with_causes(with_verdict(made, PROFILE))
-    node = bringup(diagnose(H200, EVERYTHING, CHECKS), report)
+    node = bringup_answer(diagnose(H200, EVERYTHING, CHECKS), report)
     assert (node.answer.state, node.answer.causes) == (State.INCOMPLETE, report.causes)
     for result in (report, node):
         words = " ".join(str(render(result, Format.TEXT)).split())
@@ -207,7 +207,7 @@ def test_a_cause_on_one_gpu_hides_no_warning_of_another() -> None:
     report = explained(H200, "GPU2", change=throttled)
     assert list(told(report)) == ["bench.throttled"]
     assert list(seen(report, causes=False)) == ["clocks of GPU3 throttled: hw-power-brake-slowdown"]
-    node = bringup(diagnose(H200, EVERYTHING, CHECKS), report)
+    node = bringup_answer(diagnose(H200, EVERYTHING, CHECKS), report)
     for words in (str(render(report, Format.TEXT)), str(render(node, Format.TEXT))):
         plain = " ".join(words.split())
         assert "clocks of GPU3 throttled: hw-power-brake-slowdown (5 paths)" in plain

@@ -23,7 +23,7 @@ from egmctl.model.probes import ProbeOutcome
 from egmctl.model.record import Reason, Unread
 from egmctl.report.kinds import Format
 from egmctl.units import GIB, MIB
-from egmctl.verdict.bringup import bringup
+from egmctl.verdict.bringup import bringup_answer
 from egmctl.verdict.explain import with_causes
 from tests.answers import diagnose, render
 from tests.doctor.faults import Fault, changed, healthy
@@ -139,7 +139,7 @@ def test_it_explains_no_wrong_bytes() -> None:
 def test_it_is_the_cause_of_measurements_that_broke(status: MeasurementStatus) -> None:
     machine = limited(shipped("hgx-h200x4"), nofile=48)
     made = with_causes(with_status(run_bench(WRITE, machine=machine), status, range(12)))
-    node = bringup(diagnose(machine, EVERYTHING, CHECKS), made)
+    node = bringup_answer(diagnose(machine, EVERYTHING, CHECKS), made)
     assert [cause.finding.check for cause in made.causes] == ["env.limits"]
     for result, word in ((made, "FAIL"), (node, "NO-GO")):
         words = " ".join(str(render(result, Format.TEXT)).split())
