@@ -28,7 +28,7 @@ from egmctl.model.profile import Unit
 from egmctl.model.route import LinkKind
 from egmctl.model.task import Flow, Task
 from egmctl.report.kinds import Format
-from egmctl.report.views.bench_answer import seen
+from egmctl.report.views.bench_answer import seen_by_bench
 from egmctl.verdict.bringup import bringup_answer
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import with_verdict
@@ -206,7 +206,7 @@ def test_a_cause_on_one_gpu_hides_no_warning_of_another() -> None:
 
     report = explained(H200, "GPU2", change=throttled)
     assert list(told(report)) == ["bench.throttled"]
-    assert list(seen(report, causes=False)) == ["clocks of GPU3 throttled: hw-power-brake-slowdown"]
+    assert list(seen_by_bench(report, causes=False)) == ["clocks of GPU3 throttled: hw-power-brake-slowdown"]
     node = bringup_answer(diagnose(H200, EVERYTHING, CHECKS), report)
     for words in (str(render(report, Format.TEXT)), str(render(node, Format.TEXT))):
         plain = " ".join(words.split())
@@ -221,7 +221,7 @@ def test_users_that_change_while_a_gpu_is_measured_are_told_once() -> None:
         pairs = zip(one.measurements, two.measurements, strict=True)
         return replace(made, measurements=tuple(pair[n % 2] for n, pair in enumerate(pairs)))
 
-    assert seen(explained(H200, "GPU2", change=used), causes=False) == {}
+    assert seen_by_bench(explained(H200, "GPU2", change=used), causes=False) == {}
 
 
 @pytest.mark.long

@@ -205,7 +205,7 @@ def _body(report: RunReport) -> Iterator[doc.DocumentBlock]:
 def _warnings(report: RunReport) -> Iterator[doc.DocumentBlock]:
     sentences = [
         f"{sentence} ({several(len(paths), 'path')})"
-        for sentence, paths in bench_answer.seen(report, causes=False).items()
+        for sentence, paths in bench_answer.seen_by_bench(report, causes=False).items()
     ]
     yield doc.Bullets(tuple(sentences[:_WARNINGS]))
     if further := len(sentences[_WARNINGS:]):

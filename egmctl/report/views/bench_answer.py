@@ -102,10 +102,10 @@ _SHOWN = 4
 def warnings(report: RunReport) -> Iterator[str]:
     """Yield a sentence for each fault in the kernel log with its remedy, and for each warning with its paths."""
     yield from (f"logged by the kernel meanwhile: {fault.words}. {fault.remedy.words}" for fault in grave(report))
-    yield from (f"{sentence}: {shortened(paths, _SHOWN)}" for sentence, paths in seen(report).items())
+    yield from (f"{sentence}: {shortened(paths, _SHOWN)}" for sentence, paths in seen_by_bench(report).items())
 
 
-def seen(report: RunReport, *, causes: bool = True) -> dict[str, list[str]]:
+def seen_by_bench(report: RunReport, *, causes: bool = True) -> dict[str, list[str]]:
     """Return the warnings in the evidence of measurements, with their paths.
 
     Parameters

@@ -13,8 +13,7 @@ from egmctl.model.finding import UNEXPLAINED
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words, plain
 from egmctl.report.views.bench import bench_banners, bench_document, drawings, on_paper, pairs
-from egmctl.report.views.bench_answer import alarm_line, tally
-from egmctl.report.views.bench_answer import seen as seen_by_bench
+from egmctl.report.views.bench_answer import alarm_line, seen_by_bench, tally
 from egmctl.report.views.bench_classes import main_rates
 from egmctl.report.views.causes import CAUSES, PATHS, cause_entry
 from egmctl.report.views.doctor import doctor_document
