@@ -175,7 +175,7 @@ class Watch:
         )
 
 
-def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidence | None:
+def route_evidence(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidence | None:
     """Return whether the bytes of a bandwidth took the expected link; ``None`` if counters cannot show this.
 
     Parameters

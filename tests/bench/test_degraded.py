@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from egmctl.bench.evidence import route as route_evidence
+from egmctl.bench.evidence import route_evidence
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import select_cases

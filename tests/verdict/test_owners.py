@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from egmctl.bench.evidence import gpus_of, route
+from egmctl.bench.evidence import gpus_of, route_evidence
 from egmctl.gpu.telemetry import Traffic
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import GpuEvidence, Measurement, MeasurementStatus, RunReport, TaskEvidence
@@ -50,7 +50,7 @@ def counted(measurement: Measurement, owner: Owner, at: tuple[str, ...]) -> Meas
         for one, label in gpus_of([measurement]).items()
         if one in rises
     )
-    found = TaskEvidence(gpus=gpus, route=route(measurement, len(measurement.samples), rises))
+    found = TaskEvidence(gpus=gpus, route=route_evidence(measurement, len(measurement.samples), rises))
     return replace(measurement, evidence=found)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from egmctl.bench.buffers import Buffer, FlowBuffers
 from egmctl.bench.case import End
-from egmctl.bench.evidence import Watch, gpus_of, route
+from egmctl.bench.evidence import Watch, gpus_of, route_evidence
 from egmctl.bench.processes.protocol import Event, Request
 from egmctl.bench.results import FAILURES, failure
 from egmctl.dataclass import dataclass
@@ -420,7 +420,7 @@ def evidence_of(task: Task, samples: int, ranks: Sequence[Rank], items: Sequence
     return TaskEvidence(
         # Two processes may use one GPU.
         gpus=tuple({gpu.label: gpu for gpu in gpus}.values()),
-        route=route(task, samples, traffic) if one_node else None,
+        route=route_evidence(task, samples, traffic) if one_node else None,
         unread=next((part.no_counters for part in parts if part.no_counters), None),
     )
 
