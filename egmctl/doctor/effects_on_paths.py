@@ -17,7 +17,7 @@ from egmctl.model.measurement import Measurement
 from egmctl.model.route import NUMA_MEMORY, Carrier, LinkKind, MemoryKind
 from egmctl.model.task import Flow, HandleKind
 from egmctl.topology.links import Link, gpu_link, nvlink_joins, nvlinks_between
-from egmctl.topology.routes import owners
+from egmctl.topology.routes import possible_owners
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +242,7 @@ def crosses_owner(place: Place, flow: Flow, node: RunNode) -> bool:
     links = {hop.link for hop in flow.route.hops}
     if place.gpus is None or flow.route.across_nodes or not {LinkKind.NVLINK, LinkKind.C2C} <= links:
         return False
-    owners_by_node = [{owner.bus_id for owner in owners(node.machine, numa)} for numa in numa_nodes(flow)]
+    owners_by_node = [{owner.bus_id for owner in possible_owners(node.machine, numa)} for numa in numa_nodes(flow)]
     return bool(node.gpus(flow)) and any(bus_ids and bus_ids <= place.gpus for bus_ids in owners_by_node)
 
 
@@ -295,7 +295,13 @@ def _joined(node: RunNode, flow: Flow) -> list[tuple[Gpu, Gpu]] | None:
     gpus, nodes = node.gpus(flow), numa_nodes(flow)
     if not nodes:
         return [(gpus[0], gpus[1])] if len(gpus) == 2 else None
-    return [(gpu, owner) for gpu in gpus for numa in nodes for owner in owners(node.machine, numa) if owner is not gpu]
+    return [
+        (gpu, owner)
+        for gpu in gpus
+        for numa in nodes
+        for owner in possible_owners(node.machine, numa)
+        if owner is not gpu
+    ]
 
 
 # --- which findings count --------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import GpuEvidence, Measurement, MeasurementStatus, RunReport, TaskEvidence
 from egmctl.model.verdict import OwnerUnknown
 from egmctl.report.kinds import Format
-from egmctl.topology.routes import owners as possible_owners
+from egmctl.topology.routes import possible_owners
 from egmctl.verdict.answers import answered
 from egmctl.verdict.judge import owners, with_verdict
 from tests.answers import render

@@ -36,7 +36,7 @@ from egmctl.model.measurement import Settings
 from egmctl.model.route import HOST_MEMORY, Egm, MemoryKind
 from egmctl.model.task import UCX_ENGINES, Engine, Flow, Pattern, Point
 from egmctl.topology.access import without_nvml
-from egmctl.topology.routes import owners
+from egmctl.topology.routes import possible_owners
 from egmctl.units import GIB, KIB
 
 SECTIONS = ("host", "gpus", "pairs", "driver", "process")
@@ -248,7 +248,7 @@ def _possible_owners(machine: Machine, gpus: Sequence[Gpu]) -> list[Gpu]:
     An example is a PCIe card in a DGX Station.
     """
     nodes = {gpu.host_numa_id for gpu in gpus if gpu.host_numa_id is not None}
-    possible = [gpu for node in nodes for gpu in owners(machine, node)]
+    possible = [gpu for node in nodes for gpu in possible_owners(machine, node)]
     return [gpu for gpu in gpus if gpu in possible or all(owner.host_numa_id != gpu.host_numa_id for owner in possible)]
 
 
