@@ -51,7 +51,7 @@ def diagnosis_of(failures: Iterable[Failure], machine: Machine) -> Diagnosis | N
     return diagnose(machine, Scope(purposes=tuple(Guard)), checks, completed=completed(machine))
 
 
-def explained(log: ErrorLog, diagnosis: Diagnosis | None) -> Explanations:
+def explain_failures(log: ErrorLog, diagnosis: Diagnosis | None) -> Explanations:
     """Return what is known of failures, the gravest first.
 
     Parameters
