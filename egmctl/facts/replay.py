@@ -163,7 +163,8 @@ def _find(name_or_path: str) -> tuple[Path, str]:
 
 
 def _valid() -> str:
-    return f"valid are a file that 'egmctl snapshot' wrote and {', '.join([*machine_names(), *sick()]) or 'no name: none ships'}"
+    shipped = ", ".join((*machine_names(), *sick())) or "no name: none ships"
+    return f"valid are a file that 'egmctl snapshot' wrote and {shipped}"
 
 
 def _drop_newer_sections(document: dict[str, Any]) -> dict[str, SectionStatus]:

@@ -95,7 +95,7 @@ class Row:
 
     bench: str
     """The word of the bench."""
-    bringup_answer: State
+    bringup: State
     machine: Machine = H200
     cases: Sequence[str] = (WRITE, H2D)
     change: Change = lambda m: m
