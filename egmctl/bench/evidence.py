@@ -201,7 +201,8 @@ def route_evidence(task: Task, samples: int, rises: Mapping[str, Traffic]) -> Li
     carried = {name: _carried(expected, rises, name) for name in (LinkKind.NVLINK, LinkKind.C2C, LinkKind.PCIE)}
     link, verdict = _proof(task, link, carried, total)
     older = all(link in _way(rises, gpu, sent) for gpu, sent in expected)
-    fields = None if carried[link] is None else _FIELDS[link if older else NVLINK_COUNT]
+    counters = link if older else NVLINK_COUNT
+    fields = None if carried[link] is None else _FIELDS[counters]
     if verdict is LinkProof.REFUTED and fields == _FIELDS[NVLINK_COUNT]:
         # No GPU was seen yet on which these counters answer: that they stand still refutes nothing.
         verdict = LinkProof.UNKNOWN
@@ -366,8 +367,12 @@ def path_of(
     on_gpu = MemoryKind.DEVICE in (flow.source.memory, flow.destination.memory)
     staging = _staging(known or used, [protocol for protocol in used if protocol.rank == flow.destination.rank], on_gpu)
     if any(map(_is_rdma, names)):
-        staged = staging is UcxStaging.HOST
-        route = UcxRoute.RDMA if not on_gpu else UcxRoute.RDMA_STAGED if staged else UcxRoute.GPUDIRECT_RDMA
+        if not on_gpu:
+            route = UcxRoute.RDMA
+        elif staging is UcxStaging.HOST:
+            route = UcxRoute.RDMA_STAGED
+        else:
+            route = UcxRoute.GPUDIRECT_RDMA
     else:
         route = next((route for route, carriers in _CARRIERS.items() if names & carriers), UcxRoute.UNKNOWN)
     guessed = "; the receiver's report is missing; this is what the sender expected" if used and not known else ""

@@ -362,7 +362,9 @@ class _Run:
         """Return the finished fraction of a soak's duration, or else of the estimated time of all steps."""
         if self._soak is not None:
             return self._soak.part_over
-        ahead = [*self.pending, *([under_way] if under_way else [])]
+        ahead = [*self.pending]
+        if under_way:
+            ahead.append(under_way)
         seconds = sum(self._seconds.get(step, 0) for step in ahead)
         return max(0, 1 - seconds / (sum(self._seconds.values()) or 1))
 

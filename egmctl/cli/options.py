@@ -80,7 +80,7 @@ def takes_options(
     without
         The fields that are not options of this command and keep their defaults; ``csv`` is one if the formats lack CSV.
     """
-    omitted = (*without, *["csv"] * (Format.CSV not in formats))
+    omitted = without if Format.CSV in formats else (*without, "csv")
 
     def decorate(command: Callable[..., _Ended]) -> Callable[..., _Ended | ExitCode]:
         hints = get_type_hints(command, include_extras=True)
@@ -149,7 +149,9 @@ def _option(each: Field[Any], formats: Sequence[Format], note: str, heading: str
     more = dict(each.metadata)
     names = more.pop("names") or (f"--{each.name.replace('_', '-')}",)
     suffixes = [
-        f"{suffix}{' (JUnit)' * (format is Format.JUNIT)}" for suffix, format in SUFFIXES.items() if format in formats
+        f"{suffix} (JUnit)" if format is Format.JUNIT else suffix
+        for suffix, format in SUFFIXES.items()
+        if format in formats
     ]
     more["help"] = more["help"].format(formats=", ".join(formats), suffixes=", ".join(suffixes), note=note)
     if each.name in complete.VALUES and each.type != "bool":

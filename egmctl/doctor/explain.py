@@ -187,7 +187,11 @@ def _with_consequences(explanations: list[Explanation]) -> Iterator[Explanation]
     hardware = next((each for each in faults if each.severity is Severity.HARDWARE), None)
     link = next((each for each in faults if _is_of_a_link(each.failure)), hardware)
     for each in explanations:
-        fault = link if _is_remote_access(each.failure) else hardware if _is_asynchronous(each.failure) else None
+        fault = None
+        if _is_remote_access(each.failure):
+            fault = link
+        elif _is_asynchronous(each.failure):
+            fault = hardware
         if fault is None or fault is each:
             yield each
             continue

@@ -276,7 +276,10 @@ def _places(root: Root, running: ProcessIds, daemon: str) -> tuple[str, ...]:
     places = set()
     for process in (process for comm, full in DAEMONS.items() if full == daemon for process in running.get(comm, ())):
         cgroup = root.read(f"/proc/{process}/cgroup")
-        places.add("pod" if "kubepods" in cgroup else "host" if _UNITS[daemon] in cgroup else "elsewhere")
+        if "kubepods" in cgroup:
+            places.add("pod")
+        else:
+            places.add("host" if _UNITS[daemon] in cgroup else "elsewhere")
     return tuple(sorted(places))
 
 

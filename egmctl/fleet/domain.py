@@ -167,7 +167,8 @@ States = list[tuple[Iterable[str], FleetGpu]]
 
 def _states(all_gpus: Iterable[str], result: object) -> tuple[States, States]:
     """Return the GPUs that fail in a node's result, by bus id, and those with a warning: findings, then paths."""
-    run = result.run if isinstance(result, Bringup) else result if isinstance(result, RunReport) else None
+    measured = result.run if isinstance(result, Bringup) else result
+    run = measured if isinstance(measured, RunReport) else None
     causes = result.answer.causes if isinstance(result, Diagnosis | Bringup | RunReport) else ()
     # What crashed, or was slow beside others, proves nothing: the node's answer says so too.
     proven = {number for cause in causes if cause.state is State.BAD for number in cause.measurements}

@@ -74,7 +74,8 @@ def read_output(output: bytes) -> Output:
     """Parse a node's output."""
     begin = re.search(rf"^{MARK} begin$".encode(), output, re.MULTILINE)
     version = _VERSION.search(output, begin.end()) if begin else None
-    start = version.end() if version else begin.end() if begin else 0
+    last = version or begin
+    start = last.end() if last else 0
     # The end mark is in the last line or missing, so a large document need not be searched for it.
     tail = max(start, len(output) - 4096)
     end = _END.search(output, tail) if begin else None

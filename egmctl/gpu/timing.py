@@ -210,7 +210,12 @@ class GatedWork:
             first = flows[0][0][0]
             for parts in flows:
                 for stream, operation in parts:
-                    before = leader if stream is first else first if stream is parts[0][0] else parts[0][0]
+                    if stream is first:
+                        before = leader
+                    elif stream is parts[0][0]:
+                        before = first
+                    else:
+                        before = parts[0][0]
                     stream.wait_for(before, Mark.START)
                     stream.mark(Mark.START)
                     operation()

@@ -264,7 +264,9 @@ class UcxConnection:
     def __init__(self, options: Mapping[str, str], *, one_sided: bool = False) -> None:
         self._ucx = _ucx_library()
         self._log_start = _log_size()
-        features = (self._ucx.Feature.TAG, *((self._ucx.Feature.RMA,) if one_sided else ()))
+        features = [self._ucx.Feature.TAG]
+        if one_sided:
+            features.append(self._ucx.Feature.RMA)
         self._context = self._call(
             "ucp_init", lambda: self._ucx.UCXContext({"PROTO_INFO": "used", **options}, feature_flags=features)
         )

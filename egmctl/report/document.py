@@ -536,13 +536,16 @@ _WHOLE = 1000
 
 def number(value: float | None) -> str:
     """Return a bandwidth or a latency with the decimals that tables and sentences show."""
-    return "-" if value is None else f"{value:.1f}" if value < _WHOLE else f"{value:.0f}"
+    if value is None:
+        return "-"
+    return f"{value:.1f}" if value < _WHOLE else f"{value:.0f}"
 
 
 def _bar_cells(bar: Bar, name: int) -> dict[str, str | Cell]:
     """Return the numbers of a bar, and its plain name in a column of a width; without the name if that is 0."""
     worst = Cell(number(bar.worst.value), bar.worst.tone, bar.mark)
-    share = Cell(f"{100 * bar.median / bar.limit:.0f} %" if bar.limit else "-", mark="#" * (bar.limit_of != "link"))
+    mark = "" if bar.limit_of == "link" else "#"
+    share = Cell(f"{100 * bar.median / bar.limit:.0f} %" if bar.limit else "-", mark=mark)
     cells = (str(len(bar.dots)), number(bar.median), worst, number(bar.expected), share)
     named: dict[str, str | Cell] = {"": bar.name.ljust(name)} if name else {}
     return {**dict(zip(_BAR_HEADS, cells, strict=True)), **named}

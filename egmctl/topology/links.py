@@ -204,7 +204,9 @@ def _expected_nvlinks(machine: Machine, first: Gpu, second: Gpu, pair: GpuPair) 
     most, usual_of_pairs = _nvlinks_of_pairs(machine.pairs or ())
     if pair.nvlink_through == "switch":
         parts = [gpu.nvml.nvlink_count for gpu in (first, second) if gpu.nvml and gpu.nvml.nvlink_count]
-        return max([most, *(parts if len(parts) == 2 and parts[0] == parts[1] else [])])
+        if len(parts) == 2 and parts[0] == parts[1]:
+            return max(most, parts[0])
+        return most
     usual = _usual(count for gpu in machine.gpus or () if (count := active_nvlinks(gpu)))
     short = any((active_nvlinks(gpu) or usual) < usual for gpu in (first, second))
     return usual_of_pairs if short else 0
@@ -275,7 +277,9 @@ def _value(pair: GpuPair | None, name: str) -> str:
     value = pair.cuda_attributes.get(CUDA_ATTRIBUTES[name])
     if value is None:
         return "?"
-    return str(value) if name == "performance rank" else ("yes" if value else "no")
+    if name == "performance rank":
+        return str(value)
+    return "yes" if value else "no"
 
 
 def nvlink(gpu: Gpu, links: int, *, direct: bool = False) -> Hop:
@@ -362,7 +366,12 @@ def pcie(gpu: Gpu, pci: LinkClass | None = None) -> Hop:
     width = next((width for width in widths if width), None)
     if speed is None or width is None:
         return Hop(link=LinkKind.PCIE, pci=pci, reason="neither NVML nor sysfs reports the PCIe link's speed and width")
-    efficiency = 8 / 10 if speed <= 5 else 128 / 130 if speed <= 32 else 242 / 256
+    if speed <= 5:
+        efficiency = 8 / 10
+    elif speed <= 32:
+        efficiency = 128 / 130
+    else:
+        efficiency = 242 / 256
     return Hop(link=LinkKind.PCIE, pci=pci, nominal_gb_s=speed * width * efficiency / 8)
 
 

@@ -557,4 +557,5 @@ def _findings(machine: Machine) -> Iterator[str]:
     bad = [finding for finding in findings if finding.status in (Status.FAIL, Status.WARN, Status.UNKNOWN)]
     for text, ids in grouped((f"{finding.status}: {finding.summary}", finding.check) for finding in bad).items():
         names = dict.fromkeys(ids)
-        yield f"doctor's check{'s' * (len(names) > 1)} {', '.join(names)}: {text}"
+        noun = "checks" if len(names) > 1 else "check"
+        yield f"doctor's {noun} {', '.join(names)}: {text}"

@@ -201,7 +201,8 @@ def against_profile(measurement: Measurement, value: float, profile: Profile | N
     bounds = Bounds(reference.warn, reference.fail, latency=reference.unit is Unit.NS)
     grade, link = bounds.grade(value), class_of(measurement).link
     bound = {Grade.FAIL: reference.fail, Grade.WARN: reference.warn}.get(grade)
-    beyond = "" if bound is None else f", {'above' if bounds.latency else 'below'} {bound:.4g}"
+    side = "above" if bounds.latency else "below"
+    beyond = "" if bound is None else f", {side} {bound:.4g}"
     usual = "" if reference.typical is None else f"; typical is {reference.typical:.4g}"
     over = "" if link == reference.link else f", over {link}, not {reference.link}"
     reason = f"{measurement.path}: {value:.4g} {reference.unit}{beyond}{usual}{over}"

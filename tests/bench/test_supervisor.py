@@ -256,7 +256,8 @@ class TestPairsAtOnce:
         (proof,) = next(step.tasks for step in planned.steps if step.proof)
         report = run(fault.format(member=member, proof=proof), gpus=4)
         wrong = {number: found for number, found in enumerate(statuses(report)) if found is not MeasurementStatus.OK}
-        assert wrong == ({} if status is None else {proof if "proof" in fault else member: status})
+        faulty = proof if "proof" in fault else member
+        assert wrong == ({} if status is None else {faulty: status})
         assert any("one at a time" in note for note in report.notes) is (together != "100")
         assert len(report.problems) == (status is None)
         assert report.exit_code is code

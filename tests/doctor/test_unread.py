@@ -82,7 +82,9 @@ SUFFICES: Mapping[tuple[str, str], str] = {
 
 @functools.cache
 def machine_of(name: str, check: str) -> Machine:
-    return (PASSES[check]() if check in PASSES else healthy()) if name == "healthy" else shipped(name)
+    if name != "healthy":
+        return shipped(name)
+    return PASSES[check]() if check in PASSES else healthy()
 
 
 @functools.cache

@@ -188,7 +188,8 @@ def test_three_faults_are_named_in_the_first_lines_with_the_gpus_they_cost(
 def test_each_gpu_that_is_not_ready_has_its_reason(
     rack: Ask, faults: Faults, expect: str, answer: State, words: str
 ) -> None:
-    report = rack(faults, *(("--expect", expect) if expect else ()), nodes=TRAYS[:6])
+    options = ("--expect", expect) if expect else ()
+    report = rack(faults, *options, nodes=TRAYS[:6])
     assert report.readiness is not None
     assert (report.answer.state, words in first(report)) == (answer, True), first(report)
 

@@ -174,7 +174,8 @@ class FlowPart:
     def streams(self) -> list[Stream]:
         """The streams of this part, each once."""
         ends = [end.stream for end in (self.source, self.destination) if end is not None]
-        return list(dict.fromkeys([*(self.mover.streams if self.mover is not None else ()), *ends]))
+        movers = self.mover.streams if self.mover is not None else ()
+        return list(dict.fromkeys([*movers, *ends]))
 
 
 def poison_destination(flow: FlowPart, part: Window) -> None:

@@ -242,7 +242,9 @@ def _mig(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
 
 
 def _on(value: bool | None) -> str:
-    return "not read" if value is None else "on" if value else "off"
+    if value is None:
+        return "not read"
+    return "on" if value else "off"
 
 
 @check("gpu.cc-mode", Guard.P2P, Guard.RDMA, sections=("driver",))

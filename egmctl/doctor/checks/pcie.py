@@ -228,7 +228,8 @@ def _link(machine: Machine, scope: Scope) -> Verdicts:
         skip("no GPU or NIC was read on PCIe")
     for gpu in gpus:
         pci = gpu.pci or PciFunction(bus_id=gpu.bus_id)
-        link = PcieLink() if gpu.pci is None else _known(pci.link, gpu.nvml.link if gpu.nvml else None)
+        by_nvml = gpu.nvml.link if gpu.nvml else None
+        link = PcieLink() if gpu.pci is None else _known(pci.link, by_nvml)
         yield from findings_on(gpu, _judge(machine, pci, link, gpu))
     for nic in nics:
         pci = nic.pci or PciFunction(bus_id="")

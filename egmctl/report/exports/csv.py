@@ -71,6 +71,7 @@ def bench_csv(report: RunReport, *, samples: bool = False) -> str:
     }
     gpus = {gpu.bus_id: gpu for gpu in report.gpus}
     judged = {entry.measurement: entry.judgements for entry in (report.verdict.judged if report.verdict else ())}
+    of_samples = ("sample", *_columns(Sample, "sample_")) if samples else ()
     columns = (
         *run,
         *_columns(Measurement),
@@ -84,7 +85,7 @@ def bench_csv(report: RunReport, *, samples: bool = False) -> str:
         "expected",
         "ceiling",
         "ceiling_limit",
-        *(("sample", *_columns(Sample, "sample_")) if samples else ()),
+        *of_samples,
         *_columns(CollectiveResult, "nccl_"),
         "nccl_version",
         "nccl_transports",

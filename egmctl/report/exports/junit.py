@@ -36,7 +36,9 @@ def bench_junit(report: RunReport) -> str:
 def bringup_junit(bringup: Bringup) -> str:
     """Return JUnit XML with a suite for the answer, one for doctor's findings and, after a run, one for the bench."""
     whole = _suite("egmctl bringup", [_answer("bringup", bringup.answer)])
-    parts = [_doctor_suite(bringup.diagnosis), *([] if bringup.run is None else [_bench_suite(bringup.run)])]
+    parts = [_doctor_suite(bringup.diagnosis)]
+    if bringup.run is not None:
+        parts.append(_bench_suite(bringup.run))
     return _document(whole, *parts)
 
 

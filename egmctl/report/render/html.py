@@ -49,10 +49,11 @@ def _is_picture(block: doc.Section) -> bool:
 
 def _head(document: doc.Document, blocks: Sequence[doc.DocumentBlock]) -> page.Head:
     answers = [block for block in blocks if isinstance(block, doc.Verdict)]
+    subtitle = (document.subtitle,) if document.subtitle else ()
     return page.Head(
         command=document.command,
         subject=document.subject,
-        facts=document.facts or (document.subtitle,) * bool(document.subtitle),
+        facts=document.facts or subtitle,
         banners=document.banners,
         answer=_answer(answers[0]) if answers else None,
     )
@@ -209,7 +210,8 @@ def _bars(block: doc.Bars, *, titled: bool = True) -> HtmlContent:
     rows = any(bar.case for bar in block.bars)
     lists: list[HtmlContent] = []
     for heading, bars in block.groups:
-        lists.append(element("h4" if titled else "h3", arrows(heading)) if heading else None)
+        if heading:
+            lists.append(element("h4" if titled else "h3", arrows(heading)))
         lists.append(element("ul", map(_bar, bars), class_="rates rows" if rows else "rates"))
     hollow = any(dot.doubted for bar in block.bars for dot in bar.dots)
     lists.append(element("p", _BAR_KEY + _DOUBTED * hollow, class_="key"))
@@ -233,7 +235,9 @@ _DOUBTED = " A hollow dot is not believed, or not all of it: see Doubts."
 def _bar(bar: doc.Bar) -> Element:
     """Return the bar of one path class with its numbers."""
     share = f" · {100 * bar.worst.value / bar.expected:.0f} %" if bar.expected else ""
-    limit = f" · {bar.limit_of} {bar.limit:.0f}" if bar.limit else " · less is better" if bar.less else ""
+    limit = " · less is better" if bar.less else ""
+    if bar.limit:
+        limit = f" · {bar.limit_of} {bar.limit:.0f}"
     sign = {Tone.GOOD: "✓ ", Tone.BAD: "✕ ", Tone.WARN: "▲ "}.get(bar.state.tone, "")
     rest = (f" {bar.unit}", f" {arrows(bar.worst.label)}{share}", limit)
     values = (bar.median, bar.worst.value, bar.expected)
@@ -255,7 +259,8 @@ def _bar(bar: doc.Bar) -> Element:
 
 def _chart(chart: doc.Chart) -> Element:
     if chart.small:
-        caption = element("figcaption", element("strong", arrows(chart.caption)), f" {chart.note}" * bool(chart.note))
+        note = f" {chart.note}" if chart.note else ""
+        caption = element("figcaption", element("strong", arrows(chart.caption)), note)
         return element("figure", caption, figures.plot(chart), class_="small")
     names = [
         element("li", element("strong", f"{value} ", class_=look), arrows(name))

@@ -255,12 +255,15 @@ def _notes(report: RunReport) -> Mapping[str, str]:
     """Return what is in the folded sections, by title."""
     waived = sum(m.status is MeasurementStatus.WAIVED for m in report.measurements)
     verdict = report.verdict
+    references = ""
+    if verdict is not None:
+        references = f"profile {verdict.profile}" if verdict.profile else "no profile"
     return {
         **family_notes(report),
         "Further slow paths": several(max(len(_slow_paths(report)) - _BENCH_WORST, 0), "path"),
         "Outliers": "GPUs and pairs that are slower than their peers",
         "Each warning": several(len(tuple(bench_answer.warnings(report))), "warning"),
-        "References": "" if verdict is None else f"profile {verdict.profile}" if verdict.profile else "no profile",
+        "References": references,
         "Skipped": several(waived, "measurement"),
         "How it was measured": ", ".join(bench_answer.how(report)[:3]),
     }

@@ -29,8 +29,10 @@ def kernel_line(report: RunReport) -> str | None:
     if log.unread is not None:
         return f"Kernel log while it ran: unknown ({log.unread.detail or log.unread.reason.value})."
     parts = [fault.words for fault in report.logged if fault.status is Status.PASS]
-    parts += [f"{log.left_out} more were not kept"] * bool(log.left_out)
-    parts += ["lines were overwritten before they were read"] * log.overwritten
+    if log.left_out:
+        parts.append(f"{log.left_out} more were not kept")
+    if log.overwritten:
+        parts.append("lines were overwritten before they were read")
     if not parts and grave(report):
         return None
     none = "no Xid, SXid, PCIe error or fault of the driver"

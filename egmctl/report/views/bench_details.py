@@ -141,7 +141,9 @@ def life_cycles(measurements: Iterable[Measurement]) -> Iterator[Matrix]:
 def _shared(measurement: Measurement) -> str:
     """Return the kind of the shared memory and of its handle."""
     end = measurement.flows[0].source
-    kind = f"{_memory(end.memory)}{' for all GPUs' * bool(end.parts)}"
+    kind = _memory(end.memory)
+    if end.parts:
+        kind += " for all GPUs"
     return kind if end.handle is None else f"{kind}, {end.handle}"
 
 

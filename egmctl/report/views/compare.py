@@ -84,7 +84,8 @@ def _body(comparison: Comparison) -> Iterator[doc.DocumentBlock]:
     if comparison.of_nodes:
         yield doc.Section(SPEED, partial(speed_by_node, comparison), level=Level.PAGE)
     else:
-        yield doc.Section(f"Changes{', the slowest first' * bool(comparison.affected)}", partial(_changes, comparison))
+        title = "Changes, the slowest first" if comparison.affected else "Changes"
+        yield doc.Section(title, partial(_changes, comparison))
     for unit, title in (*_QUANTITIES.items(), ("", "Other paths")):
         rows = [row for row in comparison.affected if _unit(comparison, row) == unit]
         if comparison.of_nodes or not unit:
@@ -191,7 +192,8 @@ def speed_by_node(comparison: Comparison) -> Iterator[doc.Matrix]:
     more = nodes[_NODES_SHOWN:]
     others = [node.name for node in comparison.nodes if not node.problem and node.name not in {*shares, *incomplete}]
     rows = nodes[:_NODES_SHOWN]
-    rows += [others[0] if len(others) == 1 else f"{len(others)} others"] if shares and others else []
+    if shares and others:
+        rows.append(others[0] if len(others) == 1 else f"{len(others)} others")
     notes = ["100: within the bound; the classes in which no node differs are not shown"]
     notes += [f"and {several(len(more), 'more node')} that differ: {fold(more)}"] if more else []
     yield doc.grid(

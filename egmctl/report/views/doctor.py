@@ -189,7 +189,7 @@ def _findings(findings: Sequence[Finding], *, with_status: bool = False) -> doc.
         status = (doc.Span(finding.status, TONES[finding.status]),) if with_status else ()
         what = "; ".join(filter(None, (finding.summary, finding.note)))
         rows.append((doc.Span(finding.check, code=True), *status, finding.place.label or "node", what))
-    heads = ("check", *(("status",) if with_status else ()), "where", "what")
+    heads = ("check", "status", "where", "what") if with_status else ("check", "where", "what")
     return doc.table(heads, rows, wrap=("where", "what"))
 
 

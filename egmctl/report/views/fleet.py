@@ -35,11 +35,12 @@ def fleet_document(report: FleetReport) -> doc.Document:
     """Return the document of a fleet report."""
     run = report.fabric.run if report.fabric else None
     of_nodes = () if report.comparison is None else banners(report.comparison)
+    of_run = bench_banners(run) if run and not report.comparison else ()
     return doc.Document(
         command="egmctl bringup" if report.fabric else "egmctl fleet",
         subject=f"{several(len(report.asked.nodes), 'node')} {report.folded}",
         facts=tuple(_facts(report)),
-        banners=(*of_nodes, *(bench_banners(run) if run and not report.comparison else ())),
+        banners=(*of_nodes, *of_run),
         body=tuple(_body(report)),
     )
 
@@ -53,7 +54,9 @@ def _body(report: FleetReport) -> Iterator[doc.DocumentBlock]:
         drawing = doc.Diagram(partial(trays, report, answers), lines=partial(tray_lines, answers))
         yield replace(drawing, paged=False)
         large = len(answers) > NODES_WITH_GPUS
-        title = "Rack, front view" if is_rack(answers) else "Nodes" if large else "GPUs by node"
+        title = "Nodes" if large else "GPUs by node"
+        if is_rack(answers):
+            title = "Rack, front view"
         picture = doc.Section(title, (drawing,), level=Level.PAGE)
         # A page of many nodes begins with the few that need something.
         yield from (on_page, picture) if large else (picture, replace(on_page, beside=True))
@@ -188,7 +191,8 @@ def _cause(report: FleetReport, line: GroupLine, nodes: str, number: int) -> doc
     elif line.status in _REACHES and report.folder:
         command = f"egmctl fleet {report.asked.command} --resume {shlex.quote(report.folder)}"
         commands = (doc.ShellCommand(command, "look"),)
-    explains = doc.KeyValues((("explains", ", ".join(line.explains)),) * bool(line.explains), level=Level.VERBOSE)
+    effects = (("explains", ", ".join(line.explains)),) if line.explains else ()
+    explains = doc.KeyValues(effects, level=Level.VERBOSE)
     body: tuple[doc.DocumentBlock, ...] = (doc.KeyValues(tuple((n, v) for n, v in rows if v)), *commands, explains)
     title = ": ".join(filter(None, (where, key, line.value)))
     return doc.Entry(line.status.upper(), _TONES.get(line.status, Tone.PLAIN), title, id=line.check, body=body)

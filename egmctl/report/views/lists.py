@@ -145,7 +145,7 @@ def _signature(match: MachineSignature) -> list[str]:
     lines = [
         f"GPU name {' or '.join(match.gpu_names)}",
         f"PCI device id {' or '.join(match.device_ids)}",
-        f"{count} GPU{'s' * (count != '1')}",
+        f"{count} GPU" if count == "1" else f"{count} GPUs",
     ]
     if match.nvlinks is not None:
         lines.append(f"{several(match.nvlinks, 'NVLink')} per GPU")

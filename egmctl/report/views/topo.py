@@ -163,7 +163,7 @@ def _sentences(topology: Topology) -> Iterator[str]:
         yield f"{blocked} of {len(topology.routes)} routes to host memory are blocked: see the notes."
     answer = topology.answer
     if not notes.intersection(_TONES) and answer.state is State.GOOD and not answer.causes:
-        known = "known " * any(link.kind is LinkClass.UNKNOWN for link in topology.links)
+        known = "known " if any(link.kind is LinkClass.UNKNOWN for link in topology.links) else ""
         yield f"No {known}link is degraded, no GPU hidden."
 
 

@@ -36,7 +36,9 @@ def of_bringup(bringup: Bringup, *, before: Diagnosis | None = None) -> Answer:
     diagnosis, run = bringup.diagnosis, bringup.run
     causes = _causes(diagnosis, run, before)
     gaps = tuple(_gaps(bringup, causes))
-    parts = [diagnosis.answer.state, *([] if run is None else [run.answer.state])]
+    parts = [diagnosis.answer.state]
+    if run is not None:
+        parts.append(run.answer.state)
     state = worst([*parts, *(cause.state for cause in causes), *(gap.kind.state for gap in gaps)])
     return Answer(
         state=state,

@@ -45,7 +45,10 @@ def _states(report: FleetReport) -> Iterator[State]:
         # Beside other processes, or of a part of a run, nothing is proven; facts of other kinds of nodes prove nothing.
         proven = known & outcomes and compared.answer.state is not State.INCOMPLETE
         differs = compared.answer.state in (State.BAD, State.WARN)
-        yield State.BAD if proven else State.WARN if differs else State.GOOD
+        if proven:
+            yield State.BAD
+        else:
+            yield State.WARN if differs else State.GOOD
     yield State.WARN if any(item.slows for item in report.unlike) else State.GOOD
     if (readiness := report.readiness) is not None:
         lacks = readiness.expected not in (None, readiness.gpus)

@@ -168,8 +168,10 @@ def to_find(report: RunReport, numbers: Collection[int]) -> Remedy:
 
     worst = min(sorted(numbers), key=share)
     m = report.measurements[worst]
-    value = "" if m.headline is None else f" ({m.headline.median:.1f} {m.quantity.unit}"
-    value += f", {expected[worst]:.1f} expected)" if value and worst in expected else ")" * bool(value)
+    value = ""
+    if m.headline is not None:
+        against = f", {expected[worst]:.1f} expected" if worst in expected else ""
+        value = f" ({m.headline.median:.1f} {m.quantity.unit}{against})"
     indices = sorted(gpu.index for gpu in report.gpus if gpu.label in m.ends)
     look = f"egmctl doctor --active --gpus {','.join(map(str, indices))}" if indices else "egmctl doctor --active"
     text = f"Look for the cause of {m.path}{value} with {look!r}, then measure again"
@@ -275,7 +277,9 @@ def _missed(report: RunReport, causes: Sequence[Cause], *, whole_node: bool) -> 
     A measurement leaves nothing unknown if one of its waivers says that there is nothing to measure. For a bench that
     is also so with a GPU that somebody else's job has.
     """
-    kinds = {*_GAPS, *((WaiverKind.GPU_HIDDEN,) if whole_node else ())}
+    kinds = {*_GAPS}
+    if whole_node:
+        kinds.add(WaiverKind.GPU_HIDDEN)
     if any(in_rack(machine, gpu) for machine in report.machines for gpu in machine.gpus or ()):
         kinds |= _OF_DOMAIN
     # CUDA_VISIBLE_DEVICES that does not do what it says is no choice.

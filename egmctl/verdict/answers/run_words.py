@@ -228,7 +228,9 @@ def _where(culprits: Sequence[Culprit]) -> str:
     """Return the words on the GPUs that are outliers in the most classes, or on pairs if no single GPU is."""
     gpus = Counter(culprit.label for culprit in culprits if len(culprit.gpus) == 1)
     labels = [label for label, _ in (gpus or Counter(culprit.label for culprit in culprits)).most_common(_OUTLIERS)]
-    return f"{'the outliers touch' if gpus else 'outliers:'} {listed(labels)}" if labels else ""
+    if not labels:
+        return ""
+    return f"the outliers touch {listed(labels)}" if gpus else f"outliers: {listed(labels)}"
 
 
 def _warned(run: Decided, verdict: RunVerdict) -> tuple[str, ...]:
