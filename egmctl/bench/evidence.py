@@ -415,7 +415,7 @@ def _verdict(route: UcxRoute, staging: UcxStaging | None, on_gpu: bool, transpor
         UcxStaging.GPU: ", through fragments of GPU memory",
         None: "",
     }[staging]
-    not_direct = "no GPUDirect RDMA: " * on_gpu
+    not_direct = "no GPUDirect RDMA: " if on_gpu else ""
     sentences = {
         UcxRoute.GPUDIRECT_RDMA: f"GPUDirect RDMA in use: the NIC reads and writes GPU memory{detour}",
         UcxRoute.RDMA_STAGED: "no GPUDirect RDMA: RDMA staged through host memory",

@@ -124,9 +124,12 @@ def _answer_of(host: str, node: Callable[[], Bringup]) -> tuple[NodeResult, str]
 def _asked(nodes: tuple[str, ...], options: BringupOptions) -> NodeCommand:
     words = {"gpus": "--gpus", "numa": "--numa", "expect": "--expect", "purposes": "--for"}
     given = {words[name]: value for name, value in vars(options).items() if name in words and value is not None}
+    arguments = [word for item in given.items() for word in item]
+    if options.serials:
+        arguments.append("--serials")
     return NodeCommand(
         command=Command.BRINGUP,
-        arguments=(*(word for item in given.items() for word in item), *["--serials"] * options.serials),
+        arguments=tuple(arguments),
         nodes=nodes,
         remote_command="egmctl",
         version="",

@@ -86,7 +86,9 @@ def _try_imports(world: World, machine: Machine, nodes: Sequence[Peer]) -> tuple
     number, own = next((number, node) for number, node in enumerate(nodes, 1) if world.rank in node.ranks)
     gpus = usable(machine, machine.gpus or ())
     gpu = gpus[own.ranks.index(world.rank) % len(gpus)] if gpus else None
-    label = f"node{number}:" * several + (f"GPU{gpu.index}" if gpu else "no GPU")
+    label = f"GPU{gpu.index}" if gpu else "no GPU"
+    if several:
+        label = f"node{number}:{label}"
     labels = world.all_gather(label, GATHER_S)
     takes_part = [node.ranks[0] for node in nodes] if several else list(nodes[0].ranks)
     host_of = {rank: node.host for node in nodes for rank in node.ranks}

@@ -290,8 +290,10 @@ class Bars(_Leveled):
         """Return the same numbers as a table, with or without the plain names of cases."""
         rows: list[tuple[str, dict[str, str | Cell]]] = []
         longest = max(len(bar.name) for bar in self.bars) if names and self.bars[0].case else 0
+        heads = (*_BAR_HEADS, "") if names else _BAR_HEADS
         for heading, bars in self.groups:
-            rows += [(heading, dict.fromkeys((*_BAR_HEADS, *[""] * names), ""))] if heading else []
+            if heading:
+                rows.append((heading, dict.fromkeys(heads, "")))
             rows += [(f" {bar.case}" if bar.case else bar.name, _bar_cells(bar, longest)) for bar in bars]
         return grid(self.caption, rows, notes=self.notes, together=True, level=self.level)
 

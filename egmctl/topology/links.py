@@ -339,9 +339,12 @@ def c2c(gpu: Gpu) -> Hop:
 def links_at(machine: Machine, gpu: Gpu) -> tuple[Hop, ...]:
     """Return a GPU's links and their rates: PCIe, and NVLink and NVLink-C2C unless it is known to lack them."""
     active = active_nvlinks(gpu)
-    has_nvlink = active != 0 and not has_no_nvlink(gpu)
-    has_c2c = platform.c2c(machine, gpu) is not platform.C2c.ABSENT
-    return (*(nvlink(gpu, active or 0),) * has_nvlink, *(c2c(gpu),) * has_c2c, pcie(gpu))
+    links = []
+    if active != 0 and not has_no_nvlink(gpu):
+        links.append(nvlink(gpu, active or 0))
+    if platform.c2c(machine, gpu) is not platform.C2c.ABSENT:
+        links.append(c2c(gpu))
+    return (*links, pcie(gpu))
 
 
 def pcie(gpu: Gpu, pci: LinkClass | None = None) -> Hop:

@@ -35,7 +35,7 @@ def run(parent: Channel, _arguments: dict[str, Any]) -> None:
         together = float(os.environ.get("EGMCTL_TEST_TOGETHER", "100"))
         value = together if len(step.tasks) > 1 else 100.0
         for ordered in step.tasks:
-            fault = faults.get(f"{ordered.number}{'p' * step.proof}", "")
+            fault = faults.get(f"{ordered.number}p" if step.proof else str(ordered.number), "")
             if len(step.tasks) > 1:
                 fault = faults.get(f"{ordered.number}t", fault)
             _misbehave(fault, "cuStreamSynchronize")

@@ -123,13 +123,9 @@ _ALONE = (doc.Section, doc.Entry, doc.Parts, doc.Bars)
 
 def _card(block: doc.Section, name: str) -> page.PageSection:
     body = tuple(_blocks(doc.body_of(block)))
-    looks = (
-        "folded" * block.folded,
-        "printed" * block.printed,
-        "on-paper" * block.on_paper,
-    )
+    looks = {"folded": block.folded, "printed": block.printed, "on-paper": block.on_paper}
     beside = [_squares(block.marks), element("span", block.note, class_="note")] if block.note else None
-    look = " ".join(filter(None, looks))
+    look = " ".join(name for name, holds in looks.items() if holds)
     wide = any(isinstance(part, doc.Diagram) and _is_wide(part) for part in doc.body_of(block))
     return page.PageSection(name, block.title, body, block.folded, beside, look, joins=block.beside, wide=wide)
 
@@ -214,7 +210,7 @@ def _bars(block: doc.Bars, *, titled: bool = True) -> HtmlContent:
             lists.append(element("h4" if titled else "h3", arrows(heading)))
         lists.append(element("ul", map(_bar, bars), class_="rates rows" if rows else "rates"))
     hollow = any(dot.doubted for bar in block.bars for dot in bar.dots)
-    lists.append(element("p", _BAR_KEY + _DOUBTED * hollow, class_="key"))
+    lists.append(element("p", _BAR_KEY + _DOUBTED if hollow else _BAR_KEY, class_="key"))
     if rows:
         heads = [element("span", head) for head in ("path class", "share of the link's or memory's rate", *_NUMBERS)]
         title = element("h3", block.caption) if titled else None

@@ -38,6 +38,9 @@ def matrix_html(matrix: doc.Matrix) -> Element:
     few = " few" if len(series) <= _FEW else ""
     many = " many" if len(series) >= _MANY else ""
     is_scrolled = wide or (bool(best_of) and len(series) >= _MANY)
+    look = "rows stacked" if stacked else "rows"
+    if best_of:
+        look = f"heat{few}{many}"
     caption = None
     if matrix.caption:
         caption = element("caption", list(_caption(matrix)), class_="unseen" if matrix.headed else None)
@@ -46,7 +49,7 @@ def matrix_html(matrix: doc.Matrix) -> Element:
         caption,
         element("thead", list(_heads(matrix))),
         element("tbody", list(_body(matrix, best_of))),
-        class_=f"heat{few}{many}" if best_of else f"rows{' stacked' * stacked}",
+        class_=look,
     )
     scrolled = element(
         "div",

@@ -205,8 +205,8 @@ class _Page:
             if beside or bar.mark:
                 self.text.append("  " if beside else "\n  ").append_text(paths[bar])
             self.text.append("\n")
-        memory = any(bar.limit_of != "link" for bar in block.bars)
-        self.words(_BAR_KEY.format(" or memory" * memory), style=STYLES[Tone.DIM])
+        memory = " or memory" if any(bar.limit_of != "link" for bar in block.bars) else ""
+        self.words(_BAR_KEY.format(memory), style=STYLES[Tone.DIM])
 
 
 def track_text(bar: doc.Bar, width: int) -> Text:

@@ -216,7 +216,8 @@ def _share(paths: Sequence[PathDifference] | None, is_unknown: bool) -> doc.Cell
         return doc.Cell("-") if is_unknown else doc.Cell("100", value=100.0)
     share = 100 * median(_speed(path) for path in paths)
     worse = any(path.outcome is Outcome.WORSE for path in paths)
-    return doc.Cell(f"{share:.0f}", Tone.BAD if worse else Tone.PLAIN, "!" * worse, value=max(share, 0.1))
+    tone, mark = (Tone.BAD, "!") if worse else (Tone.PLAIN, "")
+    return doc.Cell(f"{share:.0f}", tone, mark, value=max(share, 0.1))
 
 
 def _changes(comparison: Comparison) -> Iterator[doc.DocumentBlock]:

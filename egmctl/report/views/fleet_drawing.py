@@ -62,7 +62,7 @@ def trays(report: FleetReport, answers: Sequence[NodeResult]) -> Element:
     else:
         large = len(answers) > NODES_WITH_GPUS
         several_domains = len({answer.domain for answer in answers} - {""}) > 1
-        domains = grouped((answer.domain * several_domains, answer) for answer in answers)
+        domains = grouped((answer.domain if several_domains else "", answer) for answer in answers)
         drawn = []
         for domain, members in domains.items():
             drawn.append(element("h3", domain or "In no known NVLink domain") if several_domains else None)

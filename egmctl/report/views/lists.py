@@ -271,7 +271,7 @@ def cost_document(cost: listing.JobCost) -> doc.Document:
     """Return the cost of a run on many ranks, per case (``--dry-run --ranks``)."""
     name = cost.origin.name if cost.origin.kind is not OriginKind.LIVE else "this one"
     heads = ("", "measured", "steps", "TB moved", "time", "held")
-    rows = [_costs(case.case, [case], case.seconds, "!" * case.too_large) for case in cost.costs]
+    rows = [_costs(case.case, [case], case.seconds, "!" if case.too_large else "") for case in cost.costs]
     nothing = "Nothing was measured; all nodes are assumed to be one NVLink domain."
     return doc.Document(
         body=(
