@@ -179,7 +179,10 @@ def _members(machine: Machine, scope: Scope, expected: Expectation) -> _Members:
     wanted = expected.domain or (expected.reference is not None and situation.in_domain(expected.reference))
     gpus = situation.answering_gpus(machine, scope)
     infos: dict[BusId, Fabric] = {}
-    unread, unregistered, outside, inside = [], [], [], []
+    unread: list[Gpu] = []
+    unregistered: list[Gpu] = []
+    outside: list[Gpu] = []
+    inside: list[Gpu] = []
     for gpu in gpus:
         info = situation.fabric(gpu)
         if _unread(gpu, wanted=wanted):
