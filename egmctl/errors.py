@@ -130,7 +130,8 @@ class DriverCallError(EgmctlError):
     code = "driver-call"
 
     def __init__(self, call: str, code: int | None, name: str, log: str = "") -> None:
-        number = "" if code is None else f" ({code}{': ' if log else ''}{log})"
+        message = f": {log}" if log else ""
+        number = "" if code is None else f" ({code}{message})"
         super().__init__(f"{call} failed: {name}{number}")
         self.call = call
         self.number = code

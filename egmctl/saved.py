@@ -28,8 +28,7 @@ from egmctl.model.bringup import Bringup
 from egmctl.model.codec import DecodeError, Pool, Readers, from_json, reader_of_new_words
 from egmctl.model.comparison import Comparison, Outcome
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.evidence import EvidenceReport
-from egmctl.model.evidence import State as Settlement
+from egmctl.model.evidence import EvidenceReport, EvidenceState
 from egmctl.model.explanation import Explanations
 from egmctl.model.finding import Confidence
 from egmctl.model.fleet import FleetReport
@@ -195,7 +194,7 @@ def load_text(text: bytes, node: str) -> Saved:
     return _load(parse_object(text, source, "result of egmctl"), source, Path(f"{node}.json"))
 
 
-def load_journal(path: Path) -> journal.Kept:
+def load_journal(path: Path) -> journal.JournalContent:
     """Load a journal by the rules for all documents.
 
     Raises
@@ -259,7 +258,7 @@ _STANDS_FOR_NEW: dict[type[Enum], Enum] = {
     Confidence: Confidence.LOW,
     Grade: Grade.NO_REFERENCE,
     Outcome: Outcome.DIFFERENT,
-    Settlement: Settlement.NOT_SETTLED,
+    EvidenceState: EvidenceState.NOT_SETTLED,
     State: State.INCOMPLETE,
 }
 """The members that stand for words of a newer version where code decides by them: none of these passes."""

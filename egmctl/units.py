@@ -99,7 +99,7 @@ def printable(text: object) -> str:
 
 def several(number: int, what: str) -> str:
     """Return a count with its noun: ``1 path``, ``3 paths``."""
-    return f"{number} {what}{'s' * (number != 1)}"
+    return f"1 {what}" if number == 1 else f"{number} {what}s"
 
 
 def counted(names: Iterable[str]) -> str:

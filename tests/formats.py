@@ -114,7 +114,9 @@ def _of_parts(result: Any) -> list[str]:
     answer = result.answer
     states = [*(cause.state for cause in answer.causes), *(gap.kind.state for gap in answer.gaps)]
     if isinstance(result, Bringup | EvidenceReport):
-        states += [result.diagnosis.answer.state, *([result.run.answer.state] if result.run else [])]
+        states.append(result.diagnosis.answer.state)
+        if result.run:
+            states.append(result.run.answer.state)
     if isinstance(result, FleetReport):
         states += [node.state for node in result.answers]
         states += [result.fabric.run.answer.state] if result.fabric and result.fabric.run else []

@@ -20,7 +20,7 @@ STATEMENTS = {
     ("Driver", "cuda_failure"),
     ("Driver", "nvml_error"),
     ("Driver", "nvml_failure"),
-    ("Pair", "nvlink_through"),
+    ("GpuPair", "nvlink_through"),
 }
 """Fields whose null says something ("no error", "no links") and needs no reason."""
 

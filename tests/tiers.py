@@ -110,10 +110,14 @@ def few(values: Iterable[object], every: int, mark: pytest.MarkDecorator = LONG)
 
     For lists that go through every driver call or every step: each of them is one more case of one rule.
     """
-    return [
-        value if number % every == 0 else pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=mark)
-        for number, value in enumerate(values)
-    ]
+    parameters: list[object] = []
+    for number, value in enumerate(values):
+        if number % every == 0:
+            parameters.append(value)
+        else:
+            arguments = value if isinstance(value, tuple) else (value,)
+            parameters.append(pytest.param(*arguments, marks=mark))
+    return parameters
 
 
 def seeds(count: int) -> list[object]:

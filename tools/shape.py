@@ -85,7 +85,9 @@ def one_bench(root: Path) -> dict[str, set[str]]:
             for log in out.iterdir():
                 lines = set(log.read_text().splitlines())
                 works_gpus = any(line.startswith(("bench/", "gpu/")) for line in lines)
-                kind = "command" if log.name == str(process.pid) else "worker" if works_gpus else "facts"
+                kind = "worker" if works_gpus else "facts"
+                if log.name == str(process.pid):
+                    kind = "command"
                 kinds[kind] |= lines
     return kinds
 

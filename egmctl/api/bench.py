@@ -18,7 +18,7 @@ from egmctl.bench.plan.flows import parse_pairs
 from egmctl.bench.plan.make import LAST_BYTES, make_plan, sized, sweep_sizes
 from egmctl.bench.plan.task import COPIES_LIMIT
 from egmctl.bench.suites import FABRIC, NCCL, STANDARD, SUITES, select_cases, select_collectives
-from egmctl.bench.supervisor import Progress, supervise
+from egmctl.bench.supervisor import OnProgress, supervise
 from egmctl.dataclass import dataclass
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.facts.inside import memory_left
@@ -233,7 +233,7 @@ class Bench(BenchOptions):
         plan: Plan,
         machine: Machine,
         *,
-        on_progress: Progress = lambda _part, _task: None,
+        on_progress: OnProgress = lambda _part, _task: None,
         worker: Child | None = None,
         recorder: Recorder = forget,
     ) -> RunReport:

@@ -13,7 +13,7 @@ from egmctl.dataclass import dataclass
 from egmctl.doctor.assumed import completed
 from egmctl.doctor.check import Check, Scope, expectation
 from egmctl.doctor.checks.active import kinds_of
-from egmctl.doctor.explain import diagnosis_of, explained, failures_of
+from egmctl.doctor.explain import diagnosis_of, explain_failures, failures_of
 from egmctl.doctor.prober import Prober
 from egmctl.doctor.probes import OnProbe, probed, started
 from egmctl.doctor.runner import diagnose, select
@@ -196,4 +196,4 @@ def judged(log: ErrorLog, machine: Machine | None, *, redacted: bool = False) ->
         diagnosis = diagnosis_of(log.failures, redact(machine) if redacted else machine)
     if redacted:
         log = replace(log, failures=tuple(replace(failure, line="") for failure in log.failures))
-    return answered(explained(log, diagnosis))
+    return answered(explain_failures(log, diagnosis))

@@ -9,8 +9,7 @@ from egmctl import launch
 from egmctl.errors import NothingToDo
 from egmctl.facts.collect import DEADLINE_S, collect
 from egmctl.facts.redact import redact
-from egmctl.facts.replay import load
-from egmctl.facts.replay import names as machine_names
+from egmctl.facts.replay import load, machine_names
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import SECTION_VERSIONS, Machine, TrafficSample
 from egmctl.selectors import select_gpus, select_numa

@@ -13,7 +13,7 @@ from egmctl.units import printable
 if TYPE_CHECKING:
     from egmctl.model.task import Axis
 
-Group = TypeVar("Group")
+_Group = TypeVar("_Group")
 OUTPUT, PREVIEW = "Output", "Preview and replay"
 """Headings of ``--help``. ``HEADINGS`` of a group names the fields below each heading; those that people use first have
 none."""
@@ -36,7 +36,7 @@ def option(help: str, metavar: str | None = None, *names: str, default: Any = No
     return field(default=default, metadata={"help": help, "metavar": metavar, "names": names, **more})
 
 
-def documented(group: type[Group]) -> type[Group]:
+def documented(group: type[_Group]) -> type[_Group]:
     """Append the options of a class to its docstring, with the text of ``--help``."""
     options = (f"{each.name}\n    {each.metadata['help']}\n" for each in fields(group))  # type: ignore[arg-type]
     group.__doc__ = f"{group.__doc__}\n\nParameters\n----------\n{''.join(options)}"

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from egmctl.gpu.telemetry import COUNTERS, State, Telemetry, Traffic
+from egmctl.gpu.telemetry import COUNTERS, ClockState, Telemetry, Traffic
 from egmctl.model.measurement import (
     COUNTED_AT_LEAST,
     NVLINK_COUNT,
@@ -105,7 +105,7 @@ class Watch:
         self._before: dict[str, Traffic] = {}
         self._counting = threading.Lock()
         self.traffic: dict[str, Traffic] = {}
-        self._states: dict[str, list[State]] = {bus_id: [] for bus_id in self._gpus}
+        self._states: dict[str, list[ClockState]] = {bus_id: [] for bus_id in self._gpus}
         self._errors: dict[str, dict[str, int]] = {}
         self._process_ids: dict[str, tuple[int, ...] | None] = {}
 
@@ -175,7 +175,7 @@ class Watch:
         )
 
 
-def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidence | None:
+def route_evidence(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidence | None:
     """Return whether the bytes of a bandwidth took the expected link; ``None`` if counters cannot show this.
 
     Parameters
@@ -201,7 +201,8 @@ def route(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidenc
     carried = {name: _carried(expected, rises, name) for name in (LinkKind.NVLINK, LinkKind.C2C, LinkKind.PCIE)}
     link, verdict = _proof(task, link, carried, total)
     older = all(link in _way(rises, gpu, sent) for gpu, sent in expected)
-    fields = None if carried[link] is None else _FIELDS[link if older else NVLINK_COUNT]
+    counters = link if older else NVLINK_COUNT
+    fields = None if carried[link] is None else _FIELDS[counters]
     if verdict is LinkProof.REFUTED and fields == _FIELDS[NVLINK_COUNT]:
         # No GPU was seen yet on which these counters answer: that they stand still refutes nothing.
         verdict = LinkProof.UNKNOWN
@@ -366,8 +367,12 @@ def path_of(
     on_gpu = MemoryKind.DEVICE in (flow.source.memory, flow.destination.memory)
     staging = _staging(known or used, [protocol for protocol in used if protocol.rank == flow.destination.rank], on_gpu)
     if any(map(_is_rdma, names)):
-        staged = staging is UcxStaging.HOST
-        route = UcxRoute.RDMA if not on_gpu else UcxRoute.RDMA_STAGED if staged else UcxRoute.GPUDIRECT_RDMA
+        if not on_gpu:
+            route = UcxRoute.RDMA
+        elif staging is UcxStaging.HOST:
+            route = UcxRoute.RDMA_STAGED
+        else:
+            route = UcxRoute.GPUDIRECT_RDMA
     else:
         route = next((route for route, carriers in _CARRIERS.items() if names & carriers), UcxRoute.UNKNOWN)
     guessed = "; the receiver's report is missing; this is what the sender expected" if used and not known else ""
@@ -410,7 +415,7 @@ def _verdict(route: UcxRoute, staging: UcxStaging | None, on_gpu: bool, transpor
         UcxStaging.GPU: ", through fragments of GPU memory",
         None: "",
     }[staging]
-    not_direct = "no GPUDirect RDMA: " * on_gpu
+    not_direct = "no GPUDirect RDMA: " if on_gpu else ""
     sentences = {
         UcxRoute.GPUDIRECT_RDMA: f"GPUDirect RDMA in use: the NIC reads and writes GPU memory{detour}",
         UcxRoute.RDMA_STAGED: "no GPUDirect RDMA: RDMA staged through host memory",

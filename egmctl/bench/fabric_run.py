@@ -27,7 +27,7 @@ from egmctl.bench.plan.placement import (
     ranks_of,
 )
 from egmctl.bench.processes.group import Coordinator, Group, serve_rank, start_group
-from egmctl.bench.supervisor import Progress, supervise
+from egmctl.bench.supervisor import OnProgress, supervise
 from egmctl.dataclass import dataclass
 from egmctl.errors import EgmctlError
 from egmctl.facts.redact import redact
@@ -48,7 +48,7 @@ INTERRUPTED_S = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class RunRequest:
     """The run that the user requested."""
 
     cases: tuple[Case, ...]
@@ -60,7 +60,7 @@ class Asked:
 
 
 def measure_here(
-    machine: Machine, chosen: Sequence[Gpu], asked: Asked, on_progress: Progress, recorder: Recorder = forget
+    machine: Machine, chosen: Sequence[Gpu], asked: RunRequest, on_progress: OnProgress, recorder: Recorder = forget
 ) -> RunReport:
     """Measure between ranks on this node, one per usable GPU.
 
@@ -86,8 +86,8 @@ def measure_job(
     world: World,
     child: Child,
     facts: Callable[[], tuple[Machine, Sequence[Gpu]]],
-    asked: Asked,
-    on_progress: Progress,
+    asked: RunRequest,
+    on_progress: OnProgress,
     recorder: Recorder = forget,
     on_plan: Callable[[Plan], object] = lambda _plan: None,
 ) -> RunReport | None:
@@ -144,7 +144,9 @@ def measure_job(
     return report
 
 
-def gather_layout(world: World, facts: Callable[[], tuple[Machine, Sequence[Gpu]]], asked: Asked) -> RankLayout | None:
+def gather_layout(
+    world: World, facts: Callable[[], tuple[Machine, Sequence[Gpu]]], asked: RunRequest
+) -> RankLayout | None:
     """Exchange the facts of all ranks; return the layout on rank 0, ``None`` on other ranks.
 
     Raises
@@ -170,7 +172,7 @@ def gather_layout(world: World, facts: Callable[[], tuple[Machine, Sequence[Gpu]
     return _put_together(infos, gpus, [json.loads(zlib.decompress(base64.b64decode(part))) for part in parts])
 
 
-def plan_for(layout: RankLayout, asked: Asked) -> Plan:
+def plan_for(layout: RankLayout, asked: RunRequest) -> Plan:
     """Return the plan. Unless the user chose the size, buffers are reduced to fit the free memory.
 
     Raises
@@ -199,7 +201,7 @@ def _put_together(infos: Sequence[RankInfo], gpus: Sequence[str], parts: Sequenc
 
 
 def _supervised(
-    plan: Plan, layout: RankLayout, on_progress: Progress, start: Callable[[int], Group], recorder: Recorder
+    plan: Plan, layout: RankLayout, on_progress: OnProgress, start: Callable[[int], Group], recorder: Recorder
 ) -> RunReport:
     machines = tuple(layout.machines.values())
     report = supervise(plan, machines[0], on_progress=on_progress, start_ranks=start, recorder=recorder)

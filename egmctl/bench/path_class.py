@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from egmctl.bench.engine import ENGINES
 from egmctl.dataclass import dataclass
-from egmctl.model.measurement import Measurement, RunReport, Status
+from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport
 from egmctl.model.profile import Unit
 from egmctl.model.route import Carrier, Hop, MemoryKind, PublishedRate, hop_symbol
 from egmctl.model.task import Flow, Pattern, Point, Quantity, named
@@ -77,10 +77,10 @@ def unit_of(measurement: Measurement) -> Unit:
 
 def is_lost(measurement: Measurement) -> bool:
     """Return whether a measurement crashed, timed out or failed without a known cause; the exit status is then 4."""
-    unexplained = measurement.status is Status.FAILED and not measurement.known_cause
+    unexplained = measurement.status is MeasurementStatus.FAILED and not measurement.known_cause
     # A status that only a newer version knows is no success.
-    is_known = measurement.status in set(Status)
-    return unexplained or not is_known or measurement.status in (Status.CRASHED, Status.TIMED_OUT)
+    is_known = measurement.status in set(MeasurementStatus)
+    return unexplained or not is_known or measurement.status in (MeasurementStatus.CRASHED, MeasurementStatus.TIMED_OUT)
 
 
 def is_degraded(measurement: Measurement) -> bool:

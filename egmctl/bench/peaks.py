@@ -47,12 +47,12 @@ class Peak:
         return self.key == other.key
 
     @property
-    def key(self) -> Place:
+    def key(self) -> MemoryPlace:
         """The place."""
         return _place(self.host, self.place, self.huge_pages)
 
 
-Place = tuple[str | None, str | None, int | None, bool]
+MemoryPlace = tuple[str | None, str | None, int | None, bool]
 """A host, its GPU or NUMA node (neither: the whole host), and whether this counts huge pages."""
 NodeOf = Callable[[Endpoint], str | None]
 """A function that returns the name of an end's host, ``None`` if there is only one."""
@@ -107,9 +107,9 @@ class Uses:
         kinds: Sequence[Task],
         flows: Sequence[tuple[Flow, ...]],
         steps: Iterable[Sequence[int]],
-        ends: Ends | None = None,
+        ends: EndNumbers | None = None,
     ) -> None:
-        self._ends = ends or Ends()
+        self._ends = ends or EndNumbers()
         self._spans: dict[int, tuple[Task, _Spans]] = {}
         self._sorted: tuple[NodeOf, _ByPlace] | None = None
         self._add(kinds, flows, steps, None)
@@ -211,7 +211,7 @@ class Uses:
         """Return the uses in each place in the order of the first use, which does not depend on sizes."""
         if self._sorted is not None and self._sorted[0] is node_of:
             return self._sorted[1]
-        by_place: dict[Place, list[_Use]] = {}
+        by_place: dict[MemoryPlace, list[_Use]] = {}
         places_of: dict[int, tuple[list[_Use], ...]] = {}
         for number, (_, spans) in enumerate(self._spans.values()):
             for (buffer, index), (order, last) in spans.items():
@@ -274,10 +274,10 @@ _Spans = dict[tuple[int, int], list[int]]
 which is the step in the upper bits and a count in the lower ones, and the last step that uses it."""
 _Use = tuple[int, int, int, int, int]
 """When a buffer is used first, the last step that uses it, the buffer, its index and the number of the kind of task."""
-_ByPlace = Sequence[tuple[Place, Sequence[_Use]]]
+_ByPlace = Sequence[tuple[MemoryPlace, Sequence[_Use]]]
 
 
-class Ends:
+class EndNumbers:
     """Numbers of ends: equal ends have the same one."""
 
     def __init__(self) -> None:
@@ -305,7 +305,7 @@ class Ends:
         return number
 
 
-def places(end: Endpoint, host: str | None) -> tuple[Place, ...]:
+def places(end: Endpoint, host: str | None) -> tuple[MemoryPlace, ...]:
     """Return the places where memory at an end of a host counts."""
     huge = end.memory is MemoryKind.HUGETLB
     own = _place(host, end, huge)
@@ -313,7 +313,7 @@ def places(end: Endpoint, host: str | None) -> tuple[Place, ...]:
     return (own,) if end.bus_id is not None else tuple(dict.fromkeys((own, _place(host, None, huge))))
 
 
-def _place(host: str | None, end: Endpoint | None, huge_pages: bool = False) -> Place:
+def _place(host: str | None, end: Endpoint | None, huge_pages: bool = False) -> MemoryPlace:
     if end is None:
         return host, None, None, huge_pages
     # GPU memory that the kernel exposes as a NUMA node counts for the GPU.

@@ -20,10 +20,10 @@ from egmctl.model.measurement import (
     BROKEN,
     Attempt,
     Measurement,
+    MeasurementStatus,
     Mismatch,
     Sample,
     Stage,
-    Status,
     Summary,
     finish,
     waived,
@@ -61,7 +61,9 @@ def stages(names: Iterable[str], rounds: Sequence[Mapping[str, float]]) -> tuple
     return tuple(Stage(name=name, ms=summarize(ms)) for name, ms in costs.items() if ms)
 
 
-def status_of(summary: Summary, wrong: str | None = None, remark: str | None = None) -> tuple[Status, str | None]:
+def status_of(
+    summary: Summary, wrong: str | None = None, remark: str | None = None
+) -> tuple[MeasurementStatus, str | None]:
     """Return the status of samples and its reason. Corrupt data takes precedence over unstable samples.
 
     Parameters
@@ -72,10 +74,10 @@ def status_of(summary: Summary, wrong: str | None = None, remark: str | None = N
         The reason to report if the samples are ``ok``.
     """
     if wrong is not None:
-        return Status.CORRUPT, wrong
+        return MeasurementStatus.CORRUPT, wrong
     if summary.cv is not None and summary.cv > UNSTABLE_CV:
-        return Status.UNSTABLE, f"the samples vary by {100 * summary.cv:.1f} % (CV)"
-    return Status.OK, remark
+        return MeasurementStatus.UNSTABLE, f"the samples vary by {100 * summary.cv:.1f} % (CV)"
+    return MeasurementStatus.OK, remark
 
 
 def bandwidth_gb_s(size_bytes: int, elapsed_ms: float) -> float:
@@ -132,7 +134,7 @@ def of_latency(
         Additional fields of the measurement.
     """
     if not samples:
-        return finish(task, Status.FAILED, reason="timed out waiting for the peer in every sample")
+        return finish(task, MeasurementStatus.FAILED, reason="timed out waiting for the peer in every sample")
     if discarded:
         remark = f"{several(discarded, 'sample')} discarded: timed out waiting for the peer"
     latency = summarize([sample.latency_ns or 0 for sample in samples])
@@ -188,7 +190,7 @@ def describe(mismatch: Mismatch, task: Task) -> str:
     )
 
 
-_STEADINESS = {Status.CORRUPT: 0, Status.OK: 1, Status.UNSTABLE: 2}
+_STEADINESS = {MeasurementStatus.CORRUPT: 0, MeasurementStatus.OK: 1, MeasurementStatus.UNSTABLE: 2}
 """The precedence of outcomes of one task: corrupt data first, then the steadier result."""
 
 
@@ -260,9 +262,9 @@ class Soak:
         if before is None:
             return replace(now, slowest_at_s=at_s if now.samples else None)
         attempts = before.attempts + 1
-        if before.status not in (Status.OK, Status.UNSTABLE) and not now.graver_than(before):
+        if before.status not in (MeasurementStatus.OK, MeasurementStatus.UNSTABLE) and not now.graver_than(before):
             return replace(before, attempts=attempts)
-        if now.status not in (Status.OK, Status.UNSTABLE):
+        if now.status not in (MeasurementStatus.OK, MeasurementStatus.UNSTABLE):
             return replace(
                 before,
                 status=now.status,
@@ -285,7 +287,7 @@ class Soak:
             flows_gb_s=_by_flow(samples),
             costs=before.costs or now.costs,
         )
-        status, reason = (Status.OK, None) if merged.timed is None else status_of(merged.timed)
+        status, reason = (MeasurementStatus.OK, None) if merged.timed is None else status_of(merged.timed)
         return replace(merged, status=status, reason=reason)
 
 
@@ -335,9 +337,9 @@ def failure(task: Task, error: Exception) -> Measurement:
     if isinstance(error, NoPages):
         return waived(task, WaiverKind.NO_PAGES, str(error))
     if isinstance(error, ImpossibleTime):
-        return finish(task, Status.FAILED, reason=str(error), last_call=error.call)
+        return finish(task, MeasurementStatus.FAILED, reason=str(error), last_call=error.call)
     if not isinstance(error, DriverCallError):
-        return finish(task, Status.FAILED, reason=str(error), known_cause=True)
+        return finish(task, MeasurementStatus.FAILED, reason=str(error), known_cause=True)
     if isinstance(error, DriverTooOld) or error.name == "CUDA_ERROR_NOT_SUPPORTED":
         return waived(task, WaiverKind.REFUSED, str(error), last_call=error.call)
     if (error.call, error.name) == ("cuDeviceGetByPCIBusId", "CUDA_ERROR_INVALID_DEVICE"):
@@ -348,7 +350,7 @@ def failure(task: Task, error: Exception) -> Measurement:
     cause = cause_of(error.call, error.number)
     return finish(
         task,
-        Status.FAILED,
+        MeasurementStatus.FAILED,
         reason=f"{error}; {cause}" if cause else str(error),
         known_cause=cause is not None,
         last_call=error.call,

@@ -30,19 +30,19 @@ from egmctl.facts.host_load import HostLoadWatch
 from egmctl.facts.kernel_log import KernelLogWatch
 from egmctl.facts.redact import redact
 from egmctl.facts.root import Root
-from egmctl.journal.events import Begin, Logged, NcclOutcome, Note, Outcome, Problem, Recorder, StepBegun, forget
+from egmctl.journal.events import Begin, Logged, NcclOutcome, Note, Problem, Recorder, StepBegun, TaskOutcome, forget
 from egmctl.launch import ChannelClosed, Child
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
-from egmctl.model.listing import Step
+from egmctl.model.listing import PlanStep
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import (
     CaseSeconds,
     Measurement,
+    MeasurementStatus,
     PhaseSeconds,
     RunReport,
     RunSeconds,
-    Status,
     finish,
     waived,
 )
@@ -53,7 +53,7 @@ from egmctl.model.task import Endpoint, Flow, NumberedTask, Task
 from egmctl.topology.access import nvml_failure
 from egmctl.units import parse_kernel_list
 
-Progress = Callable[[float, Task | None], None]
+OnProgress = Callable[[float, Task | None], None]
 """A function of the finished fraction of the run, 0 to 1, and a task in progress, ``None`` between steps."""
 
 WORKER_LIMIT = 4
@@ -72,7 +72,7 @@ def supervise(
     plan: Plan,
     machine: Machine,
     *,
-    on_progress: Progress,
+    on_progress: OnProgress,
     worker: Child | None = None,
     target: str = WORKER,
     start_ranks: Callable[[int], Group] = start_group,
@@ -200,7 +200,7 @@ class _Kind(NamedTuple):
 
     by_ranks: bool
     isolated: str | None
-    """See :attr:`egmctl.model.listing.Step.isolated`."""
+    """See :attr:`egmctl.model.listing.PlanStep.isolated`."""
 
     @property
     def name(self) -> str:
@@ -214,10 +214,10 @@ class _Run:
     """The state of one run."""
 
     def __init__(
-        self, plan: Plan, machine: Machine, on_progress: Progress, recorder: Recorder, watch: KernelLogWatch
+        self, plan: Plan, machine: Machine, on_progress: OnProgress, recorder: Recorder, watch: KernelLogWatch
     ) -> None:
         self.found: dict[int, Measurement] = {
-            number: finish(planned, Status.WAIVED, reason=planned.waiver, waivers=planned.waivers)
+            number: finish(planned, MeasurementStatus.WAIVED, reason=planned.waiver, waivers=planned.waivers)
             for number, planned in enumerate(plan.tasks)
             if planned.waivers
         }
@@ -239,7 +239,7 @@ class _Run:
         self._watch = watch
         self._told = {"notes": 0, "problems": 0}
         for number, not_run in self.found.items():
-            recorder(Outcome(number=number, measurement=not_run))
+            recorder(TaskOutcome(number=number, measurement=not_run))
         self._lifetimes = Lifetimes(map(self._buffers, plan.steps))
         self._differences: dict[str, float] = {}
         """The largest difference between a pair measured alone and the same pair measured with others, by group."""
@@ -265,7 +265,7 @@ class _Run:
             A function that starts a group of ranks if its argument is true, else a worker.
         """
         kind = self._kind(self.pending[0])
-        under_way: Step | None = None
+        under_way: PlanStep | None = None
         started = time.perf_counter()
         try:
             with self.ahead.pop(kind, None) or start(kind.by_ranks) as pool:
@@ -313,7 +313,7 @@ class _Run:
             self._recorder(Problem(text=problem))
         self._told = {"notes": len(self.notes), "problems": len(self.problems)}
 
-    def _kind(self, step: Step) -> _Kind:
+    def _kind(self, step: PlanStep) -> _Kind:
         return _Kind(bool(self._tasks[step.tasks[0]].ranks), step.isolated)
 
     def _prepare(self, pool: Group, kind: _Kind) -> None:
@@ -331,7 +331,7 @@ class _Run:
         order = {"do": Request.PREPARE, "preparation": to_json(preparation)}
         pool.ask(order, plan.settings.timeout_s)
 
-    def _measure(self, pool: Group, step: Step) -> bool:
+    def _measure(self, pool: Group, step: PlanStep) -> bool:
         """Measure a step in a pool; return whether the pool can continue."""
         tasks = tuple(NumberedTask(number=number, task=self._tasks[number]) for number in step.tasks)
         ordered = OrderedStep(
@@ -358,15 +358,17 @@ class _Run:
         self._judge(step)
         return not any(message["broken"] for message in over)
 
-    def _part_over(self, under_way: Step | None = None) -> float:
+    def _part_over(self, under_way: PlanStep | None = None) -> float:
         """Return the finished fraction of a soak's duration, or else of the estimated time of all steps."""
         if self._soak is not None:
             return self._soak.part_over
-        ahead = [*self.pending, *([under_way] if under_way else [])]
+        ahead = [*self.pending]
+        if under_way:
+            ahead.append(under_way)
         seconds = sum(self._seconds.get(step, 0) for step in ahead)
         return max(0, 1 - seconds / (sum(self._seconds.values()) or 1))
 
-    def _keep(self, step: Step, number: int, measurement: Measurement) -> None:
+    def _keep(self, step: PlanStep, number: int, measurement: Measurement) -> None:
         before = self.found.get(number)
         measurement = by_blocked_route(measurement)
         if not step.proof:
@@ -379,17 +381,17 @@ class _Run:
 
     def _record(self, number: int, outcome: Measurement) -> None:
         self.found[number] = outcome
-        self._recorder(Outcome(number=number, measurement=outcome))
+        self._recorder(TaskOutcome(number=number, measurement=outcome))
 
-    def _repeat(self, step: Step) -> None:
+    def _repeat(self, step: PlanStep) -> None:
         """Queue a step again if its samples are unstable."""
         measurements = [self.found[number] for number in step.tasks if number in self.found]
-        unstable = any(m.status is Status.UNSTABLE and m.attempts < ATTEMPTS for m in measurements)
+        unstable = any(m.status is MeasurementStatus.UNSTABLE and m.attempts < ATTEMPTS for m in measurements)
         if unstable and not step.proof and self._soak is None:
             self._lifetimes.add(self._buffers(step))
             self.pending.appendleft(step)
 
-    def _judge(self, step: Step) -> None:
+    def _judge(self, step: PlanStep) -> None:
         """After a group's last step, queue its pairs one at a time if measuring them together changed their results."""
         group = step.group
         if group is None or self._soak is not None or any(later.group == group for later in self.pending):
@@ -397,7 +399,7 @@ class _Run:
         difference = self._differences.pop(group, 0)
         if difference <= PROOF_TOLERANCE:
             return
-        steps = [Step(tasks=(n,)) for s in self._plan.steps if s.group == group and not s.proof for n in s.tasks]
+        steps = [PlanStep(tasks=(n,)) for s in self._plan.steps if s.group == group and not s.proof for n in s.tasks]
         self.notes.append(
             f"{group}: a pair alone differs by {100 * difference:.1f} % from the same pair among others, so they were "
             "measured again one at a time"
@@ -406,13 +408,13 @@ class _Run:
             self._lifetimes.add(self._buffers(single))
             self.pending.appendleft(single)
 
-    def _blame(self, error: ChildFailed, under_way: Step | None, kind: _Kind) -> None:
+    def _blame(self, error: ChildFailed, under_way: PlanStep | None, kind: _Kind) -> None:
         """Record a pool's failure as the outcome of the current step, or without one of all pending steps of its kind.
 
         After the first crash during set-up, these stay pending for a new pool.
         """
         self.tell()
-        status = Status.TIMED_OUT if error.how == "timed-out" else Status.CRASHED
+        status = MeasurementStatus.TIMED_OUT if error.how == "timed-out" else MeasurementStatus.CRASHED
         if under_way is not None:
             again = self._soak is not None and not under_way.proof
             blamed = [number for number in under_way.tasks if again or number not in self.found]
@@ -424,7 +426,7 @@ class _Run:
                 self._died_in_set_up[kind] = str(error)
                 return
             blamed = [number for step in lost for number in step.tasks if number not in self.found]
-            status = Status.FAILED if error.how == "raised" else status
+            status = MeasurementStatus.FAILED if error.how == "raised" else status
             self.pending = deque(step for step in self.pending if step not in lost)
         if not blamed:
             self.problems.append(str(error))
@@ -441,12 +443,12 @@ class _Run:
             outcome = by_blocked_route(outcome)
             self._record(number, self._soak.merge(self.found.get(number), outcome) if self._soak else outcome)
 
-    def _buffers(self, step: Step) -> tuple[Buffer, ...]:
+    def _buffers(self, step: PlanStep) -> tuple[Buffer, ...]:
         return buffers_of([self._tasks[number] for number in step.tasks])
 
 
 def _taking_part(
-    plan: Plan, steps: Iterable[Step], cpus: Mapping[int, tuple[int, ...]]
+    plan: Plan, steps: Iterable[PlanStep], cpus: Mapping[int, tuple[int, ...]]
 ) -> tuple[tuple[BusId, ...], tuple[NodeAccess, ...]]:
     """Return the GPUs that steps of a worker use, and the NUMA nodes with the GPUs that access their memory."""
     flows = [flow for step in steps for number in step.tasks for flow in plan.tasks[number].flows]
@@ -511,11 +513,14 @@ def by_blocked_route(measurement: Measurement) -> Measurement:
     the start of CUDA or a launch.
     """
     blocked = next((flow.route.egm_reason for flow in measurement.flows if flow.route.degraded), "")
-    tried = measurement.status in (Status.FAILED, Status.CRASHED, Status.TIMED_OUT) and not measurement.known_cause
+    tried = (
+        measurement.status in (MeasurementStatus.FAILED, MeasurementStatus.CRASHED, MeasurementStatus.TIMED_OUT)
+        and not measurement.known_cause
+    )
     if not blocked or not tried or measurement.last_call not in _MAKE_NUMA_MEMORY:
         return measurement
     reason = f"{measurement.reason}; {blocked}"
-    return replace(measurement, status=Status.FAILED, reason=reason, known_cause=True)
+    return replace(measurement, status=MeasurementStatus.FAILED, reason=reason, known_cause=True)
 
 
 _Key = tuple[object, ...]

@@ -22,7 +22,7 @@ from egmctl.cli.options import (
     takes_options,
 )
 from egmctl.cli.output import OutputOptions, Outputs, say
-from egmctl.cli.progress import Shown, probing, show_progress
+from egmctl.cli.progress import ProgressDisplay, probing, show_progress
 from egmctl.cli.saved import JournalOptions, end_journal, open_journal
 from egmctl.errors import ChildNotStarted, NothingToDo, UsageError
 from egmctl.report.kinds import BRINGUP, EVIDENCE, FLEET
@@ -100,8 +100,7 @@ def _bring_up_node(
         from egmctl.api.doctor import NodeDoctor
         from egmctl.facts.redact import redact_run
         from egmctl.topology.topology import SECTIONS
-        from egmctl.verdict.bringup import bringup as bringup_answer
-        from egmctl.verdict.bringup import identity_of
+        from egmctl.verdict.bringup import bringup_answer, identity_of
 
         doctor = NodeDoctor(**{name: value for name, value in vars(options).items() if name != "serials"})
         bench = Bench(suites=(SUITE,), gpus=options.gpus, numa=options.numa or "all")
@@ -195,7 +194,7 @@ def _planned(bench: Bench, machine: Machine) -> tuple[Plan | None, str]:
 
 
 def _measured(
-    bench: Bench, plan: Plan, machine: Machine, outputs: Outputs, shown: Shown, worker: Child
+    bench: Bench, plan: Plan, machine: Machine, outputs: Outputs, shown: ProgressDisplay, worker: Child
 ) -> tuple[RunReport, Machine]:
     """Run the plan; return the judged run, and the machine reread after it: load reveals faults hidden at idle."""
     from egmctl.api.bench import judge_run, load_profiles, with_changes

@@ -11,7 +11,7 @@ def machines(incomplete: str) -> list[str]:
     """Return the names of shipped machines, and ``list``."""
     from egmctl.facts import replay
 
-    return _beginning(incomplete, ("list", *replay.names(), *replay.sick()))
+    return _beginning(incomplete, ("list", *replay.machine_names(), *replay.sick()))
 
 
 def suites(incomplete: str) -> list[str]:

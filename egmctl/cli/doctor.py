@@ -156,7 +156,8 @@ def _read(
     """
     outputs.check()
     quiet = outputs.options.quiet
-    sections = (*asked.sections, *(PEERS if launch is not None else ()))
+    of_peers = PEERS if launch is not None else ()
+    sections = (*asked.sections, *of_peers)
     # In an MPI job only rank 0 runs these probes, because the result of its node is shown.
     if not way.active or (launch is not None and launch.rank):
         return read_machine(machine, sections, quiet=quiet, cuda=way.active, pid=way.pid)

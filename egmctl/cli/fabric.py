@@ -23,7 +23,7 @@ from egmctl.errors import EgmctlError, ExitCode, NothingToDo, UsageError
 
 if TYPE_CHECKING:
     from egmctl.api.bench import Bench
-    from egmctl.bench.fabric_run import Asked
+    from egmctl.bench.fabric_run import RunRequest
     from egmctl.journal.events import Recorder
     from egmctl.model.gpu import Gpu
     from egmctl.model.listing import JobCost, PlanReport
@@ -243,9 +243,9 @@ def facts_of_rank(bench: Bench, outputs: Outputs) -> tuple[Machine, Sequence[Gpu
     return node, bench.chosen(node)
 
 
-def _asked(bench: Bench, job: JobOptions) -> Asked:
-    from egmctl.bench.fabric_run import Asked
+def _asked(bench: Bench, job: JobOptions) -> RunRequest:
+    from egmctl.bench.fabric_run import RunRequest
 
-    return Asked(
+    return RunRequest(
         cases=bench.selected_cases, settings=bench.settings, sample=job.sample, fixed_size=bench.size is not None
     )

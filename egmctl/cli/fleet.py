@@ -175,14 +175,14 @@ def _session(
     """
     from egmctl.fleet.nodes import select_nodes
     from egmctl.fleet.session import new_session, old_session
-    from egmctl.model.fleet import Asked
+    from egmctl.model.fleet import NodeCommand
 
     version = "" if options.any_version else f"egmctl {__version__}"
     if options.resume is None:
         nodes = select_nodes(options.nodes, options.exclude)
         total = _check_command(context, command, remote, launcher)
         tool = options.remote_command or "egmctl"
-        asked = Asked(command=command, arguments=tuple(remote), nodes=nodes, remote_command=tool, version=version)
+        asked = NodeCommand(command=command, arguments=tuple(remote), nodes=nodes, remote_command=tool, version=version)
         return new_session(replace(asked, domain_gpus=total), options.folder)
     given = {"-w": options.nodes, "-x": options.exclude, "-o": options.folder, "an option after --": remote}
     if wrong := next((name for name, value in given.items() if value), None):

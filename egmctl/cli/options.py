@@ -45,7 +45,7 @@ ExitStyleOption = Annotated[
     ExitStyle,
     typer.Option("--exit-style", help="egmctl's, or 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.", rich_help_panel=OUTPUT),
 ]
-Ended = TypeVar("Ended")
+_Ended = TypeVar("_Ended")
 
 
 class GroupedCommand(TyperCommand):
@@ -68,7 +68,7 @@ class GroupedCommand(TyperCommand):
 
 def takes_options(
     formats: Sequence[Format] = (), *, note: str = "", without: Collection[str] = ()
-) -> Callable[[Callable[..., Ended]], Callable[..., Ended | ExitCode]]:
+) -> Callable[[Callable[..., _Ended]], Callable[..., _Ended | ExitCode]]:
     """Return a decorator for commands whose parameters are groups of options: dataclasses of ``option`` fields.
 
     The parser sees each field as an option of the command; the command receives the groups.
@@ -80,9 +80,9 @@ def takes_options(
     without
         The fields that are not options of this command and keep their defaults; ``csv`` is one if the formats lack CSV.
     """
-    omitted = (*without, *["csv"] * (Format.CSV not in formats))
+    omitted = without if Format.CSV in formats else (*without, "csv")
 
-    def decorate(command: Callable[..., Ended]) -> Callable[..., Ended | ExitCode]:
+    def decorate(command: Callable[..., _Ended]) -> Callable[..., _Ended | ExitCode]:
         hints = get_type_hints(command, include_extras=True)
         groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
         members = {name: [each for each in fields(group) if each.name not in omitted] for name, group in groups.items()}
@@ -97,7 +97,7 @@ def takes_options(
                 flat.append(parameter.replace(annotation=hints[parameter.name], kind=parameter.KEYWORD_ONLY))
 
         @functools.wraps(command)
-        def parsed(**values: Any) -> Ended | ExitCode:
+        def parsed(**values: Any) -> _Ended | ExitCode:
             given = {name: () if value is None and name in repeated else value for name, value in values.items()}
             grouped = {
                 name: group(**{each.name: given.pop(each.name) for each in members[name]})
@@ -149,7 +149,9 @@ def _option(each: Field[Any], formats: Sequence[Format], note: str, heading: str
     more = dict(each.metadata)
     names = more.pop("names") or (f"--{each.name.replace('_', '-')}",)
     suffixes = [
-        f"{suffix}{' (JUnit)' * (format is Format.JUNIT)}" for suffix, format in SUFFIXES.items() if format in formats
+        f"{suffix} (JUnit)" if format is Format.JUNIT else suffix
+        for suffix, format in SUFFIXES.items()
+        if format in formats
     ]
     more["help"] = more["help"].format(formats=", ".join(formats), suffixes=", ".join(suffixes), note=note)
     if each.name in complete.VALUES and each.type != "bool":
@@ -219,9 +221,9 @@ def reading_this_node(
 
 def _list_machines(output: OutputOptions) -> ExitCode:
     """Show the shipped machines (``--machine list``)."""
-    from egmctl.facts.replay import load, names, sick
+    from egmctl.facts.replay import load, machine_names, sick
     from egmctl.report.views.lists import machine_list
 
     outputs = output.checked(MACHINES.formats)
-    outputs.show(machine_list([load(name) for name in (*names(), *sick())]), answers=False)
+    outputs.show(machine_list([load(name) for name in (*machine_names(), *sick())]), answers=False)
     return ExitCode.OK

@@ -19,7 +19,7 @@ from egmctl.cli.output import is_terminal, say
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from egmctl.journal.events import Event, Recorder
+    from egmctl.journal.events import JournalEvent, Recorder
     from egmctl.model.machine import Machine
     from egmctl.model.measurement import Measurement
     from egmctl.model.probes import Probe
@@ -32,7 +32,7 @@ _BESIDE = 4
 """Lines of a terminal that the table leaves free."""
 
 
-class Shown:
+class ProgressDisplay:
     """The progress display of a command. This base class shows nothing."""
 
     def __init__(self) -> None:
@@ -49,17 +49,17 @@ class Shown:
 
     def recorder(self, recorder: Recorder) -> Recorder:
         """Return a recorder that forwards events to ``recorder`` and collects the measurements."""
-        from egmctl.journal.events import Outcome
+        from egmctl.journal.events import TaskOutcome
 
-        def record(event: Event) -> None:
+        def record(event: JournalEvent) -> None:
             recorder(event)
-            if isinstance(event, Outcome):
+            if isinstance(event, TaskOutcome):
                 self.measured[event.number] = event.measurement
 
         return record
 
 
-class Lines(Shown):
+class Lines(ProgressDisplay):
     """A display that writes at most one line every :data:`LINE_EVERY_S` seconds."""
 
     def __init__(self) -> None:
@@ -77,10 +77,10 @@ class Lines(Shown):
 
 
 @contextlib.contextmanager
-def show_progress(quiet: bool) -> Iterator[Shown]:
+def show_progress(quiet: bool) -> Iterator[ProgressDisplay]:
     """Yield a progress display on standard error; it shows nothing with ``quiet`` or EGMCTL_NO_PROGRESS."""
     if quiet or os.environ.get("EGMCTL_NO_PROGRESS") or sys.stderr is None:
-        yield Shown()
+        yield ProgressDisplay()
     elif is_terminal(sys.stderr):
         with _table() as table:
             yield table
@@ -89,7 +89,7 @@ def show_progress(quiet: bool) -> Iterator[Shown]:
 
 
 @contextlib.contextmanager
-def _table() -> Iterator[Shown]:
+def _table() -> Iterator[ProgressDisplay]:
     from rich.console import Console, Group
     from rich.live import Live
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -106,7 +106,7 @@ def _table() -> Iterator[Shown]:
     with Live(progress, console=console, transient=True, refresh_per_second=4) as live:
         drawn = time.monotonic()
 
-        class Table(Shown):
+        class Table(ProgressDisplay):
             def doing(self, part: float, what: str) -> None:
                 if part < progress.tasks[bar].completed:
                     # The phase after the probes has its own time estimate.
@@ -126,7 +126,7 @@ def _table() -> Iterator[Shown]:
         yield Table()
 
 
-def probing(shown: Shown, machine: Machine) -> Callable[[float, Probe], None]:
+def probing(shown: ProgressDisplay, machine: Machine) -> Callable[[float, Probe], None]:
     """Return a callback that shows the active probe of doctor that runs, with its GPUs and NUMA node."""
     from egmctl.topology.topology import gpu_label
 

@@ -14,7 +14,7 @@ from functools import partial
 
 from egmctl.api.bench import Bench, judge_run
 from egmctl.api.options import BringupOptions
-from egmctl.bench.fabric_run import GATHER_S, INTERRUPTED_S, Asked, measure_job
+from egmctl.bench.fabric_run import GATHER_S, INTERRUPTED_S, RunRequest, measure_job
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.cost import plan_seconds
 from egmctl.bench.processes.group import start_rank
@@ -29,8 +29,7 @@ from egmctl.fleet.session import folded, report_of
 from egmctl.model.answer import State
 from egmctl.model.bringup import Bringup
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.fleet import Asked as AskedNodes
-from egmctl.model.fleet import Fabric, NodeResult, Reach
+from egmctl.model.fleet import FabricRun, NodeCommand, NodeResult, Reach
 from egmctl.model.measurement import RunReport
 from egmctl.model.record import Command
 from egmctl.mpi.world import RanksMissing, World
@@ -95,7 +94,7 @@ def bring_up(world: World, node: Callable[[], Bringup], options: BringupOptions,
         # The other ranks wait for rank 0, which aborts the job when the answer is written.
         world.broken = True
         reason = "no answer from " + ", ".join(f"rank {rank} on {hosts[rank]}" for rank in error.ranks)
-        fabric = Fabric(reason="interrupted" if interrupted else reason)
+        fabric = FabricRun(reason="interrupted" if interrupted else reason)
     if world.rank:
         return ExitCode.OK
     reach, state = (Reach.INTERRUPTED, State.INTERRUPTED) if interrupted else (Reach.TIMED_OUT, State.BROKE)
@@ -122,12 +121,15 @@ def _answer_of(host: str, node: Callable[[], Bringup]) -> tuple[NodeResult, str]
     return NodeResult(node=host, reach=reach, state=own.state, word=own.word, sentence=own.sentence), packed
 
 
-def _asked(nodes: tuple[str, ...], options: BringupOptions) -> AskedNodes:
+def _asked(nodes: tuple[str, ...], options: BringupOptions) -> NodeCommand:
     words = {"gpus": "--gpus", "numa": "--numa", "expect": "--expect", "purposes": "--for"}
     given = {words[name]: value for name, value in vars(options).items() if name in words and value is not None}
-    return AskedNodes(
+    arguments = [word for item in given.items() for word in item]
+    if options.serials:
+        arguments.append("--serials")
+    return NodeCommand(
         command=Command.BRINGUP,
-        arguments=(*(word for item in given.items() for word in item), *["--serials"] * options.serials),
+        arguments=tuple(arguments),
         nodes=nodes,
         remote_command="egmctl",
         version="",
@@ -138,11 +140,11 @@ def _asked(nodes: tuple[str, ...], options: BringupOptions) -> AskedNodes:
 # --- the fabric ------------------------------------------------------------------------------------------------------
 
 
-def _fabric(world: World, options: BringupOptions, outputs: Outputs) -> Fabric:
+def _fabric(world: World, options: BringupOptions, outputs: Outputs) -> FabricRun:
     """Measure between all ranks; return the outcome on rank 0."""
     bench = Bench(suites=(FABRIC,), cases=CASES, gpus=options.gpus)
     sample = max(1, min(SAMPLE, SAMPLED // world.size)) if world.size > SAMPLE + 1 else None
-    asked = Asked(cases=bench.selected_cases, settings=bench.settings, sample=sample)
+    asked = RunRequest(cases=bench.selected_cases, settings=bench.settings, sample=sample)
     # The others have waited for rank 0's node and those of all others.
     world.all_gather(None, 2 * NODE_S)
     child, facts = start_rank(world.rank, world.size), partial(facts_of_rank, bench, outputs)
@@ -150,8 +152,8 @@ def _fabric(world: World, options: BringupOptions, outputs: Outputs) -> Fabric:
         with show_progress(outputs.options.quiet) as shown:
             run = measure_job(world, child, facts, asked, shown, on_plan=_say_plan)
     except (NothingToDo, UsageError) as error:
-        return Fabric(reason=str(error))
-    return Fabric() if run is None else _judged(bench, run)
+        return FabricRun(reason=str(error))
+    return FabricRun() if run is None else _judged(bench, run)
 
 
 def _say_plan(plan: Plan) -> None:
@@ -161,10 +163,10 @@ def _say_plan(plan: Plan) -> None:
     say(f"fabric: {len(pairs)} of {every} of {count} GPUs, about {plan_seconds(plan):.0f} s")
 
 
-def _judged(bench: Bench, run: RunReport) -> Fabric:
+def _judged(bench: Bench, run: RunReport) -> FabricRun:
     """Judge a run by the profile of rank 0's node, and find its causes."""
     # The answer names its nodes, so the names of the ranks' nodes are no secret.
     report = replace(redact_run(run, None), ranks=run.ranks)
     report = bench.explain(judge_run(report, report.machines[0]))
     # All of the rack is asked about: a link without a reference is a gap.
-    return Fabric(run=replace(answered_for_node(report), machines=()))
+    return FabricRun(run=replace(answered_for_node(report), machines=()))

@@ -84,7 +84,7 @@ def history(
 
     from egmctl.journal.read import earlier
     from egmctl.model.listing import History, KeptRun
-    from egmctl.model.measurement import Status
+    from egmctl.model.measurement import MeasurementStatus
     from egmctl.saved import load_journal
 
     rows: list[KeptRun] = []
@@ -101,7 +101,7 @@ def history(
             started_at=report.started_at,
             gpus=tuple(gpu.label for gpu in report.gpus),
             measurements=len(report.measurements),
-            ok=sum(measurement.status is Status.OK for measurement in report.measurements),
+            ok=sum(measurement.status is MeasurementStatus.OK for measurement in report.measurements),
             exit_code=kept.exit_code,
             state=kept.state,
             ending="; ".join(filter(None, (kept.ending, kept.missing))),

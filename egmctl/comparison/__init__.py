@@ -122,7 +122,7 @@ class _File:
     checks: _Checks | None = None
     gpus: tuple[tuple[str, int, str | None], ...]
     """The bus id, index and UUID of each GPU."""
-    facts: Mapping[str, facts.Parts] | None
+    facts: Mapping[str, facts.FileStatements] | None
     """The statements about its machine, by section; ``None`` unless it has exactly one."""
 
     @property
@@ -308,7 +308,7 @@ class _Checks:
         return tuple(self.stated.items()), tuple(self.usual.items())
 
 
-def _check_results(results: Sequence[_Checks], names: GpuNames) -> list[facts.Parts]:
+def _check_results(results: Sequence[_Checks], names: GpuNames) -> list[facts.FileStatements]:
     """Return each file's check results for every thing that a finding of any file names.
 
     A check names the thing only for a problem and the node otherwise. So for a thing that only findings of other files
@@ -317,7 +317,7 @@ def _check_results(results: Sequence[_Checks], names: GpuNames) -> list[facts.Pa
     by_file = facts.renamed([(checks.stated,) for checks in results], names)
     subjects = {subject: None for (stated,) in by_file for subject in stated}
     known: dict[tuple[int, int], facts.Statements] = {}
-    statements_by_file: list[facts.Parts] = []
+    statements_by_file: list[facts.FileStatements] = []
     for checks, (stated,) in zip(results, by_file, strict=True):
         key = id(checks), id(stated)
         if key not in known:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from egmctl.bench.nccl.collectives import PREFIX
 from egmctl.dataclass import dataclass
-from egmctl.model.measurement import RunReport, Status
+from egmctl.model.measurement import MeasurementStatus, RunReport
 from egmctl.model.nccl import CollectiveResult, NcclRun, NcclStatus
 from egmctl.model.task import USUAL, Point, Quantity
 from egmctl.units import fold, fold_labels, grouped
@@ -17,7 +17,7 @@ SPREAD = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collective:
+class ComparedCollective:
     """One collective of a run, with the properties that a measurement has too."""
 
     case: str
@@ -32,7 +32,7 @@ class Collective:
     """The bus bandwidth in GB/s; ``None`` if there is none, or its values were wrong."""
     transports: str
     """The transports that NCCL chose, in words."""
-    status: Status
+    status: MeasurementStatus
     reason: str | None
     point: Point = USUAL
     quantity: Quantity = Quantity.BANDWIDTH
@@ -53,7 +53,7 @@ class Collective:
         return "", ""
 
 
-def collectives(run: RunReport) -> Iterator[Collective]:
+def collectives(run: RunReport) -> Iterator[ComparedCollective]:
     """Yield the collectives of a run, those without a result too."""
     nccl = run.nccl
     if nccl is None:
@@ -63,33 +63,37 @@ def collectives(run: RunReport) -> Iterator[Collective]:
     for name in plan.collectives:
         result = results.get(name)
         status = _status(nccl, name, result)
-        yield Collective(
+        yield ComparedCollective(
             case=f"{PREFIX}{name}",
             size_bytes=plan.size_bytes,
             gpus=plan.gpus,
             labels=plan.labels,
             method=_method(nccl),
-            value=result.bus_gb_s if result is not None and status is Status.OK else None,
+            value=result.bus_gb_s if result is not None and status is MeasurementStatus.OK else None,
             transports=", ".join(sorted(nccl.transports)) or "an unknown transport",
             status=status,
             reason=_reason(nccl, status),
         )
 
 
-def _status(nccl: NcclRun, name: str, result: CollectiveResult | None) -> Status:
+def _status(nccl: NcclRun, name: str, result: CollectiveResult | None) -> MeasurementStatus:
     """Return the status of a collective, as a measurement has it."""
     if result is not None:
-        return Status.CORRUPT if result.verified is False else Status.OK
-    return Status.FAILED if nccl.status is not NcclStatus.WAIVED and name == _under_way(nccl) else Status.WAIVED
+        return MeasurementStatus.CORRUPT if result.verified is False else MeasurementStatus.OK
+    return (
+        MeasurementStatus.FAILED
+        if nccl.status is not NcclStatus.WAIVED and name == _under_way(nccl)
+        else MeasurementStatus.WAIVED
+    )
 
 
-def _reason(nccl: NcclRun, status: Status) -> str | None:
+def _reason(nccl: NcclRun, status: MeasurementStatus) -> str | None:
     """Return why there is no believed result of a collective."""
-    if status is Status.OK:
+    if status is MeasurementStatus.OK:
         return None
-    if status is Status.FAILED and nccl.failures:
+    if status is MeasurementStatus.FAILED and nccl.failures:
         return nccl.failures[0].words
-    if status is Status.WAIVED and nccl.status is not NcclStatus.WAIVED:
+    if status is MeasurementStatus.WAIVED and nccl.status is not NcclStatus.WAIVED:
         return f"not reached: NCCL failed in {_under_way(nccl)}"
     return nccl.reason
 

@@ -48,14 +48,14 @@ class Subject(NamedTuple):
 
 Statements = Mapping[Subject, object]
 """The values of one file, or of a part of it, by subject: texts, or what ``str`` makes a text of."""
-Parts = tuple[Statements, ...]
+FileStatements = tuple[Statements, ...]
 """The values of one file. No subject is in two parts. Equal parts of several files are the same object."""
-Judge = Callable[[Subject, Any, Any], Outcome | None]
+Grader = Callable[[Subject, Any, Any], Outcome | None]
 """A function that grades the change from the first value to the second; ``None`` if it is not reported."""
 
 
 def differences(
-    nodes: Sequence[str], files: Sequence[Parts], names: GpuNames, judge: Judge, *, of_nodes: bool
+    nodes: Sequence[str], files: Sequence[FileStatements], names: GpuNames, judge: Grader, *, of_nodes: bool
 ) -> tuple[AttributeDifference, ...]:
     """Return the differences of files from the reference, the most severe first.
 
@@ -87,15 +87,15 @@ def differences(
     return tuple(sorted(together, key=lambda difference: (gravity.index(difference.outcome), difference.nodes)))
 
 
-def joined(parts: Parts) -> Statements:
+def joined(parts: FileStatements) -> Statements:
     """Return the statements of all parts of a file."""
     return {subject: value for part in parts for subject, value in part.items()}
 
 
-def renamed(files: Sequence[Sequence[Statements]], names: GpuNames) -> list[Parts]:
+def renamed(files: Sequence[Sequence[Statements]], names: GpuNames) -> list[FileStatements]:
     """Return statements that name GPUs by bus id with the names that the same GPUs have in all files."""
     known: dict[tuple[int, int], Statements] = {}
-    whole: dict[tuple[int, ...], Parts] = {}
+    whole: dict[tuple[int, ...], FileStatements] = {}
 
     def named(part: Statements, file: int) -> Statements:
         key = id(part), names.alike(file)
@@ -106,7 +106,7 @@ def renamed(files: Sequence[Sequence[Statements]], names: GpuNames) -> list[Part
             }
         return known[key]
 
-    def disjoint(parts: Parts) -> Parts:
+    def disjoint(parts: FileStatements) -> FileStatements:
         # The last statement about a subject counts, as of a device node that two sections list.
         key = tuple(map(id, parts))
         if key not in whole:
@@ -118,7 +118,7 @@ def renamed(files: Sequence[Sequence[Statements]], names: GpuNames) -> list[Part
     return [disjoint(tuple(parts)) for parts in files]
 
 
-def _usual(files: Sequence[Parts]) -> Statements:
+def _usual(files: Sequence[FileStatements]) -> Statements:
     """Return the most frequent value of each subject, without subjects that are most often absent."""
     usual: dict[Subject, object] = {}
     for subject, counts in sorted(_counts(files).items()):
@@ -129,7 +129,7 @@ def _usual(files: Sequence[Parts]) -> Statements:
     return usual
 
 
-def _counts(files: Sequence[Parts]) -> dict[Subject, Counter[object]]:
+def _counts(files: Sequence[FileStatements]) -> dict[Subject, Counter[object]]:
     """Return how many files state each value of each subject."""
     times = Counter(id(part) for parts in files for part in parts)
     distinct = {id(part): part for parts in files for part in parts}
@@ -140,13 +140,13 @@ def _counts(files: Sequence[Parts]) -> dict[Subject, Counter[object]]:
     return counts
 
 
-def compared(files: Sequence[Parts]) -> int:
+def compared(files: Sequence[FileStatements]) -> int:
     """Return the number of subjects that occur in two files or more."""
     return sum(counts.total() > 1 for counts in _counts(files).values())
 
 
 def _differences(
-    reference: Statements, file: Statements, judge: Judge
+    reference: Statements, file: Statements, judge: Grader
 ) -> Iterator[tuple[AttributeDifference, Subject]]:
     """Yield each difference of one file, with its subject."""
     devices = {subject[:2] for subject in reference} & {subject[:2] for subject in file}
@@ -233,11 +233,11 @@ class MachineFacts:
         self._numbers: dict[Hashable, int] = {}
         self._records: dict[int, tuple[object, int]] = {}
 
-    def of(self, machine: Machine) -> dict[str, Parts]:
+    def of(self, machine: Machine) -> dict[str, FileStatements]:
         """Return the statements about a machine by section; GPUs have their bus ids as names."""
         return {section: self._section(section, getattr(machine, section)) for section in sections_of(machine)}
 
-    def _section(self, section: str, value: Any) -> Parts:
+    def _section(self, section: str, value: Any) -> FileStatements:
         # Each GPU by itself: a value that one of them has alone must not cost statements about all.
         if section not in _THINGS:
             return (self._part(section, value),)

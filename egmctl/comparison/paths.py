@@ -10,18 +10,18 @@ from dataclasses import replace
 from statistics import mode
 from typing import NamedTuple
 
-from egmctl.comparison.collectives import SPREAD, Collective, collectives
+from egmctl.comparison.collectives import SPREAD, ComparedCollective, collectives
 from egmctl.dataclass import dataclass
 from egmctl.model.comparison import Affected, Outcome, PathDifference
 from egmctl.model.doubt import Effect
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import BROKEN, Measurement, RunReport, Status, Summary
+from egmctl.model.measurement import BROKEN, Measurement, MeasurementStatus, RunReport, Summary
 from egmctl.model.profile import Profile
 from egmctl.model.route import Egm, node_names
 from egmctl.model.task import CPU_ENGINES, UCX_ENGINES, Endpoint, Quantity
 from egmctl.units import grouped, natural
 from egmctl.verdict.profiles import choose, load_all, match_profile
-from egmctl.verdict.trust import Use, unbelieved
+from egmctl.verdict.trust import MeasurementUse, unbelieved
 from egmctl.verdict.yardsticks import JUDGED_FROM_BYTES, is_by_host, reference_for
 
 Alike = tuple[str, str, str, int]
@@ -47,7 +47,7 @@ class Key(NamedTuple):
 class MeasuredPath:
     """A path of one run, or the typical values of a path in several runs."""
 
-    measurement: Measurement | Collective
+    measurement: Measurement | ComparedCollective
     stage: str
     value: float | None
     """The median; ``None`` if there is none above 0."""
@@ -55,9 +55,9 @@ class MeasuredPath:
     """The symbols of its routes."""
     egm: frozenset[Egm]
     """Whether the host memory of its routes is EGM; empty if there is no host memory."""
-    status: Status | None
+    status: MeasurementStatus | None
     """The status of the measurement; ``None`` if the run lacks the path."""
-    forbidden: frozenset[Use] = frozenset()
+    forbidden: frozenset[MeasurementUse] = frozenset()
     """The uses of the value that doubts forbid (:mod:`egmctl.verdict.trust`)."""
     faulty: str = ""
     """The doubt that proves a fault of the path though its median is good; empty without one."""
@@ -65,7 +65,7 @@ class MeasuredPath:
     @property
     def believed(self) -> bool:
         """Whether the value may be compared at all."""
-        return not self.forbidden >= {Use.COMPARE_WORSE, Use.COMPARE_BETTER}
+        return not self.forbidden >= {MeasurementUse.COMPARE_WORSE, MeasurementUse.COMPARE_BETTER}
 
     @property
     def path_class(self) -> Alike:
@@ -114,7 +114,7 @@ def points(run: RunReport, names: GpuNames, number: int) -> dict[Key, MeasuredPa
     """Return the paths of a run and NCCL's collectives by key; ``number`` is the index of its file."""
     by_key: dict[Key, MeasuredPath] = {}
     owner = _owners(run, names, number)
-    forbidden = {use: unbelieved(run.doubts, use) for use in Use}
+    forbidden = {use: unbelieved(run.doubts, use) for use in MeasurementUse}
     faults = {doubt.measurement: doubt.reason.value for doubt in run.doubts if doubt.effect is Effect.FAIL}
     all_points = (
         (
@@ -418,7 +418,7 @@ def differences(
                 path=present.measurement.path,
                 source=present.measurement.ends[0],
                 destination=present.measurement.ends[1],
-                gpus=present.measurement.labels if isinstance(present.measurement, Collective) else (),
+                gpus=present.measurement.labels if isinstance(present.measurement, ComparedCollective) else (),
                 link=present.links,
                 size_bytes=present.measurement.size_bytes,
                 unit=present.measurement.quantity.unit,
@@ -432,9 +432,9 @@ def differences(
             )
 
 
-def _spread(measurement: Measurement | Collective, spread: SpreadOf) -> Spread:
+def _spread(measurement: Measurement | ComparedCollective, spread: SpreadOf) -> Spread:
     """Return the spread of a path by a function, and that of a collective, of which no profile has one."""
-    if isinstance(measurement, Collective):
+    if isinstance(measurement, ComparedCollective):
         return Spread(SPREAD, "default for bus bandwidths of NCCL")
     return spread(measurement)
 
@@ -447,7 +447,7 @@ def _outcome(
     if old is not None and new is not None:
         # Notes on unstable values, on links that differ, and on memory that is EGM on one side only.
         points = zip((before, after), nodes, strict=True)
-        unstable = " and ".join(node for point, node in points if point.status is Status.UNSTABLE)
+        unstable = " and ".join(node for point, node in points if point.status is MeasurementStatus.UNSTABLE)
         notes = [f"unstable in {unstable}"] if unstable else []
         notes += [f"over {after.links}, not {before.links}"] if after.links != before.links else []
         egm = [" and ".join(sorted(point.egm)) for point in (after, before)]
@@ -463,15 +463,15 @@ def _outcome(
             return Outcome.WORSE if after.faulty else Outcome.BETTER, "; ".join(notes)
         if abs(slower) > bound:
             slow, fast = (after, before) if slower > 0 else (before, after)
-            if Use.COMPARE_WORSE in slow.forbidden or Use.COMPARE_BETTER in fast.forbidden:
-                node = nodes[1] if (slow is after) is (Use.COMPARE_WORSE in slow.forbidden) else nodes[0]
+            if MeasurementUse.COMPARE_WORSE in slow.forbidden or MeasurementUse.COMPARE_BETTER in fast.forbidden:
+                node = nodes[1] if (slow is after) is (MeasurementUse.COMPARE_WORSE in slow.forbidden) else nodes[0]
                 return Outcome.DIFFERENT, "; ".join([*notes, f"doubted in {node}"])
             return Outcome.WORSE if slower > 0 else Outcome.BETTER, "; ".join(notes)
         same = (before.status, before.links, before.egm) == (after.status, after.links, after.egm)
         return (Outcome.SAME, "") if same else (Outcome.DIFFERENT, "; ".join(notes))
     reasons = _reason(before, nodes[0]), _reason(after, nodes[1])
     # A path that a run lacks counts as waived.
-    old_status, new_status = (point.status or Status.WAIVED for point in (before, after))
+    old_status, new_status = (point.status or MeasurementStatus.WAIVED for point in (before, after))
     if old is not None:
         return Outcome.WORSE if new_status in BROKEN else Outcome.DIFFERENT, reasons[1]
     if new is not None:
@@ -510,7 +510,7 @@ def _usual(runs: Sequence[Points]) -> Points:
                 value=statistics.median(values),
                 links=mode(point.links for point in known),
                 egm=mode(point.egm for point in known),
-                status=Status.OK,
+                status=MeasurementStatus.OK,
             )
     return usual
 

@@ -24,7 +24,7 @@ def completed(machine: Machine) -> Machine | None:
     stays as it is.
     """
     origin = machine.origin
-    if origin.kind is not OriginKind.MODELLED or origin.name not in (*replay.names(), *replay.sick()):
+    if origin.kind is not OriginKind.MODELLED or origin.name not in (*replay.machine_names(), *replay.sick()):
         return None
     document = replay.document(machine)
     _complete(document, read_toml((data.machines_dir() / "assumed.toml").read_text(encoding="utf-8")))

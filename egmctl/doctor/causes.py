@@ -19,10 +19,10 @@ from egmctl.doctor import effects_on_paths as paths
 from egmctl.doctor.checks import egm, fabric, kernel
 from egmctl.doctor.checks.access import lacks_all_gpus
 from egmctl.doctor.checks.active import KINDS
-from egmctl.doctor.effects_on_paths import Flows, Node, Symptom, Trouble, on
+from egmctl.doctor.effects_on_paths import Flows, RunNode, Symptom, Trouble, on
 from egmctl.doctor.kernel_faults import C2C_XIDS, Blame
 from egmctl.model.finding import TOLD, Finding, PlaceKind, Status, WaiverKind
-from egmctl.model.kernel_log import DriverMessage as M
+from egmctl.model.kernel_log import DriverMessage
 from egmctl.model.machine import Machine
 from egmctl.topology.access import LOST, Block
 
@@ -35,13 +35,13 @@ class Rule:
     """The ids, or globs of ids, of the checks that detect the cause."""
     effects: Collection[str]
     """The ids of checks, or the kinds of :class:`Trouble` of a path."""
-    holds: Callable[[Node, Finding, Any], bool]
+    holds: Callable[[RunNode, Finding, Any], bool]
     """The condition: whether, on a node, a finding of a cause explains a finding or trouble."""
     across: bool = False
     """Whether the cause on one GPU explains the effect on all others."""
 
 
-def explains(node: Node, cause: Finding, effect: Finding | Trouble) -> bool:
+def explains(node: RunNode, cause: Finding, effect: Finding | Trouble) -> bool:
     """Return whether a finding explains another finding on the same node, or a trouble of a path that uses the node."""
     kind = effect.check if isinstance(effect, Finding) else effect.kind
     return any(kind in rule.effects and rule.holds(node, cause, effect) for rule in rules_from(cause.check))
@@ -60,7 +60,7 @@ def explained(machine: Machine, findings: Sequence[Finding]) -> tuple[Finding, .
     Findings with status ``unknown`` can be effects too. A root cause gets the most severe status among itself and its
     effects, because a failed trial shows that it does harm.
     """
-    node = Node(machine)
+    node = RunNode(machine)
     faults = [index for index, finding in enumerate(findings) if finding.status in TOLD]
     unknown = [index for index, finding in enumerate(findings) if finding.status is Status.UNKNOWN]
     if machine.peers and machine.peers.problem:
@@ -96,7 +96,7 @@ def _all_causes(effect: int, causes_of: Mapping[int, list[int]]) -> set[int]:
     return set(direct).union(*(_all_causes(cause, causes_of) for cause in direct))
 
 
-def _covers(node: Node, causes: Sequence[Finding], effect: Finding) -> bool:
+def _covers(node: RunNode, causes: Sequence[Finding], effect: Finding) -> bool:
     """Return whether the causes include each GPU of an effect, and an end of each of its pairs.
 
     If the effect or a cause is not about GPUs, or a rule says that a GPU harms others, return ``True``.
@@ -113,7 +113,7 @@ def _covers(node: Node, causes: Sequence[Finding], effect: Finding) -> bool:
     return gpus <= touched
 
 
-def _reaches(node: Node, cause: Finding, effect: Finding) -> bool:
+def _reaches(node: RunNode, cause: Finding, effect: Finding) -> bool:
     rules = (rule for rule in rules_from(cause.check) if rule.across and effect.check in rule.effects)
     return any(rule.holds(node, cause, effect) for rule in rules)
 
@@ -180,25 +180,34 @@ _RELATED: Mapping[str, tuple[str, ...]] = {
 }
 """By check, the checks that detect its fault too (:func:`when.related`)."""
 
-_LOGGED: Mapping[str, tuple[M, ...]] = {
-    "dev.fell-off-bus": (M.FELL_OFF_BUS,),
+_LOGGED: Mapping[str, tuple[DriverMessage, ...]] = {
+    "dev.fell-off-bus": (DriverMessage.FELL_OFF_BUS,),
     "dev.driver-binding": (
-        *(M.INIT_FAILED, M.NEEDS_OPEN_MODULES, M.NEEDS_PROPRIETARY_MODULES),
-        *(M.LEGACY_DRIVER, M.NOT_IN_RELEASE),
+        *(DriverMessage.INIT_FAILED, DriverMessage.NEEDS_OPEN_MODULES, DriverMessage.NEEDS_PROPRIETARY_MODULES),
+        *(DriverMessage.LEGACY_DRIVER, DriverMessage.NOT_IN_RELEASE),
     ),
-    "drv.flavour": (M.INIT_FAILED, M.NEEDS_OPEN_MODULES, M.NEEDS_PROPRIETARY_MODULES),
-    "drv.versions": (M.VERSION_MISMATCH,),
-    "c2c.link": (M.C2C_SELF_TEST, M.C2C_P2P, M.SYSMEM_LINK_TRAINING),
-    "uvm.addressing-mode": (M.SMMU_SVA,),
-    "numa.auto-online": (M.MEMORY_NOT_MOVABLE, M.MEMORY_ADD),
-    "numa.mode": (M.MEMORY_NOT_MOVABLE, M.MEMORY_ADD),
+    "drv.flavour": (
+        DriverMessage.INIT_FAILED,
+        DriverMessage.NEEDS_OPEN_MODULES,
+        DriverMessage.NEEDS_PROPRIETARY_MODULES,
+    ),
+    "drv.versions": (DriverMessage.VERSION_MISMATCH,),
+    "c2c.link": (DriverMessage.C2C_SELF_TEST, DriverMessage.C2C_P2P, DriverMessage.SYSMEM_LINK_TRAINING),
+    "uvm.addressing-mode": (DriverMessage.SMMU_SVA,),
+    "numa.auto-online": (DriverMessage.MEMORY_NOT_MOVABLE, DriverMessage.MEMORY_ADD),
+    "numa.mode": (DriverMessage.MEMORY_NOT_MOVABLE, DriverMessage.MEMORY_ADD),
     "nvlink.links": (
-        *(M.SWITCH_TRAINING, M.NVLINK_ACTIVATION, M.NVLINK_ALI, M.NVLINK_RECEIVER_DETECT),
-        *(M.NVLINK_UNCONTAINED, M.NVLINK_DEGRADED),
+        *(
+            DriverMessage.SWITCH_TRAINING,
+            DriverMessage.NVLINK_ACTIVATION,
+            DriverMessage.NVLINK_ALI,
+            DriverMessage.NVLINK_RECEIVER_DETECT,
+        ),
+        *(DriverMessage.NVLINK_UNCONTAINED, DriverMessage.NVLINK_DEGRADED),
     ),
-    "fabric.state": (M.FABRIC_PROBE, M.FABRIC_INBAND, M.NO_FABRIC_ADDRESS),
-    "p2p.status": (M.EGM_NO_FABRIC_ADDRESS, M.P2P_DISABLED),
-    "imex.recovery": (M.IMEX_SHUTDOWN,),
+    "fabric.state": (DriverMessage.FABRIC_PROBE, DriverMessage.FABRIC_INBAND, DriverMessage.NO_FABRIC_ADDRESS),
+    "p2p.status": (DriverMessage.EGM_NO_FABRIC_ADDRESS, DriverMessage.P2P_DISABLED),
+    "imex.recovery": (DriverMessage.IMEX_SHUTDOWN,),
 }
 """By check, the driver messages that report the same fault."""
 

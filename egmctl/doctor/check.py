@@ -78,7 +78,7 @@ EVERYTHING = Scope()
 Judge = Callable[[Machine, Scope], Iterable[Finding]]
 Verdicts = Iterator[Finding | Evidence]
 """The items that a rule yields: evidence, and the findings that follow from it."""
-Rule = Callable[[Machine, Scope], Iterable[Finding | Evidence]]
+CheckRule = Callable[[Machine, Scope], Iterable[Finding | Evidence]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +100,14 @@ class Check:
 
 def check(
     check_id: str, *guards: Guard, sections: tuple[str, ...] = ("gpus",), wants: tuple[str, ...] = ()
-) -> Callable[[Rule], Check]:
+) -> Callable[[CheckRule], Check]:
     """Return a decorator that turns a rule, a generator of evidence and findings, into a check.
 
     A finding gets the evidence that the rule yielded before it. Findings that differ only in their GPUs, NUMA nodes
     or NICs are merged, so a rule may judge each alone (:func:`findings_on`). :func:`skip` and :func:`known` end it.
     """
 
-    def decorate(rule: Rule) -> Check:
+    def decorate(rule: CheckRule) -> Check:
         @functools.wraps(rule)
         def judge(machine: Machine, scope: Scope) -> tuple[Finding, ...]:
             return _merged(machine, findings_on(NODE, rule(machine, scope)))

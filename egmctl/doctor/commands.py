@@ -48,7 +48,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class ProgramCall:
     """One program of a command line, as it is called."""
 
     name: str
@@ -87,7 +87,7 @@ def programs() -> Mapping[str, Program]:
     }
 
 
-def steps(command: str) -> tuple[Step, ...]:
+def steps(command: str) -> tuple[ProgramCall, ...]:
     """Return the programs that a command line calls.
 
     Raises
@@ -96,7 +96,7 @@ def steps(command: str) -> tuple[Step, ...]:
         A program, an option or an argument is not in the table.
     """
     words: list[str] = []
-    called: list[Step] = []
+    called: list[ProgramCall] = []
     for word in [*_words(command), ";"]:
         if set(word) <= set("|&;(){}"):
             if words:
@@ -127,7 +127,7 @@ def _words(command: str) -> Iterator[str]:
         raise UndocumentedError(f"{command!r}: {error}") from error
 
 
-def _step(words: list[str]) -> Step:
+def _step(words: list[str]) -> ProgramCall:
     name, rest = " ".join(words[:2]), words[2:]
     if name not in programs():
         name, rest = words[0], words[1:]
@@ -146,7 +146,7 @@ def _step(words: list[str]) -> Step:
             options[key] = _fitting(name, program.options[key].value, value)
         else:
             _fitting(name, program.arguments, word)
-    return Step(name=name, program=program, options=options)
+    return ProgramCall(name=name, program=program, options=options)
 
 
 def _fitting(name: str, pattern: str | None, value: str) -> str:

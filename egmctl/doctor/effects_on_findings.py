@@ -10,16 +10,16 @@ from collections.abc import Callable
 from egmctl.doctor.checks.active import KINDS
 from egmctl.doctor.checks.gpu import RECOVERY_ACTION
 from egmctl.doctor.checks.kernel_log import message_of, xids_of
-from egmctl.doctor.effects_on_paths import Node
+from egmctl.doctor.effects_on_paths import RunNode
 from egmctl.doctor.kernel_faults import RECOVERY_CHANGED, Action, Blame, is_one_of, meaning
 from egmctl.model.finding import TOLD, Finding, PlaceKind, Status
 from egmctl.model.host import Driver, LibraryFailure
 from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent
 from egmctl.model.machine import Machine
-from egmctl.model.probes import Outcome, Probe
+from egmctl.model.probes import Probe, ProbeOutcome
 from egmctl.topology.access import LOST, Block, classify, cuda_failure, nvml_failure
 
-Holds = Callable[[Node, Finding, Finding], bool]
+FindingCondition = Callable[[RunNode, Finding, Finding], bool]
 """A condition: whether, on a node, a cause explains an effect."""
 
 _LINK_EVENT, _PEER_EVENT = 149, 145
@@ -32,27 +32,27 @@ _SHORT = (None, 2, 100, 304, 999)
 UNKNOWN (also an NVML error); ``None`` if the process crashed or did not start."""
 
 
-def always(_node: Node, _cause: Finding, _effect: Finding) -> bool:
+def always(_node: RunNode, _cause: Finding, _effect: Finding) -> bool:
     """Return ``True``: the cause explains the effect on the same node."""
     return True
 
 
-def same_gpus(_node: Node, cause: Finding, effect: Finding) -> bool:
+def same_gpus(_node: RunNode, cause: Finding, effect: Finding) -> bool:
     """Return whether both findings are about GPUs and share one."""
     return not set(cause.place.ids).isdisjoint(effect.place.ids)
 
 
-def related(_node: Node, cause: Finding, effect: Finding) -> bool:
+def related(_node: RunNode, cause: Finding, effect: Finding) -> bool:
     """Return whether both findings share a GPU, or one of them is not about GPUs."""
     return cause.place.meets(effect.place)
 
 
-def no_gpu_left(node: Node, cause: Finding, effect: Finding) -> bool:
+def no_gpu_left(node: RunNode, cause: Finding, effect: Finding) -> bool:
     """Return whether both findings share a GPU, or the effect is not about GPUs."""
     return effect.place.kind is not PlaceKind.GPU or same_gpus(node, cause, effect)
 
 
-def undetermined(node: Node, cause: Finding, effect: Finding) -> bool:
+def undetermined(node: RunNode, cause: Finding, effect: Finding) -> bool:
     """Return whether the effect is ``unknown`` and :func:`related` holds."""
     return effect.status is Status.UNKNOWN and related(node, cause, effect)
 
@@ -60,7 +60,7 @@ def undetermined(node: Node, cause: Finding, effect: Finding) -> bool:
 # --- libraries that do not start ------------------------------------------------------------------------------------
 
 
-def control_node_failed(node: Node, _cause: Finding, effect: Finding) -> bool:
+def control_node_failed(node: RunNode, _cause: Finding, effect: Finding) -> bool:
     """Return whether NVML or CUDA failed to start because this process cannot open a control node."""
     closed = _closed_nodes(node.machine)
     nvml, cuda = nvml_failure(node.machine), cuda_failure(node.machine)
@@ -79,62 +79,62 @@ def _closed_nodes(machine: Machine) -> set[str]:
     return {node.path for node in nodes if node.access not in (None, "ok") or node.kind not in (None, "character")}
 
 
-def no_device_found(node: Node, cause: Finding, effect: Finding) -> bool:
+def no_device_found(node: RunNode, cause: Finding, effect: Finding) -> bool:
     """Return whether cuInit returned CUDA_ERROR_NO_DEVICE, and both findings share a GPU."""
     failure = cuda_failure(node.machine)
     no_device = failure is not None and failure.call == "cuInit" and _cuda_returned(node, effect, _NO_DEVICE)
     return no_device and same_gpus(node, cause, effect)
 
 
-def without_instance(node: Node, cause: Finding, effect: Finding) -> bool:
+def without_instance(node: RunNode, cause: Finding, effect: Finding) -> bool:
     """Return whether no GPU can be used because CUDA finds no MIG instance."""
     failure = cuda_failure(node.machine)
     no_device = failure is not None and failure.number == _NO_DEVICE
     return no_device and cause.status is Status.FAIL and no_gpu_left(node, cause, effect)
 
 
-def not_ready(node: Node, _cause: Finding, effect: Finding) -> bool:
+def not_ready(node: RunNode, _cause: Finding, effect: Finding) -> bool:
     """Return whether the effect is that CUDA returned CUDA_ERROR_SYSTEM_NOT_READY, because the fabric is not ready."""
     return _cuda_returned(node, effect, _SYSTEM_NOT_READY)
 
 
-def not_initialized(node: Node, _cause: Finding, effect: Finding) -> bool:
+def not_initialized(node: RunNode, _cause: Finding, effect: Finding) -> bool:
     """Return whether the effect is that cuInit returned CUDA_ERROR_NOT_INITIALIZED."""
     return _cuda_returned(node, effect, _NOT_INITIALIZED)
 
 
-def not_accepting_work(node: Node, cause: Finding, effect: Finding) -> bool:
+def not_accepting_work(node: RunNode, cause: Finding, effect: Finding) -> bool:
     """Return whether CUDA returned CUDA_ERROR_SYSTEM_NOT_READY, and confidential computing waits for a ready state."""
     return (node.machine.driver or Driver()).confidential_ready is False and not_ready(node, cause, effect)
 
 
-def _cuda_returned(node: Node, effect: Finding, number: int) -> bool:
+def _cuda_returned(node: RunNode, effect: Finding, number: int) -> bool:
     failure = cuda_failure(node.machine)
     return failure is not None and failure.number == number and _quotes(effect, failure)
 
 
-def versions_differ(node: Node, _cause: Finding, _effect: Finding) -> bool:
+def versions_differ(node: RunNode, _cause: Finding, _effect: Finding) -> bool:
     """Return whether NVML failed because the kernel module has another version."""
     failure = nvml_failure(node.machine)
     return failure is not None and failure.name == "NVML_ERROR_LIB_RM_VERSION_MISMATCH"
 
 
-def control_denied(_node: Node, _cause: Finding, effect: Finding) -> bool:
+def control_denied(_node: RunNode, _cause: Finding, effect: Finding) -> bool:
     """Return whether the effect is that the device cgroup denies /dev/nvidiactl (EPERM)."""
     return any(item.errno == "EPERM" for item in effect.evidence if item.source == "access(/dev/nvidiactl)")
 
 
-def refused_alike(_node: Node, cause: Finding, effect: Finding) -> bool:
+def refused_alike(_node: RunNode, cause: Finding, effect: Finding) -> bool:
     """Return whether both findings are that this user may not open a device node (EACCES)."""
     return all(bool(finding.evidence) and finding.evidence[-1].errno == "EACCES" for finding in (cause, effect))
 
 
-def cause_quotes(source: str) -> Holds:
+def cause_quotes(source: str) -> FindingCondition:
     """Return a condition: the cause has evidence of this source, and :func:`related` holds."""
     return lambda node, cause, effect: _has_evidence(cause, source) and related(node, cause, effect)
 
 
-def effect_quotes(source: str) -> Holds:
+def effect_quotes(source: str) -> FindingCondition:
     """Return a condition: the effect has evidence of this source, and :func:`related` holds."""
     return lambda node, cause, effect: _has_evidence(effect, source) and related(node, cause, effect)
 
@@ -146,49 +146,49 @@ def _has_evidence(finding: Finding, source: str) -> bool:
 # --- probes that fail -----------------------------------------------------------------------------------------------
 
 
-def _probes(node: Node, effect: Finding, *outcomes: Outcome) -> list[Probe]:
+def _probes(node: RunNode, effect: Finding, *outcomes: ProbeOutcome) -> list[Probe]:
     """Return the probes of the effect's check that ended with one of these outcomes."""
     kind = KINDS.get(effect.check)
     return [probe for probe in node.machine.probes or () if probe.kind is kind and probe.outcome in outcomes]
 
 
-def cuda_did_not_start(node: Node, _cause: Finding, effect: Finding) -> bool:
+def cuda_did_not_start(node: RunNode, _cause: Finding, effect: Finding) -> bool:
     """Return whether all unsuccessful probes failed in cuInit, and a control node cannot be opened."""
-    failed = _probes(node, effect, *(outcome for outcome in Outcome if outcome is not Outcome.OK))
+    failed = _probes(node, effect, *(outcome for outcome in ProbeOutcome if outcome is not ProbeOutcome.OK))
     return bool(failed) and all(probe.call in _STARTS for probe in failed) and bool(_closed_nodes(node.machine))
 
 
-def calls_failed(*calls: str, number: int | None = None) -> Holds:
+def calls_failed(*calls: str, number: int | None = None) -> FindingCondition:
     """Return a condition: all failed probes of the effect failed in one of these calls, with this CUresult."""
 
-    def holds(node: Node, _cause: Finding, effect: Finding) -> bool:
-        failed = _probes(node, effect, Outcome.ERROR)
+    def holds(node: RunNode, _cause: Finding, effect: Finding) -> bool:
+        failed = _probes(node, effect, ProbeOutcome.ERROR)
         return bool(failed) and all(probe.call in calls and number in (None, probe.error_number) for probe in failed)
 
     return holds
 
 
-def cuda_failed(node: Node, cause: Finding, effect: Finding) -> bool:
+def cuda_failed(node: RunNode, cause: Finding, effect: Finding) -> bool:
     """Return whether CUDA failed as a whole, and all failed probes failed in its first calls."""
     return cuda_failure(node.machine) is not None and calls_failed(*_STARTS)(node, cause, effect)
 
 
-def out_of_resources(node: Node, _cause: Finding, effect: Finding) -> bool:
+def out_of_resources(node: RunNode, _cause: Finding, effect: Finding) -> bool:
     """Return whether the effect failed in a way that a lack of descriptors, processes or address space explains."""
     if effect.check == "drv.libraries":
         failures = [f for f in (nvml_failure(node.machine), cuda_failure(node.machine)) if f is not None]
         relevant = [f for f in failures if _quotes(effect, f) or (f.call is None and f.how == "not-started")]
         return bool(relevant) and all(failure.how != "timed-out" and failure.number in _SHORT for failure in relevant)
-    failed = _probes(node, effect, Outcome.ERROR, Outcome.CRASHED, Outcome.CORRUPT)
+    failed = _probes(node, effect, ProbeOutcome.ERROR, ProbeOutcome.CRASHED, ProbeOutcome.CORRUPT)
     return bool(failed) and all(
-        probe.outcome is not Outcome.CORRUPT and probe.error_number in _SHORT for probe in failed
+        probe.outcome is not ProbeOutcome.CORRUPT and probe.error_number in _SHORT for probe in failed
     )
 
 
 # --- GPUs that are lost, and what the kernel logged ------------------------------------------------------------------
 
 
-def are_lost(*blocks: Block, status: Status | None = None) -> Holds:
+def are_lost(*blocks: Block, status: Status | None = None) -> FindingCondition:
     """Return a condition: all GPUs of the effect are lost for one of these reasons, and both findings share a GPU.
 
     Parameters
@@ -197,7 +197,7 @@ def are_lost(*blocks: Block, status: Status | None = None) -> Holds:
         The status that the cause must have; ``None``: any.
     """
 
-    def holds(node: Node, cause: Finding, effect: Finding) -> bool:
+    def holds(node: RunNode, cause: Finding, effect: Finding) -> bool:
         gpus = [gpu for gpu in node.machine.gpus or () if gpu.bus_id in effect.place.ids]
         obstacles = [classify(node.machine, gpu) for gpu in gpus]
         all_lost = all(obstacle is not None and obstacle.block in blocks for obstacle in obstacles)
@@ -206,24 +206,24 @@ def are_lost(*blocks: Block, status: Status | None = None) -> Holds:
     return holds
 
 
-def logged(*messages: DriverMessage) -> Holds:
+def logged(*messages: DriverMessage) -> FindingCondition:
     """Return a condition: the effect is that the driver logged one of these messages, and :func:`related` holds."""
     return lambda node, cause, effect: related(node, cause, effect) and message_of(node.machine, effect) in messages
 
 
-def could_not_start(node: Node, cause: Finding, effect: Finding) -> bool:
+def could_not_start(node: RunNode, cause: Finding, effect: Finding) -> bool:
     """Return whether the driver logged that it could not initialize GPUs of the effect, which NVML does not list."""
     if message_of(node.machine, cause) is not DriverMessage.INIT_FAILED or cause.place.gpus is None:
         return False
     return are_lost(*LOST, Block.NOT_LISTED)(node, cause, effect)
 
 
-def fell_off_at_probe(node: Node, cause: Finding, effect: Finding) -> bool:
+def fell_off_at_probe(node: RunNode, cause: Finding, effect: Finding) -> bool:
     """Return whether the driver found the effect's GPUs off the bus when it probed them; it logs no Xid then."""
     return message_of(node.machine, cause) is DriverMessage.FELL_OFF_BUS and same_gpus(node, cause, effect)
 
 
-def xid_before_start(node: Node, cause: Finding, effect: Finding) -> bool:
+def xid_before_start(node: RunNode, cause: Finding, effect: Finding) -> bool:
     """Return whether the effect is that a GPU could not be initialized, and the cause is an Xid of that GPU."""
     is_grave = cause.status is not Status.NOTE
     return is_grave and message_of(node.machine, effect) is DriverMessage.INIT_FAILED and same_gpus(node, cause, effect)
@@ -233,7 +233,7 @@ _AT_ONCE_S = 10.0
 """The time in which the peers of a GPU log what its links did, in seconds. Our choice: they do at once."""
 
 
-def link_of_a_peer(node: Node, cause: Finding, effect: Finding) -> bool:
+def link_of_a_peer(node: RunNode, cause: Finding, effect: Finding) -> bool:
     """Return whether the effect is Xid 145 on GPUs, each at the time of an Xid 149 of the cause on another GPU.
 
     The peers of a GPU whose NVLinks go down (Xid 149) log Xid 145
@@ -253,20 +253,20 @@ def asks_to_recover(finding: Finding) -> bool:
     return {evidence.source for evidence in finding.evidence} == {RECOVERY_ACTION}
 
 
-def needs_recovery(node: Node, cause: Finding, effect: Finding) -> bool:
+def needs_recovery(node: RunNode, cause: Finding, effect: Finding) -> bool:
     """Return whether the driver requests a recovery after an Xid that needs a reset, a reboot or a repair of links."""
     grave = (Action.RESET, Action.REBOOT, Action.LINKS)
     serious = any(meaning(event).action in grave for event in xids_of(node.machine, cause))
     return asks_to_recover(effect) and same_gpus(node, cause, effect) and serious
 
 
-def announces_recovery(node: Node, cause: Finding, effect: Finding) -> bool:
+def announces_recovery(node: RunNode, cause: Finding, effect: Finding) -> bool:
     """Return whether the effect is Xid 154 only, which logs the recovery request that the cause reports."""
     numbers = {event.number for event in xids_of(node.machine, effect)}
     return numbers == {RECOVERY_CHANGED} and asks_to_recover(cause) and same_gpus(node, cause, effect)
 
 
-def precedes_recovery(node: Node, cause: Finding, effect: Finding) -> bool:
+def precedes_recovery(node: RunNode, cause: Finding, effect: Finding) -> bool:
     """Return whether the effect is Xid 154, and the cause is the GPU's last Xid before it that needs an operator."""
     announced = {(event.number, event.bus_id) for event in xids_of(node.machine, effect)}
     reasons = {(event.number, event.bus_id) for event in xids_of(node.machine, cause)}
@@ -287,21 +287,21 @@ def _serious_xids(machine: Machine) -> list[KernelEvent]:
     return [event for event in events if event.kind is EventKind.XID and meaning(event).status in TOLD]
 
 
-def xids(*numbers_or_parts: int | Blame) -> Holds:
+def xids(*numbers_or_parts: int | Blame) -> FindingCondition:
     """Return a condition: all Xids of the effect's GPUs that need an operator have these numbers or blame these parts.
 
     Xid 154, which requests the recovery after another Xid, always matches. The findings must share a GPU.
     """
     fitting = (RECOVERY_CHANGED, *numbers_or_parts)
 
-    def holds(node: Node, cause: Finding, effect: Finding) -> bool:
+    def holds(node: RunNode, cause: Finding, effect: Finding) -> bool:
         events = [event for event in _serious_xids(node.machine) if event.bus_id in effect.place.ids]
         return same_gpus(node, cause, effect) and bool(events) and all(is_one_of(event, fitting) for event in events)
 
     return holds
 
 
-def imex_to_recover(node: Node, cause: Finding, effect: Finding) -> bool:
+def imex_to_recover(node: RunNode, cause: Finding, effect: Finding) -> bool:
     """Return whether the recovery action that the driver requests is that of an IMEX domain."""
     actions = {evidence.value for evidence in effect.evidence}
     return actions == {"recover-imex-domain"} and same_gpus(node, cause, effect)

@@ -17,11 +17,11 @@ from egmctl.model.measurement import Measurement
 from egmctl.model.route import NUMA_MEMORY, Carrier, LinkKind, MemoryKind
 from egmctl.model.task import Flow, HandleKind
 from egmctl.topology.links import Link, gpu_link, nvlink_joins, nvlinks_between
-from egmctl.topology.routes import owners
+from egmctl.topology.routes import possible_owners
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class RunNode:
     """A node of a run and the ranks on it."""
 
     machine: Machine
@@ -153,19 +153,19 @@ def numa_nodes(flow: Flow) -> set[int]:
     return {end.numa_node for end in (flow.source, flow.destination) if end.numa_node is not None}
 
 
-Holds = Callable[[Node, Finding, Trouble], bool]
+PathCondition = Callable[[RunNode, Finding, Trouble], bool]
 """A condition: whether, on a node, a finding explains a trouble."""
-FlowCondition = Callable[[Node, Flow], bool]
+FlowCondition = Callable[[RunNode, Flow], bool]
 
 
 def on(
     flows_class: Flows | None = None,
     *,
     where: FlowCondition | None = None,
-    given: Callable[[Node, Finding], bool] | None = None,
+    given: Callable[[RunNode, Finding], bool] | None = None,
     whole_node: bool = False,
     via_owner: bool = False,
-) -> Holds:
+) -> PathCondition:
     """Return a condition: a finding's place is on the path of a flow of a trouble's measurement.
 
     For a waiver of whole GPUs, a finding on GPUs must include one of them; ``flows_class`` and ``where`` are ignored.
@@ -184,7 +184,7 @@ def on(
         Whether the fault also affects flows over NVLink to EGM that its GPU owns.
     """
 
-    def holds(node: Node, cause: Finding, trouble: Trouble) -> bool:
+    def holds(node: RunNode, cause: Finding, trouble: Trouble) -> bool:
         if given is not None and not given(node, cause):
             return False
         place, waiver, flows = cause.place, trouble.waiver, trouble.measurement.flows
@@ -205,7 +205,7 @@ _ALLOCATIONS = ("cuMemAlloc", "cuMemAllocFromPoolAsync", "cuMemAllocManaged", "c
 """The calls that allocate memory of a GPU."""
 
 
-def on_allocation(node: Node, cause: Finding, trouble: Trouble) -> bool:
+def on_allocation(node: RunNode, cause: Finding, trouble: Trouble) -> bool:
     """Return whether a path with an end in memory of the finding's GPU had no room, or failed in an allocation."""
     has_failed = trouble.kind in (Symptom.FAILED, Symptom.LOST)
     return on(where=lambda _node, flow: _ends_at(cause.place, flow))(node, cause, trouble) and (
@@ -217,7 +217,7 @@ def _ends_at(place: Place, flow: Flow) -> bool:
     return not {flow.source.bus_id, flow.destination.bus_id}.isdisjoint(place.ids)
 
 
-def touches(place: Place, flow: Flow, node: Node) -> bool:
+def touches(place: Place, flow: Flow, node: RunNode) -> bool:
     """Return whether a flow uses a place of a node; no flow uses a NIC."""
     ends = [end for end in (flow.source, flow.destination) if node.has(end.rank)]
     match place.kind:
@@ -234,7 +234,7 @@ def touches(place: Place, flow: Flow, node: Node) -> bool:
             return False
 
 
-def crosses_owner(place: Place, flow: Flow, node: Node) -> bool:
+def crosses_owner(place: Place, flow: Flow, node: RunNode) -> bool:
     """Return whether a flow crosses NVLink and a GPU of a place, the owner of another CPU's EGM.
 
     If several GPUs can be the owner, the actual one is unknown, so the place must include all of them.
@@ -242,11 +242,11 @@ def crosses_owner(place: Place, flow: Flow, node: Node) -> bool:
     links = {hop.link for hop in flow.route.hops}
     if place.gpus is None or flow.route.across_nodes or not {LinkKind.NVLINK, LinkKind.C2C} <= links:
         return False
-    owners_by_node = [{owner.bus_id for owner in owners(node.machine, numa)} for numa in numa_nodes(flow)]
+    owners_by_node = [{owner.bus_id for owner in possible_owners(node.machine, numa)} for numa in numa_nodes(flow)]
     return bool(node.gpus(flow)) and any(bus_ids and bus_ids <= place.gpus for bus_ids in owners_by_node)
 
 
-def uses_remote_memory(node: Node, flow: Flow) -> bool:
+def uses_remote_memory(node: RunNode, flow: Flow) -> bool:
     """Return whether an end is host memory of another NUMA node than that of one of the GPUs."""
     own_nodes = [gpu.host_numa_id for gpu in node.gpus(flow) if gpu.host_numa_id is not None]
     return any(numa_node != numa for numa_node in own_nodes for numa in numa_nodes(flow))
@@ -261,7 +261,7 @@ def any_nvlink(holds: Callable[[Link, Gpu, Gpu], bool]) -> FlowCondition:
     Pairs whose links went down count. The condition is also true if the pairs are unknown.
     """
 
-    def check(node: Node, flow: Flow) -> bool:
+    def check(node: RunNode, flow: Flow) -> bool:
         pairs = _joined(node, flow)
         return pairs is None or any(
             nvlink_joins(node.machine, *ends) and holds(gpu_link(node.machine, *ends), *ends) for ends in pairs
@@ -278,13 +278,13 @@ errors_on_path = any_nvlink(
 )
 
 
-def lost_nvlink(node: Node, flow: Flow) -> bool:
+def lost_nvlink(node: RunNode, flow: Flow) -> bool:
     """Return whether NVLink joined two GPUs and one of them has no active link left, so that another path is used."""
     links = [gpu.nvml.nvlinks for gpu in node.gpus(flow) if gpu.nvml is not None and gpu.nvml.nvlinks]
     return any(not any(link.active for link in gpu_links) for gpu_links in links) and joined_by_nvlink(node, flow)
 
 
-def _joined(node: Node, flow: Flow) -> list[tuple[Gpu, Gpu]] | None:
+def _joined(node: RunNode, flow: Flow) -> list[tuple[Gpu, Gpu]] | None:
     """Return the pairs of GPUs that NVLink may join on the path of a flow; ``None`` if unknown.
 
     To host memory, they are the GPU and each other GPU that can own the memory. They are unknown if the flow leads to
@@ -295,21 +295,27 @@ def _joined(node: Node, flow: Flow) -> list[tuple[Gpu, Gpu]] | None:
     gpus, nodes = node.gpus(flow), numa_nodes(flow)
     if not nodes:
         return [(gpus[0], gpus[1])] if len(gpus) == 2 else None
-    return [(gpu, owner) for gpu in gpus for numa in nodes for owner in owners(node.machine, numa) if owner is not gpu]
+    return [
+        (gpu, owner)
+        for gpu in gpus
+        for numa in nodes
+        for owner in possible_owners(node.machine, numa)
+        if owner is not gpu
+    ]
 
 
 # --- which findings count --------------------------------------------------------------------------------------------
 
 
-def hits_gpu(_node: Node, cause: Finding) -> bool:
+def hits_gpu(_node: RunNode, cause: Finding) -> bool:
     """Return whether a fault is at a GPU. For other devices, the affected paths are unknown; a program's is of it."""
     return cause.place.kind is PlaceKind.GPU and cause.status is not Status.NOTE
 
 
-def has_xid(*numbers_or_parts: int | Blame) -> Callable[[Node, Finding], bool]:
+def has_xid(*numbers_or_parts: int | Blame) -> Callable[[RunNode, Finding], bool]:
     """Return a condition: an Xid of a finding on a GPU has one of these numbers, or blames one of these parts."""
 
-    def holds(node: Node, cause: Finding) -> bool:
+    def holds(node: RunNode, cause: Finding) -> bool:
         return hits_gpu(node, cause) and any(is_one_of(xid, numbers_or_parts) for xid in xids_of(node.machine, cause))
 
     return holds

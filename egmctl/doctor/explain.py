@@ -51,7 +51,7 @@ def diagnosis_of(failures: Iterable[Failure], machine: Machine) -> Diagnosis | N
     return diagnose(machine, Scope(purposes=tuple(Guard)), checks, completed=completed(machine))
 
 
-def explained(log: ErrorLog, diagnosis: Diagnosis | None) -> Explanations:
+def explain_failures(log: ErrorLog, diagnosis: Diagnosis | None) -> Explanations:
     """Return what is known of failures, the gravest first.
 
     Parameters
@@ -187,7 +187,11 @@ def _with_consequences(explanations: list[Explanation]) -> Iterator[Explanation]
     hardware = next((each for each in faults if each.severity is Severity.HARDWARE), None)
     link = next((each for each in faults if _is_of_a_link(each.failure)), hardware)
     for each in explanations:
-        fault = link if _is_remote_access(each.failure) else hardware if _is_asynchronous(each.failure) else None
+        fault = None
+        if _is_remote_access(each.failure):
+            fault = link
+        elif _is_asynchronous(each.failure):
+            fault = hardware
         if fault is None or fault is each:
             yield each
             continue

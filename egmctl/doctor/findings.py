@@ -59,7 +59,8 @@ def fact(source: str, value: object, errno: str | None = None) -> Evidence:
 
 def daemon_fact(daemons: tuple[str, ...] | None, name: str) -> Evidence:
     """Return as evidence whether a daemon is among the visible processes."""
-    return fact(f"/proc/*/comm: {name}", None if daemons is None else "runs" if name in daemons else "not seen")
+    state = "runs" if name in (daemons or ()) else "not seen"
+    return fact(f"/proc/*/comm: {name}", None if daemons is None else state)
 
 
 def todo(text: str, *, look: str | None = None, run: str | None = None) -> Remedy:

@@ -20,12 +20,10 @@ from egmctl.facts.kernel_log import KernelLogWatch
 from egmctl.facts.root import Root
 from egmctl.gpu import isolation_trials as trials
 from egmctl.gpu.context import Context
-from egmctl.launch import Channel
+from egmctl.launch import Channel, Message
 from egmctl.model.kernel_log import KernelEvent
 from egmctl.model.machine import Machine
-from egmctl.model.probes import IsolationKind, IsolationTrial, Outcome
-
-Message = dict[str, Any]
+from egmctl.model.probes import IsolationKind, IsolationTrial, ProbeOutcome
 
 PAGE_FAULT_XID = 31
 """The Xid of a GPU's read or write of an address without a mapping (MMU fault)."""
@@ -44,7 +42,7 @@ def planned(machine: Machine, scope: Scope) -> list[IsolationTrial]:
         nodes = scope.numa_of(machine)[:1]
         kinds = [(IsolationKind.PEER, None), *((IsolationKind.HOST, node) for node in nodes), *kinds]
     return [
-        IsolationTrial(kind=kind, owner=owner, reader=reader, numa_node=node, outcome=Outcome.NOT_RUN)
+        IsolationTrial(kind=kind, owner=owner, reader=reader, numa_node=node, outcome=ProbeOutcome.NOT_RUN)
         for kind, node in kinds
     ]
 
@@ -63,9 +61,9 @@ def _results(plan: Sequence[IsolationTrial]) -> Iterator[IsolationTrial]:
         try:
             yield _attempt(trial)
         except ChildFailed as error:
-            outcome = Outcome.TIMED_OUT if error.how == "timed-out" else Outcome.CRASHED
+            outcome = ProbeOutcome.TIMED_OUT if error.how == "timed-out" else ProbeOutcome.CRASHED
             if error.how == "raised":
-                outcome = Outcome.ERROR
+                outcome = ProbeOutcome.ERROR
             number = error.details.get("number")
             called = error.details.get("call") or error.last_call
             yield replace(trial, outcome=outcome, call=called, error_number=number, detail=str(error))
@@ -89,9 +87,9 @@ def _attempt(trial: IsolationTrial) -> IsolationTrial:
 def _finished(trial: IsolationTrial, reader: launch.Child, known: Message) -> IsolationTrial:
     result: Any = reader.result(TRIAL_TIMEOUT_S, known.update)
     pid = reader.pid if result.get("kernel_result") else None
-    outcome = Outcome.OK
+    outcome = ProbeOutcome.OK
     if result.get("detail"):
-        outcome = Outcome.ERROR if result.get("call") else Outcome.NOT_RUN
+        outcome = ProbeOutcome.ERROR if result.get("call") else ProbeOutcome.NOT_RUN
     return replace(trial, outcome=outcome, pid=pid, **known, **result)
 
 

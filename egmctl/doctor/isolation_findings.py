@@ -10,7 +10,7 @@ from egmctl.doctor.findings import fact, failed, passed, skipped, todo, unknown,
 from egmctl.model.finding import Evidence, Finding, Guard, Place, on_gpus
 from egmctl.model.host import Driver
 from egmctl.model.machine import Machine
-from egmctl.model.probes import IsolationKind, IsolationTrial, Outcome
+from egmctl.model.probes import IsolationKind, IsolationTrial, ProbeOutcome
 from egmctl.units import several
 
 ILLEGAL_ADDRESS, INVALID_VALUE, SUCCESS = 700, 1, 0
@@ -91,9 +91,9 @@ def _disclosed(trial: IsolationTrial) -> Finding:
 
 def _without_result(trial: IsolationTrial, subject: str, *, needs_read: bool = True) -> Finding | None:
     """Return the finding for a trial that was not made to its end; ``None`` if it was."""
-    if trial.outcome is Outcome.OK and (trial.kernel_result is not None or not needs_read):
+    if trial.outcome is ProbeOutcome.OK and (trial.kernel_result is not None or not needs_read):
         return None
-    if trial.outcome is Outcome.NOT_RUN:
+    if trial.outcome is ProbeOutcome.NOT_RUN:
         return skipped(f"{subject}: {trial.detail or 'not tried'}")
     return unknown(f"{subject}: {trial.detail or 'the trial did not end'}")
 

@@ -206,9 +206,18 @@ def _pcie(machine: Machine, events: Sequence[KernelEvent]) -> Iterator[KernelFau
     devices = _devices(machine)
     known = [event for event in events if event.bus_id in devices]
     for (bus_id, corrected, fatal), group in group_by(known, lambda e: (e.bus_id, e.corrected, e.fatal)):
-        kind = "corrected" if corrected else "fatal" if fatal else "non-fatal"
-        few = corrected and len(group) < _MANY_CORRECTED
-        status = Status.PASS if few else Status.FAIL if fatal else Status.WARN
+        if corrected:
+            kind = "corrected"
+        elif fatal:
+            kind = "fatal"
+        else:
+            kind = "non-fatal"
+        if corrected and len(group) < _MANY_CORRECTED:
+            status = Status.PASS
+        elif fatal:
+            status = Status.FAIL
+        else:
+            status = Status.WARN
         where, name = devices[bus_id or ""], several(len(group), f"{kind} PCIe error")
         # Traffic of the GPUs below a bridge crosses it.
         below = [gpu for gpu in machine.gpus or () if gpu.pci is not None and bus_id in (gpu.pci.path or ())]

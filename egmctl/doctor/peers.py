@@ -9,23 +9,21 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import Any
 
 from egmctl import __version__
 from egmctl.doctor.prober import Prober
 from egmctl.doctor.situation import in_domain, usable
+from egmctl.launch import Message
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Imex, Nic, NicPort
 from egmctl.model.machine import Machine
-from egmctl.model.probes import Outcome, Peer, PeerPort, PeerProbe, Peers, ProbeKind
+from egmctl.model.probes import Peer, PeerPort, PeerProbe, Peers, ProbeKind, ProbeOutcome
 from egmctl.mpi.world import World
 
 GATHER_S = 120.0
 """The timeout for the slowest rank to read its facts, or to start a process on its GPU."""
 ALL_PAIRS_UP_TO = 36
 """The maximum number of nodes, or of ranks on a single node, for which all pairs are tried instead of a ring."""
-
-Message = dict[str, Any]
 
 
 def with_peers(
@@ -88,7 +86,9 @@ def _try_imports(world: World, machine: Machine, nodes: Sequence[Peer]) -> tuple
     number, own = next((number, node) for number, node in enumerate(nodes, 1) if world.rank in node.ranks)
     gpus = usable(machine, machine.gpus or ())
     gpu = gpus[own.ranks.index(world.rank) % len(gpus)] if gpus else None
-    label = f"node{number}:" * several + (f"GPU{gpu.index}" if gpu else "no GPU")
+    label = f"GPU{gpu.index}" if gpu else "no GPU"
+    if several:
+        label = f"node{number}:{label}"
     labels = world.all_gather(label, GATHER_S)
     takes_part = [node.ranks[0] for node in nodes] if several else list(nodes[0].ranks)
     host_of = {rank: node.host for node in nodes for rank in node.ranks}
@@ -103,7 +103,7 @@ def _try_imports(world: World, machine: Machine, nodes: Sequence[Peer]) -> tuple
                     hosts=(host_of[owner], host_of[importer]),
                     labels=(labels[owner], labels[importer]),
                     host_memory=host_memory,
-                    outcome=Outcome.NOT_RUN,
+                    outcome=ProbeOutcome.NOT_RUN,
                 )
                 probes.append(_shared(world, gpu, prober, blank))
     return tuple(probes)
@@ -127,17 +127,17 @@ def _shared(world: World, gpu: Gpu | None, prober: Prober | None, probe: PeerPro
         answer = world.all_gather(answer, GATHER_S)[rank]
         if failed := answer.get("failed"):
             failed.pop("error_name", None)
-            return replace(probe, by=rank, **{**failed, "outcome": Outcome(failed["outcome"])})
+            return replace(probe, by=rank, **{**failed, "outcome": ProbeOutcome(failed["outcome"])})
         order |= answer
-    return replace(probe, outcome=Outcome.OK)
+    return replace(probe, outcome=ProbeOutcome.OK)
 
 
 def _response(gpu: Gpu | None, prober: Prober | None, order: Message, *, host_memory: bool) -> Message:
     """Return the response of this rank's process to an order, or the failure."""
     if gpu is None or prober is None:
-        return {"failed": {"outcome": Outcome.NOT_RUN, "detail": "no GPU of this rank can be used"}}
+        return {"failed": {"outcome": ProbeOutcome.NOT_RUN, "detail": "no GPU of this rank can be used"}}
     node = gpu.host_numa_id if host_memory else None
     if host_memory and node is None:
-        return {"failed": {"outcome": Outcome.NOT_RUN, "detail": "the GPU's NUMA node is not known"}}
+        return {"failed": {"outcome": ProbeOutcome.NOT_RUN, "detail": "the GPU's NUMA node is not known"}}
     answer, _ = prober.ask({**order, "gpu": gpu.bus_id, "node": node})
     return answer

@@ -10,7 +10,7 @@ import errno
 import os
 from contextlib import closing
 
-from egmctl.doctor.prober import Message, failed_call
+from egmctl.doctor.prober import failed_call
 from egmctl.driver.cuda import call, initialise
 from egmctl.driver.reading import normal_bus_id
 from egmctl.errors import DriverCallError
@@ -20,8 +20,8 @@ from egmctl.gpu.context import Context
 from egmctl.gpu.handles import ImportedEvent, ImportedMemory, SharedEvent, SharedMemory
 from egmctl.gpu.memory import HostNumaMemory
 from egmctl.gpu.timing import Stream
-from egmctl.launch import Channel, close_all
-from egmctl.model.probes import Outcome, ProbeKind, Registration
+from egmctl.launch import Channel, Message, close_all
+from egmctl.model.probes import ProbeKind, ProbeOutcome, Registration
 from egmctl.model.task import HandleKind
 
 
@@ -39,7 +39,7 @@ def serve(parent: Channel, _arguments: Message) -> None:
         except DriverCallError as error:
             answer = {"failed": failed_call(**vars(error), detail=str(error)), "is_broken": _is_broken()}
         except trials.Corrupt as difference:
-            answer = {"failed": {"outcome": Outcome.CORRUPT, "detail": str(difference)}, "is_broken": False}
+            answer = {"failed": {"outcome": ProbeOutcome.CORRUPT, "detail": str(difference)}, "is_broken": False}
         except OSError as error:
             name = errno.errorcode.get(error.errno or 0, "unknown error")
             detail = f"{error.strerror} failed: {name}"

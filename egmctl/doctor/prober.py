@@ -12,10 +12,8 @@ from typing import Any
 
 from egmctl import launch
 from egmctl.errors import ChildFailed
-from egmctl.launch import close_all
-from egmctl.model.probes import Outcome, Probe, ProbeKind
-
-Message = dict[str, Any]
+from egmctl.launch import Message, close_all
+from egmctl.model.probes import Probe, ProbeKind, ProbeOutcome
 
 START_TIMEOUT_S = 30.0
 """The timeout for starting CUDA, which takes about a second with 8 GPUs, much longer while the driver resets one."""
@@ -77,7 +75,7 @@ class Prober:
             self._lose()
             return {"failed": end_of(error)}, []
         if "failed" in answer:
-            answer["failed"]["outcome"] = Outcome(answer["failed"]["outcome"])
+            answer["failed"]["outcome"] = ProbeOutcome(answer["failed"]["outcome"])
             if answer["is_broken"]:
                 self._lose()
         return answer, received
@@ -124,7 +122,7 @@ def attempt(probe: Probe, processes: Sequence[Prober], visible: Sequence[str] = 
             return replace(probe, by=gpu, **failed)
         message |= answer
         fds = received
-    return replace(probe, outcome=Outcome.OK)
+    return replace(probe, outcome=ProbeOutcome.OK)
 
 
 _STEPS = {
@@ -146,7 +144,7 @@ def end_of(error: ChildFailed) -> Message:
     """Return the fields of a probe whose process failed to start, crashed or timed out."""
     if error.how == "raised":
         return failed_call(**error.details, detail=str(error))
-    outcome = Outcome.TIMED_OUT if error.how == "timed-out" else Outcome.CRASHED
+    outcome = ProbeOutcome.TIMED_OUT if error.how == "timed-out" else ProbeOutcome.CRASHED
     return {"outcome": outcome, "call": error.last_call, "detail": str(error)}
 
 
@@ -154,4 +152,4 @@ def failed_call(
     call: str | None = None, number: int | None = None, name: str | None = None, detail: str = "", **_more: Any
 ) -> Message:
     """Return the fields of a probe whose call failed with a CUresult or an errno."""
-    return {"outcome": Outcome.ERROR, "call": call, "error_number": number, "error_name": name, "detail": detail}
+    return {"outcome": ProbeOutcome.ERROR, "call": call, "error_number": number, "error_name": name, "detail": detail}

@@ -23,7 +23,7 @@ from egmctl.errors import ChildFailed
 from egmctl.gpu.context import ReleaseStack
 from egmctl.model.host import System
 from egmctl.model.machine import SECTION_VERSIONS, Machine, SectionStatus
-from egmctl.model.probes import Outcome, Probe, ProbeKind, Registration
+from egmctl.model.probes import Probe, ProbeKind, ProbeOutcome, Registration
 
 DEADLINE_S = 60.0
 """The timeout for all probes together; later ones are not run."""
@@ -146,7 +146,7 @@ def plan(
 
 
 def _blank(kind: ProbeKind, gpus: tuple[str, ...], node: int | None = None, nic: str | None = None) -> Probe:
-    return Probe(kind=kind, gpus=gpus, numa_node=node, nic=nic, outcome=Outcome.NOT_RUN)
+    return Probe(kind=kind, gpus=gpus, numa_node=node, nic=nic, outcome=ProbeOutcome.NOT_RUN)
 
 
 def _results(

@@ -15,7 +15,7 @@ from egmctl.model.machine import Machine
 from egmctl.topology.access import Block, classify, obstacle, without_nvml
 from egmctl.topology.egm_mode import in_guest
 from egmctl.topology.platform import C2c, c2c, multi_node
-from egmctl.topology.routes import owners
+from egmctl.topology.routes import possible_owners
 from egmctl.units import grouped
 
 T = TypeVar("T")
@@ -183,7 +183,7 @@ def requested(machine: Machine, scope: Scope, gpu: Gpu) -> bool:
 
 def routers(machine: Machine, scope: Scope) -> dict[int, tuple[Gpu, ...]]:
     """Return, by CPU NUMA node in scope, the GPUs on it, which can route EGM to it; nodes without GPUs are left out."""
-    return {node: gpus for node in scope.numa_of(machine) if (gpus := owners(machine, node))}
+    return {node: gpus for node in scope.numa_of(machine) if (gpus := possible_owners(machine, node))}
 
 
 def may_have_egm(machine: Machine) -> bool:

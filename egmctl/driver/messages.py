@@ -42,7 +42,7 @@ GAP = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class KnownMessage:
     """An entry: a message that a program prints, and its causes, the most likely first."""
 
     id: str
@@ -65,7 +65,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class _Pattern:
-    message: Message
+    message: KnownMessage
     line: str
     regex: re.Pattern[str]
     anchor: str
@@ -79,17 +79,17 @@ class _Pattern:
 
 
 @dataclass(frozen=True, slots=True)
-class Messages:
+class KnownMessages:
     """All entries, and the patterns that find them."""
 
-    entries: Mapping[str, Message]
+    entries: Mapping[str, KnownMessage]
     triggers: tuple[re.Pattern[bytes], ...]
     """Find the places of the anchors in a text, but for lines of :data:`DRIVER`; a pattern for each first letter."""
     _anchors: re.Pattern[str]
     _patterns: Mapping[str, tuple[_Pattern, ...]]
     """The patterns by the anchor at whose place one of them can match; those of shorter anchors are among them."""
 
-    def match(self, text: str, anchors: Iterable[str] | None = None) -> Message | None:
+    def match(self, text: str, anchors: Iterable[str] | None = None) -> KnownMessage | None:
         """Return the message in a line; of several the gravest, of these the one with the most fixed words.
 
         Parameters
@@ -121,11 +121,11 @@ messages whose pattern has these words."""
 
 
 @cache
-def messages() -> Messages:
+def messages() -> KnownMessages:
     """Return the entries, which are read on the first call."""
     causes = {name: known_cause(table) for name, table in _tables("message_causes")}
     entries = {
-        name: Message(
+        name: KnownMessage(
             id=name,
             program=table["program"],
             means=_folded(table["means"]),
@@ -150,7 +150,7 @@ def messages() -> Messages:
     anchors = sorted({pattern.anchor for pattern in patterns}, key=lambda anchor: (-len(anchor), anchor))
     by_themselves = {pattern.anchor for pattern in patterns if DRIVER not in pattern.message.example}
     triggers = _by_first_letter(anchor for anchor in anchors if anchor in by_themselves)
-    return Messages(
+    return KnownMessages(
         entries=entries,
         triggers=tuple(re.compile(pattern.encode()) for pattern in triggers),
         _anchors=re.compile("|".join(_by_first_letter(anchors))),

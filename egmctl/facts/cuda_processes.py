@@ -50,7 +50,7 @@ def cuda_processes(root: Root, pids: Iterable[int], asked: int = 0) -> tuple[tup
     """
     if root.is_live and root.link("/proc/self/ns/pid") != f"pid:[{INITIAL_NAMESPACES['pid']}]":
         raise Unreadable(Reason.NOT_SUPPORTED, "a PID namespace of its own: NVML states the host's process ids")
-    all_pids = list(dict.fromkeys((*((asked,) if asked else ()), *pids)))
+    all_pids = list(dict.fromkeys((asked, *pids) if asked else pids))
     answers: list[dict[str, Any]] = []
     if all_pids:
         # What the child sent before it failed or was ended counts; the processes after that were not read.

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from egmctl.dataclass import dataclass
 from egmctl.driver.cuda import LOG_SHOWN, RETURNING, log_entries
-from egmctl.driver.messages import Message, messages
+from egmctl.driver.messages import KnownMessage, messages
 from egmctl.driver.signatures import signatures
 from egmctl.facts.kernel_log import event
 from egmctl.model.explanation import ErrorLog, Failure, Library, Severity
@@ -108,14 +108,14 @@ def read_failures(*streams: BinaryIO) -> ErrorLog:
     return reader.log(interrupted)
 
 
-Kind = tuple[Library, "str | None", "int | None", str]
+FailureKey = tuple[Library, "str | None", "int | None", str]
 
 
 @dataclass(slots=True)
 class _Reader:
     """What was found so far; its size is bounded."""
 
-    kinds: dict[Kind, Failure] = field(default_factory=dict)
+    kinds: dict[FailureKey, Failure] = field(default_factory=dict)
     left_out: int = 0
     lines: int = 0
     short: bytes = b""
@@ -127,7 +127,7 @@ class _Reader:
     """The last message of CUDA's log by thread; the line with the call comes after it."""
     _driver_lines: deque[tuple[str, tuple[str, ...]]] = field(default_factory=lambda: deque(maxlen=3))
     """The last lines of the kernel driver that are no message by themselves, with their anchors: it breaks messages."""
-    _continued: Kind | None = None
+    _continued: FailureKey | None = None
     """The message of the kernel driver whose further lines may follow."""
     _function: str | None = None
     """The last function of a traceback of CuPy."""
@@ -219,7 +219,7 @@ class _Reader:
             return None
         return Failure(library=Library.CUDA, number=int(returning[1]) if returning else None, call=name, log=reason)
 
-    def _message(self, text: str, anchors: Iterable[str]) -> Message | None:
+    def _message(self, text: str, anchors: Iterable[str]) -> KnownMessage | None:
         """Return the message of a program in a line, or in the lines over which the kernel driver breaks one."""
         driver = _NVRM.search(text)
         if driver is not None:
@@ -398,7 +398,7 @@ def _unmistakable() -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, sorted(own, key=len, reverse=True))))
 
 
-def _by_free_memory(message: Message, text: str) -> Message:
+def _by_free_memory(message: KnownMessage, text: str) -> KnownMessage:
     """Return what PyTorch's "out of memory" means: it is not that if twice as much is free as was requested."""
     if not message.id.startswith("torch-oom"):
         return message

@@ -16,7 +16,7 @@ from egmctl.errors import ChildFailed, ChildNotStarted, DriverLibraryMissing, Dr
 from egmctl.facts.egm import EGM_MODULE, GPU_MODULES
 from egmctl.facts.root import Root
 from egmctl.model.codec import DecodeError, JsonValue, from_json
-from egmctl.model.gpu import Gpu, GpuCuda, GpuNvml, GpuProc, NvLink, Pair
+from egmctl.model.gpu import Gpu, GpuCuda, GpuNvml, GpuPair, GpuProc, NvLink
 from egmctl.model.host import DeviceNode, Driver, LibraryFailure, PcieLink, PciFunction
 from egmctl.model.machine import Machine
 from egmctl.model.record import BusId, Plain, Reason, Record, Unread
@@ -333,7 +333,7 @@ def _numbers(known: Iterable[str], pci: Mapping[BusId, PciFunction], nvml: NvmlF
     return numbers | {bus_id: first_free + place for place, bus_id in enumerate(rest)}
 
 
-def join_pairs(gpus: tuple[Gpu, ...], nvml: NvmlFacts, cuda: CudaFacts) -> tuple[Pair, ...]:
+def join_pairs(gpus: tuple[Gpu, ...], nvml: NvmlFacts, cuda: CudaFacts) -> tuple[GpuPair, ...]:
     """Return every ordered pair of the GPUs that NVML or CUDA lists, ordered by the indices of source and target.
 
     Parameters
@@ -355,7 +355,7 @@ _CUDA_PAIR = ("can_access_peer", "cuda_attributes", "atomics")
 """The fields of a pair that each library fills."""
 
 
-def _pair(source: Gpu, target: Gpu, libraries: Iterable[tuple[LibraryFacts, Pairs, tuple[str, ...]]]) -> Pair:
+def _pair(source: Gpu, target: Gpu, libraries: Iterable[tuple[LibraryFacts, GpuPairs, tuple[str, ...]]]) -> GpuPair:
     reasons = Reasons()
     values: dict[str, Any] = {}
     for library, pairs, names in libraries:
@@ -367,7 +367,7 @@ def _pair(source: Gpu, target: Gpu, libraries: Iterable[tuple[LibraryFacts, Pair
             reason = library.absent or Unread(reason=Reason.NOT_PRESENT, detail=detail)
             reasons.unread |= dict.fromkeys(names, reason)
     values |= reasons.fields(_NVLINKS, lambda: _nvlinks(source, target))
-    return reasons.record(Pair, source=source.bus_id, target=target.bus_id, **values)
+    return reasons.record(GpuPair, source=source.bus_id, target=target.bus_id, **values)
 
 
 def reread(
@@ -406,7 +406,7 @@ def _reread(gpu: Gpu, pci: PciFunction | None, nvml: NvmlFacts, nodes: Mapping[i
     return replace(gpu, nvml=_with_values(now, {name: getattr(gpu.nvml, name) for name in _USED}, gpu.nvml.unread))
 
 
-def _reread_pair(pair: Pair, gpus: Mapping[BusId, Gpu]) -> Pair:
+def _reread_pair(pair: GpuPair, gpus: Mapping[BusId, Gpu]) -> GpuPair:
     if not {pair.source, pair.target} <= gpus.keys():
         return pair
     reasons = Reasons()
@@ -423,7 +423,7 @@ class LibraryFacts(Record):
     error: Plain | None = None
     """The name of the error of nvmlInit or cuInit."""
     failure: LibraryFailure | None = None
-    pairs: tuple[Pair, ...] = ()
+    pairs: tuple[GpuPair, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -453,8 +453,8 @@ class CudaFacts(LibraryFacts):
 
 
 F = TypeVar("F", NvmlFacts, CudaFacts)
-R = TypeVar("R", Driver, GpuNvml, Pair)
-Pairs = Mapping[tuple[str, str], Pair]
+R = TypeVar("R", Driver, GpuNvml, GpuPair)
+GpuPairs = Mapping[tuple[str, str], GpuPair]
 
 
 def library_facts(kind: type[F], outcome: JsonValue | ChildFailed) -> F:

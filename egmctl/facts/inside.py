@@ -18,7 +18,7 @@ from egmctl.driver.reading import Unreadable, if_present, read_or
 from egmctl.errors import ChildFailed, EgmctlError
 from egmctl.facts import system
 from egmctl.facts.root import OtherRoot, Overrides, Root
-from egmctl.facts.system import DeviceNodes, Place
+from egmctl.facts.system import AnyRoot, DeviceNodes
 from egmctl.launch import Channel
 from egmctl.model.codec import DecodeError, from_json, to_json
 from egmctl.model.host import Cgroup
@@ -337,7 +337,7 @@ def look(_parent: Channel, arguments: dict[str, Any]) -> Any:
         return {"unread": to_json(error.unread)}
 
 
-def _size_and_free(root: Place, path: str) -> tuple[int, int]:
+def _size_and_free(root: AnyRoot, path: str) -> tuple[int, int]:
     status = root.file_system(path)
     return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
 

@@ -325,6 +325,7 @@ def fabric(handle: Any) -> dict[str, Any]:
     no_cluster = Unreadable(Reason.NOT_SUPPORTED, "all zero: in no multi-node NVLink domain")
     no_summary = Unreadable(Reason.DRIVER_TOO_OLD, "nvmlDeviceGetGpuFabricInfoV: only version 2")
     cluster, completed = bytes(info.clusterUuid), info.state == _COMPLETED
+    without_cluster = no_cluster if completed else not_completed
     return Reasons().record(
         dict,
         state=_fabric_state(info.state),
@@ -333,7 +334,7 @@ def fabric(handle: Any) -> dict[str, Any]:
         health_mask=info.healthMask,
         health=decode_health(info.healthMask),
         status=info.status if completed else not_completed,
-        cluster_uuid=uuid_text(cluster) if any(cluster) else no_cluster if completed else not_completed,
+        cluster_uuid=uuid_text(cluster) if any(cluster) else without_cluster,
         health_summary=_health_summary(info.healthSummary) if hasattr(info, "healthSummary") else no_summary,
     )
 

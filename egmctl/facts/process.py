@@ -109,9 +109,10 @@ def _container_signs(root: Root, pid: int, environment: Mapping[str, str]) -> tu
     # The initial user namespace maps all ids to themselves.
     all_ids = ["0", "0", "4294967295"]
     id_map = read_or(all_ids, lambda: root.read(f"{folder}/uid_map").split())
+    namespaces = ("user namespace",) if id_map != all_ids else ()
     return (
         *(path for path in present if pid or root.exists(path)),
         *(name for name in CONTAINER_VARIABLES if name in environment),
         *(sign for mount, sign in _MOUNT_SIGNS.items() if mount in kinds.items()),
-        *(("user namespace",) if id_map != all_ids else ()),
+        *namespaces,
     )

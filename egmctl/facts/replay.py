@@ -15,7 +15,7 @@ from egmctl.documents import check_schema, parse_object, read_content, refuse, s
 from egmctl.errors import UsageError
 from egmctl.facts.cuda import ATTRIBUTES, P2P_ATTRIBUTES
 from egmctl.model.codec import DecodeError, Readers, from_json, to_json
-from egmctl.model.gpu import Gpu, GpuCuda, Pair
+from egmctl.model.gpu import Gpu, GpuCuda, GpuPair
 from egmctl.model.machine import MACHINE_SCHEMA, SECTION_VERSIONS, Machine, OriginKind, SectionStatus
 from egmctl.model.record import NOT_STATED, Reason, Unread
 from egmctl.units import did_you_mean, listed
@@ -35,7 +35,7 @@ def text(machine: Machine) -> str:
     return json.dumps(document(machine), indent=1, allow_nan=False) + "\n"
 
 
-R = TypeVar("R", GpuCuda, Pair)
+R = TypeVar("R", GpuCuda, GpuPair)
 
 _LIMITS = {"gpus": 256, "numa_nodes": 1024, "switches": 256, "nics": 4096}
 """The maximum counts per node, which bound loops over pairs and matrices. Minors of ``/dev/nvidia<minor>`` end at 247
@@ -43,7 +43,7 @@ _LIMITS = {"gpus": 256, "numa_nodes": 1024, "switches": 256, "nics": 4096}
 
 
 def load(name_or_path: str) -> Machine:
-    """Return a shipped machine by its name (:func:`names`) or a recorded machine from a file.
+    """Return a shipped machine by its name (:func:`machine_names`) or a recorded machine from a file.
 
     Raises
     ------
@@ -125,7 +125,7 @@ def recorded(machine: Machine, path: Path) -> Machine:
     return dataclasses.replace(machine, origin=origin)
 
 
-def names() -> list[str]:
+def machine_names() -> list[str]:
     """Return the sorted names of the shipped machines."""
     return sorted(path.stem for path in data.machines_dir().glob("*.json"))
 
@@ -148,14 +148,14 @@ def _changed(value: Any, change: Any) -> Any:
 
 def _find(name_or_path: str) -> tuple[Path, str]:
     """Return the path of a machine's file and its name in messages."""
-    if name_or_path in (*names(), *sick()):
-        folder = data.machines_dir() / ("" if name_or_path in names() else "sick")
+    if name_or_path in (*machine_names(), *sick()):
+        folder = data.machines_dir() / ("" if name_or_path in machine_names() else "sick")
         return folder / f"{name_or_path}.json", f"machine {name_or_path}"
     if os.path.exists(name_or_path):
         return Path(name_or_path), f"machine file {name_or_path}"
     if "/" in name_or_path or name_or_path.endswith(".json"):
         raise UsageError(f"machine file {short(name_or_path)} does not exist; {_valid()}")
-    known = [*names(), *sick()]
+    known = [*machine_names(), *sick()]
     begun = [name for name in known if name_or_path and name.startswith(name_or_path.lower())]
     question = f"did you mean {listed(begun, 'or')}?" if begun else did_you_mean(name_or_path.lower(), known)
     hint = f"{question} --machine list shows all" if question else _valid()
@@ -163,9 +163,8 @@ def _find(name_or_path: str) -> tuple[Path, str]:
 
 
 def _valid() -> str:
-    return (
-        f"valid are a file that 'egmctl snapshot' wrote and {', '.join([*names(), *sick()]) or 'no name: none ships'}"
-    )
+    shipped = ", ".join((*machine_names(), *sick())) or "no name: none ships"
+    return f"valid are a file that 'egmctl snapshot' wrote and {shipped}"
 
 
 def _drop_newer_sections(document: dict[str, Any]) -> dict[str, SectionStatus]:

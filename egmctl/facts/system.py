@@ -29,7 +29,7 @@ _KINDS = {"c": "character", "b": "block", "d": "directory", "-": "file", "p": "f
 """The kinds of files by the first letter that ls(1) prints."""
 
 
-Place = Root | OtherRoot
+AnyRoot = Root | OtherRoot
 """A root directory with device nodes: of this node, of a copied tree, or of another process."""
 
 
@@ -48,7 +48,7 @@ class DeviceNodes:
     ``imex_channels``."""
 
 
-def read_all(root: Place, minors: Iterable[int]) -> DeviceNodes:
+def read_all(root: AnyRoot, minors: Iterable[int]) -> DeviceNodes:
     """Read the driver's device nodes.
 
     Parameters
@@ -72,7 +72,7 @@ def read_all(root: Place, minors: Iterable[int]) -> DeviceNodes:
     )
 
 
-def read(root: Place, path: str) -> DeviceNode:
+def read(root: AnyRoot, path: str) -> DeviceNode:
     """Read the status of a device node and this process' access to it."""
     reasons = Reasons()
     access = reasons.read("access", lambda: root.access(path))
@@ -103,7 +103,7 @@ def read(root: Place, path: str) -> DeviceNode:
     )
 
 
-def _listed(root: Place, folder: str, pattern: str) -> tuple[DeviceNode, ...]:
+def _listed(root: AnyRoot, folder: str, pattern: str) -> tuple[DeviceNode, ...]:
     """Read the nodes in a folder whose names match a pattern, in the order of their numbers."""
     names = [name for name in root.names_if_any(folder) if re.fullmatch(pattern, name)]
     return tuple(read(root, f"{folder}/{name}") for name in sorted(names, key=natural))
@@ -222,11 +222,11 @@ _DAEMON_STATES = (
 """The states that ``nvidia-imex-ctl -q`` prints (DCGM, DcgmImexManager)."""
 
 
-Processes = Mapping[str, Sequence[str]]
+ProcessIds = Mapping[str, Sequence[str]]
 """The ids of processes by name, as in ``/proc/<pid>/comm``."""
 
 
-def processes(root: Root) -> Processes:
+def processes(root: Root) -> ProcessIds:
     """Return the ids of the running processes by name.
 
     Raises
@@ -241,12 +241,12 @@ def processes(root: Root) -> Processes:
     return by_name
 
 
-def daemons(running: Processes) -> tuple[str, ...]:
+def daemons(running: ProcessIds) -> tuple[str, ...]:
     """Return the full names of the running daemons of :data:`DAEMONS`, in that order."""
     return tuple(dict.fromkeys(full for comm, full in DAEMONS.items() if comm in running))
 
 
-def imex(root: Root, running: Callable[[], Processes]) -> Imex:
+def imex(root: Root, running: Callable[[], ProcessIds]) -> Imex:
     """Read the IMEX service: its configured nodes, its manager, and its state from its control program if installed."""
     reasons = Reasons()
     state = reasons.read("daemon_state", lambda: _services_word(root, ("-q",), rf"\b({_DAEMON_STATES})\b"))
@@ -272,15 +272,18 @@ _UNITS = {"nvidia-imex": "/nvidia-imex.service", "nv-fabricmanager": "/nvidia-fa
 """By full name of a daemon, the end of the cgroup of its systemd service."""
 
 
-def _places(root: Root, running: Processes, daemon: str) -> tuple[str, ...]:
+def _places(root: Root, running: ProcessIds, daemon: str) -> tuple[str, ...]:
     places = set()
     for process in (process for comm, full in DAEMONS.items() if full == daemon for process in running.get(comm, ())):
         cgroup = root.read(f"/proc/{process}/cgroup")
-        places.add("pod" if "kubepods" in cgroup else "host" if _UNITS[daemon] in cgroup else "elsewhere")
+        if "kubepods" in cgroup:
+            places.add("pod")
+        else:
+            places.add("host" if _UNITS[daemon] in cgroup else "elsewhere")
     return tuple(sorted(places))
 
 
-def _compute_domains(root: Root, running: Processes) -> bool:
+def _compute_domains(root: Root, running: ProcessIds) -> bool:
     if _COMPUTE_DOMAIN_COMM in running:
         return True
     with suppress(Unreadable):
@@ -289,7 +292,7 @@ def _compute_domains(root: Root, running: Processes) -> bool:
     return any(name.startswith(_COMPUTE_DOMAIN_CDI) for name in root.names_if_any("/var/run/cdi"))
 
 
-def _mode(root: Root, running: Processes) -> str:
+def _mode(root: Root, running: ProcessIds) -> str:
     unread = Unreadable(Reason.NOT_PRESENT, "compute-domain-kubelet-plugin: no such process")
     for process in running.get(_COMPUTE_DOMAIN_COMM, ()):
         program = root.read(f"/proc/{process}/cmdline").partition("\0")[0].rpartition("/")[2]

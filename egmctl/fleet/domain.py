@@ -12,7 +12,7 @@ from egmctl.model.answer import State
 from egmctl.model.bringup import Bringup
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import UNEXPLAINED, Status
-from egmctl.model.fleet import Asked, FleetGpu, NodeResult, Reach, Readiness, Unready, UnreadyGpus
+from egmctl.model.fleet import FleetGpu, NodeCommand, NodeResult, Reach, Readiness, Unready, UnreadyGpus
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import BROKEN, RunReport
@@ -22,16 +22,16 @@ from egmctl.saved import Saved
 from egmctl.topology.platform import in_rack, multi_node
 from egmctl.units import fold, grouped
 
-Identity = tuple[str | None, int | None]
+DomainId = tuple[str | None, int | None]
 """A cluster UUID, as a pseudonym, and a clique; of a GPU in no domain, ``None`` and the clique that NVML reports."""
-UNKNOWN: Identity = (None, None)
+UNKNOWN: DomainId = (None, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGpus:
     """What the document of a node says about its GPUs."""
 
-    domains: Mapping[str, Identity]
+    domains: Mapping[str, DomainId]
     """The domain and clique of each GPU by bus id."""
     indices: Mapping[str, int]
     numbers: Mapping[str, GpuNumbers]
@@ -68,7 +68,7 @@ def gpus_of(answer: NodeResult, saved: Saved) -> NodeGpus | None:
 
 
 def judged_gpus(
-    asked: Asked, answers: Sequence[NodeResult], by_node: Mapping[str, NodeGpus]
+    asked: NodeCommand, answers: Sequence[NodeResult], by_node: Mapping[str, NodeGpus]
 ) -> tuple[list[NodeResult], Readiness | None]:
     """Return the answers with the state of each GPU, and which GPUs are ready as parts of their NVLink domain.
 
@@ -119,7 +119,7 @@ def _with_numbers(state: FleetGpu, node: NodeGpus, bus_id: str) -> FleetGpu:
     )
 
 
-def _homes(racks: Mapping[str, Mapping[str, Identity]], expected: int | None) -> Sequence[Identity] | None:
+def _homes(racks: Mapping[str, Mapping[str, DomainId]], expected: int | None) -> Sequence[DomainId] | None:
     """Return where the GPUs of the nodes are expected; ``None`` if none is in a domain and no number is expected."""
     # The node of each GPU of a domain.
     members = grouped((own, node) for node, of_node in racks.items() for own in of_node.values() if own[0])
@@ -149,7 +149,7 @@ def _readiness(answers: Sequence[NodeResult], expected: int | None, domains: int
 
 
 def _all_states(
-    answer: NodeResult, gpus: NodeGpus, homes: Sequence[Identity] | None
+    answer: NodeResult, gpus: NodeGpus, homes: Sequence[DomainId] | None
 ) -> Iterator[tuple[Iterable[str], FleetGpu]]:
     """Yield GPUs of a node by bus id with their state, the gravest first: the domain, findings, paths, warnings."""
     for own, members in grouped((own, bus_id) for bus_id, own in gpus.domains.items()).items():
@@ -167,7 +167,8 @@ States = list[tuple[Iterable[str], FleetGpu]]
 
 def _states(all_gpus: Iterable[str], result: object) -> tuple[States, States]:
     """Return the GPUs that fail in a node's result, by bus id, and those with a warning: findings, then paths."""
-    run = result.run if isinstance(result, Bringup) else result if isinstance(result, RunReport) else None
+    measured = result.run if isinstance(result, Bringup) else result
+    run = measured if isinstance(measured, RunReport) else None
     causes = result.answer.causes if isinstance(result, Diagnosis | Bringup | RunReport) else ()
     # What crashed, or was slow beside others, proves nothing: the node's answer says so too.
     proven = {number for cause in causes if cause.state is State.BAD for number in cause.measurements}
@@ -212,7 +213,7 @@ def _slow_paths(run: RunReport) -> Iterator[tuple[Grade, float, int, Collection[
         yield grade, share, number, gpus(number), reason
 
 
-def _identity(machine: Machine, gpu: Gpu) -> Identity:
+def _identity(machine: Machine, gpu: Gpu) -> DomainId:
     """Return the domain and clique of a GPU."""
     info = gpu.nvml.fabric if gpu.nvml else None
     if info is None or not info.registered:

@@ -276,7 +276,7 @@ def _doctor_lines(diagnosis: Diagnosis) -> Iterator[GroupLine]:
 def _bench_lines(report: RunReport) -> Iterator[GroupLine]:
     yield _gpus(report.gpus)
     statuses = Counter(m.status for m in report.measurements)
-    yield _counts("measurements", {status: statuses[status] for status in measurement.Status})
+    yield _counts("measurements", {status: statuses[status] for status in measurement.MeasurementStatus})
     answer = report.answer
     if status := _status(answer):
         yield GroupLine(key="", value=answer.sentence, status=status, remedy=_step_of(answer))
@@ -291,8 +291,8 @@ def _bench_lines(report: RunReport) -> Iterator[GroupLine]:
     for problem in report.problems:
         yield GroupLine(key="", value=problem, status="fail")
     for m in report.measurements:
-        if m.status not in (measurement.Status.OK, measurement.Status.WAIVED):
-            status = "warn" if m.status is measurement.Status.UNSTABLE else "fail"
+        if m.status not in (measurement.MeasurementStatus.OK, measurement.MeasurementStatus.WAIVED):
+            status = "warn" if m.status is measurement.MeasurementStatus.UNSTABLE else "fail"
             yield GroupLine(key=f"{m.name} {m.path}", value=m.status.value, status=status)
     for cause in report.causes:
         key = _joined("cause", cause.finding.check, cause.node, cause.finding.place.label)

@@ -11,9 +11,8 @@ from egmctl.dataclass import dataclass
 from egmctl.documents import ENCODING, FILE_LIMIT, GZIP, check_schema, parse_object, short, unpacked
 from egmctl.errors import ERROR_SCHEMA, UsageError
 from egmctl.fleet.folder import Folder
-from egmctl.model.answer import WORDS, State
-from egmctl.model.answer import Asked as Question
-from egmctl.model.fleet import Asked, NodeResult, Reach
+from egmctl.model.answer import WORDS, CommandQuestion, State
+from egmctl.model.fleet import NodeCommand, NodeResult, Reach
 from egmctl.model.machine import MACHINE_SCHEMA
 from egmctl.model.record import Command
 from egmctl.report.kinds import KINDS
@@ -41,7 +40,7 @@ _INNER = (
 )
 
 
-def remote_words(asked: Asked, timeout_s: int) -> list[str]:
+def remote_words(asked: NodeCommand, timeout_s: int) -> list[str]:
     """Return the command, as a list of words, that the launcher runs on a node."""
     json = [] if asked.command is Command.SNAPSHOT else ["--json"]
     # The last lines of standard error become the reason of a failure, so they must not be progress.
@@ -75,7 +74,8 @@ def read_output(output: bytes) -> Output:
     """Parse a node's output."""
     begin = re.search(rf"^{MARK} begin$".encode(), output, re.MULTILINE)
     version = _VERSION.search(output, begin.end()) if begin else None
-    start = version.end() if version else begin.end() if begin else 0
+    last = version or begin
+    start = last.end() if last else 0
     # The end mark is in the last line or missing, so a large document need not be searched for it.
     tail = max(start, len(output) - 4096)
     end = _END.search(output, tail) if begin else None
@@ -114,7 +114,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class NodeOutcome:
     """What became of a node: its document's answer, or why there is none."""
 
     reach: Reach
@@ -128,7 +128,9 @@ class Outcome:
     """Its document as a gzip file."""
 
 
-def judge(asked: Asked, folder: Folder, ended: Ended, timeout_s: float) -> tuple[NodeResult, dict[str, Any] | None]:
+def judge(
+    asked: NodeCommand, folder: Folder, ended: Ended, timeout_s: float
+) -> tuple[NodeResult, dict[str, Any] | None]:
     """Return the outcome on a node, and the JSON data of the document that is its answer, if it gave one.
 
     The document is kept in the folder, and any other output removed.
@@ -143,7 +145,7 @@ def judge(asked: Asked, folder: Folder, ended: Ended, timeout_s: float) -> tuple
         Reach.TIMED_OUT,
     )
     if ended.interrupted and outcome.reach is not Reach.ANSWERED:
-        outcome = Outcome(Reach.INTERRUPTED, "stopped by Ctrl-C", State.INTERRUPTED)
+        outcome = NodeOutcome(Reach.INTERRUPTED, "stopped by Ctrl-C", State.INTERRUPTED)
     reason = outcome.reason
     if has_result:
         file = folder.keep(ended.node, document.file)
@@ -165,61 +167,63 @@ def judge(asked: Asked, folder: Folder, ended: Ended, timeout_s: float) -> tuple
     return answer, document.document if answer.reach is Reach.ANSWERED else None
 
 
-def _without_document(asked: Asked, ended: Ended, output: Output, timeout_s: float) -> Outcome | None:
+def _without_document(asked: NodeCommand, ended: Ended, output: Output, timeout_s: float) -> NodeOutcome | None:
     """Return why there cannot be a document; ``None`` if there should be one."""
     words = _words(ended.errors)
     if ended.flooded:
-        return Outcome(Reach.FLOODED, f"it sent more than {format_size(OUTPUT_LIMIT)} and was stopped")
+        return NodeOutcome(Reach.FLOODED, f"it sent more than {format_size(OUTPUT_LIMIT)} and was stopped")
     if ended.out_of_time and output.code is None:
         what = "the command did not end" if output.begun else "no command was started there"
-        return Outcome(Reach.TIMED_OUT, f"{what} in {ended.duration_s:.0f} s")
+        return NodeOutcome(Reach.TIMED_OUT, f"{what} in {ended.duration_s:.0f} s")
     if not output.begun:
         how = f"ended with {ended.code}" if ended.code >= 0 else f"was ended by signal {-ended.code}"
-        return Outcome(Reach.UNREACHABLE, words or f"the launcher {how} without a message")
+        return NodeOutcome(Reach.UNREACHABLE, words or f"the launcher {how} without a message")
     if output.code is None:
-        return Outcome(Reach.LOST, words or "the connection ended before the command")
+        return NodeOutcome(Reach.LOST, words or "the connection ended before the command")
     if output.code == 124 or (output.code == 128 + signal.SIGKILL and ended.duration_s >= timeout_s):
-        return Outcome(Reach.TIMED_OUT, f"the command did not end in {timeout_s:g} s and was stopped")
+        return NodeOutcome(Reach.TIMED_OUT, f"the command did not end in {timeout_s:g} s and was stopped")
     if output.lacks:
         where = "there" if "/" in asked.remote_command else "in the PATH of a session without a login"
         what = f"there is no {printable(asked.remote_command)} {where}"
-        return Outcome(Reach.NO_EGMCTL, f"{what}; give its path with --remote-command")
+        return NodeOutcome(Reach.NO_EGMCTL, f"{what}; give its path with --remote-command")
     if output.version is None:
-        return Outcome(Reach.GARBAGE, words or f"the command ended with {output.code} before it said its version")
+        return NodeOutcome(Reach.GARBAGE, words or f"the command ended with {output.code} before it said its version")
     if not output.version.startswith("egmctl "):
         said = repr(printable(output.version[:80])) if output.version else "nothing"
-        return Outcome(Reach.GARBAGE, f"'{asked.remote_command} --version' says {said}")
+        return NodeOutcome(Reach.GARBAGE, f"'{asked.remote_command} --version' says {said}")
     if asked.version and output.version != asked.version:
-        return Outcome(Reach.WRONG_VERSION, f"{printable(output.version[:80])}, not {asked.version}; nothing was run")
+        return NodeOutcome(
+            Reach.WRONG_VERSION, f"{printable(output.version[:80])}, not {asked.version}; nothing was run"
+        )
     return None
 
 
-def _document(asked: Asked, ended: Ended, output: Output) -> Outcome:
+def _document(asked: NodeCommand, ended: Ended, output: Output) -> NodeOutcome:
     """Return the outcome by the document or whatever is in its place."""
     words = _words(ended.errors)
     if not output.document:
-        return Outcome(Reach.FAILED, words or f"the command ended with {output.code} without a message")
+        return NodeOutcome(Reach.FAILED, words or f"the command ended with {output.code} without a message")
     source = "what it sent"
     try:
         content, file = unpacked(output.document, source)
         document = parse_object(content, source, "result of egmctl")
         schema = check_schema(document, (SCHEMAS[asked.command], ERROR_SCHEMA), source, "result of egmctl")
         if schema == MACHINE_SCHEMA:
-            word = WORDS[Question.DOCTOR][State.GOOD]
-            return Outcome(Reach.ANSWERED, state=State.GOOD, word=word, document=document, file=file)
+            word = WORDS[CommandQuestion.DOCTOR][State.GOOD]
+            return NodeOutcome(Reach.ANSWERED, state=State.GOOD, word=word, document=document, file=file)
         if schema == ERROR_SCHEMA or document.get("result") is None:
             match document.get("errors"):
                 case [{"message": str(message)}, *_]:
                     words = _shortened(message)
-            return Outcome(Reach.FAILED, words)
+            return NodeOutcome(Reach.FAILED, words)
         answer = stated_answer(document, source)
     except UsageError as error:
-        return Outcome(Reach.GARBAGE, _shortened("; ".join(filter(None, (str(error), words)))))
+        return NodeOutcome(Reach.GARBAGE, _shortened("; ".join(filter(None, (str(error), words)))))
     if answer.state is State.INTERRUPTED:
         # This command was not interrupted, so the node has no answer for it.
-        return Outcome(Reach.INTERRUPTED, "the command was interrupted there", file=file)
+        return NodeOutcome(Reach.INTERRUPTED, "the command was interrupted there", file=file)
     sentence = _shortened(answer.sentence)
-    return Outcome(Reach.ANSWERED, "", answer.state, answer.word, sentence, document, file)
+    return NodeOutcome(Reach.ANSWERED, "", answer.state, answer.word, sentence, document, file)
 
 
 def _words(errors: str) -> str:

@@ -32,7 +32,8 @@ def numbers_of(machine: Machine, result: object) -> Mapping[str, GpuNumbers]:
     result
         What doctor, bench or bringup found on the node.
     """
-    run = result.run if isinstance(result, Bringup) else result if isinstance(result, RunReport) else None
+    measured = result.run if isinstance(result, Bringup) else result
+    run = measured if isinstance(measured, RunReport) else None
     shares = {} if run is None else _slowest(run)
     numbers = {}
     for gpu in machine.gpus or ():

@@ -27,7 +27,7 @@ from egmctl.fleet.folder import Folder
 from egmctl.fleet.judge import KILL_AFTER_S, OUTPUT_LIMIT, Ended, judge, remote_words
 from egmctl.launch.program import END_S, kept
 from egmctl.model.answer import State
-from egmctl.model.fleet import Asked, Launcher, NodeResult, Reach
+from egmctl.model.fleet import Launcher, NodeCommand, NodeResult, Reach
 from egmctl.signals import stopping
 from egmctl.units import printable
 
@@ -70,16 +70,16 @@ class Progress:
     stopping: bool = False
 
 
-Document = dict[str, Any]
+JsonDocument = dict[str, Any]
 """The JSON data of a node's document."""
 
 
 def run(
-    asked: Asked,
+    asked: NodeCommand,
     nodes: Sequence[str],
     launch: Launch,
     folder: Folder,
-    taken: Callable[[NodeResult, Document | None], NodeResult],
+    taken: Callable[[NodeResult, JsonDocument | None], NodeResult],
     on_tick: Callable[[Progress], None],
 ) -> tuple[tuple[NodeResult, ...], EgmctlError | None]:
     """Run the command on nodes, and return their answers; after an interruption, only those of nodes that started.
@@ -104,7 +104,7 @@ def run(
     return tuple(fleet.progress.answers), fleet.failure
 
 
-def launcher_words(node: str, asked: Asked, launch: Launch) -> list[str]:
+def launcher_words(node: str, asked: NodeCommand, launch: Launch) -> list[str]:
     """Return the command line that runs the command on one node by ssh or srun (https://slurm.schedmd.com/srun.html).
 
     The launcher, and all that it has started, ends with this process. Each node has its own srun, so that a failure of
@@ -126,10 +126,10 @@ def launcher_words(node: str, asked: Asked, launch: Launch) -> list[str]:
 class _Fleet:
     """The state of the nodes of a run."""
 
-    asked: Asked
+    asked: NodeCommand
     launch: Launch
     folder: Folder
-    taken: Callable[[NodeResult, Document | None], NodeResult]
+    taken: Callable[[NodeResult, JsonDocument | None], NodeResult]
     on_tick: Callable[[Progress], None]
     interruptions: list[int]
     progress: Progress

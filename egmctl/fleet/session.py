@@ -19,7 +19,7 @@ from egmctl.fleet.nodes import check_names
 from egmctl.fleet.run import Launch, Progress, run
 from egmctl.model.answer import State
 from egmctl.model.codec import Pool
-from egmctl.model.fleet import Asked, FleetReport, Launcher, NodeResult, Reach, counts
+from egmctl.model.fleet import FleetReport, Launcher, NodeCommand, NodeResult, Reach, counts
 from egmctl.model.record import Command
 from egmctl.report.exports.json import result_json
 from egmctl.saved import Saved, load, load_any, load_document
@@ -34,7 +34,7 @@ REPORT_EVERY_S = 2.0
 class Session:
     """The folder of a run, the command and its nodes, and the answers of an earlier run."""
 
-    asked: Asked
+    asked: NodeCommand
     folder: Folder
     started_at: str
     """UTC, ISO 8601, to the second."""
@@ -42,7 +42,7 @@ class Session:
     """The answers of an earlier run, by node."""
 
 
-def new_session(asked: Asked, path: Path | None) -> Session:
+def new_session(asked: NodeCommand, path: Path | None) -> Session:
     """Create the folder of a new run, and return the session.
 
     Parameters
@@ -177,7 +177,11 @@ def _report(session: Session, launcher: Launcher, new: Sequence[NodeResult]) -> 
 
 
 def report_of(
-    asked: Asked, answers: Sequence[NodeResult], started_at: str, launcher: Launcher | None = None, folder: str = ""
+    asked: NodeCommand,
+    answers: Sequence[NodeResult],
+    started_at: str,
+    launcher: Launcher | None = None,
+    folder: str = "",
 ) -> FleetReport:
     """Return the report of some answers, before their comparison; an MPI job has no launcher and no folder."""
     report = FleetReport(

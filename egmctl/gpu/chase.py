@@ -8,7 +8,7 @@ from itertools import cycle
 
 from egmctl.dataclass import dataclass
 from egmctl.gpu.context import Context, ReleaseStack
-from egmctl.gpu.memory import DeviceMemory, Memory
+from egmctl.gpu.memory import DeviceMemory, MappedMemory
 from egmctl.gpu.program import Kernels
 from egmctl.gpu.timing import Stream
 
@@ -17,7 +17,7 @@ _PAIRS = 256
 """The number of pairs per GPU, used in rotation: more than one step has in use at a time."""
 
 
-class Result:
+class ChaseResult:
     """A pair of 8-byte words in a GPU's memory that a kernel writes.
 
     Parameters
@@ -40,7 +40,7 @@ class Result:
         return first, second
 
 
-class Results:
+class ChaseResults:
     """The result pairs of all GPUs, whose contexts are given by bus id."""
 
     def __init__(self, contexts: dict[str, Context]) -> None:
@@ -51,9 +51,9 @@ class Results:
                 self._pairs[bus_id] = cycle(range(pairs.address, pairs.address + pairs.size_bytes, _PAIR_BYTES))
             self.close = undo.pop_all().close
 
-    def take(self, stream: Stream) -> Result:
+    def take(self, stream: Stream) -> ChaseResult:
         """Return the next pair of words of the stream's GPU."""
-        return Result(stream, next(self._pairs[stream.context.bus_id]))
+        return ChaseResult(stream, next(self._pairs[stream.context.bus_id]))
 
 
 def read_words(stream: Stream, address: int, count: int) -> list[int]:
@@ -203,7 +203,7 @@ class Reader:
         start, end, offset, _sm = self.words(4)
         return Walk(end - start, loads, chain.wrong(offset))
 
-    def start_loaded_walk(self, chain: Chain, loads: int, *, warm: int, data: Memory, load_blocks: int) -> None:
+    def start_loaded_walk(self, chain: Chain, loads: int, *, warm: int, data: MappedMemory, load_blocks: int) -> None:
         """Queue a walk while other blocks of the same launch read a buffer (loaded latency).
 
         Parameters

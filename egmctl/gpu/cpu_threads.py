@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from egmctl.gpu.memory import Memory
+    from egmctl.gpu.memory import MappedMemory
 
 T = TypeVar("T")
 W = TypeVar("W", bound="np.generic")
@@ -219,7 +219,7 @@ class CpuThreads:
         return (max(ends_s) - start_s[0]) * 1e3
 
 
-def words_of(memory: Memory, size_bytes: int | None = None) -> NDArray[np.uint64]:
+def words_of(memory: MappedMemory, size_bytes: int | None = None) -> NDArray[np.uint64]:
     """Return host-accessible memory, or its first ``size_bytes``, as an array of 8-byte words without copying."""
     import numpy as np
 
@@ -318,7 +318,7 @@ class CpuWalk:
         The size is not a power of two.
     """
 
-    def __init__(self, memory: Memory, stride_bytes: int, seed: int, cpu: int) -> None:
+    def __init__(self, memory: MappedMemory, stride_bytes: int, seed: int, cpu: int) -> None:
         import numpy as np
 
         if memory.size_bytes & memory.size_bytes - 1:

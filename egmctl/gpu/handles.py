@@ -14,7 +14,7 @@ from egmctl.errors import DriverCallError
 from egmctl.gpu.context import Context, ReleaseStack, Resource, timed
 from egmctl.gpu.memory import (
     SPOILT_LIMIT,
-    Memory,
+    MappedMemory,
     access_from,
     create_allocation,
     create_pool,
@@ -35,7 +35,7 @@ LEGACY_UNIT_BYTES = 2 << 20
 handle shares the whole block (CUDA Programming Guide, chapter "Interprocess Communication")."""
 
 
-class SharedMemory(Memory):
+class SharedMemory(MappedMemory):
     """Memory on a GPU or on a NUMA node that other processes can import.
 
     Parameters
@@ -110,7 +110,7 @@ class SharedMemory(Memory):
             super().close()
 
 
-class SharedPart(Memory):
+class SharedPart(MappedMemory):
     """One of several equal parts of shared memory, which importers map as a whole. The last one frees it.
 
     Parameters
@@ -143,7 +143,7 @@ class SharedPart(Memory):
             self.whole.close()
 
 
-class ImportedMemory(Memory):
+class ImportedMemory(MappedMemory):
     """Memory of another process, mapped for GPUs of this process.
 
     Parameters

@@ -67,13 +67,13 @@ def closed_to(owner: Context, reader: Context, node: int | None, tell: Tell) -> 
 
 
 @dataclass(slots=True)
-class Kept:
+class UnsharedMemory:
     """Memory of this process, at an address where others have none; it lives as long as the process."""
 
     address: int
 
 
-def keep(owner: Context) -> Kept:
+def keep(owner: Context) -> UnsharedMemory:
     """Allocate memory of a GPU and share it with nobody."""
     undo = ReleaseStack()
     owner.make_current()
@@ -85,7 +85,7 @@ def keep(owner: Context) -> Kept:
     call("cuMemsetD8", address, 1, size)
     call("cuCtxSynchronize")
     undo.pop_all()
-    return Kept(address)
+    return UnsharedMemory(address)
 
 
 def reach(reader: Context, address: int, tell: Tell) -> dict[str, int]:

@@ -19,7 +19,7 @@ from egmctl.gpu.cpu_threads import Node, bind_pages, on_node, touch
 from egmctl.units import round_up
 
 
-class Memory(Resource):
+class MappedMemory(Resource):
     """The base class of all kinds of memory.
 
     Attributes
@@ -72,7 +72,7 @@ class Memory(Resource):
         self.touch_ms = ms_since(started)
 
 
-class DeviceMemory(Memory):
+class DeviceMemory(MappedMemory):
     """Memory of one GPU, from cuMemAlloc."""
 
     def __init__(self, context: Context, size_bytes: int) -> None:
@@ -82,7 +82,7 @@ class DeviceMemory(Memory):
             self.address = int(pointer)
 
 
-class HostNumaMemory(Memory):
+class HostNumaMemory(MappedMemory):
     """Memory of one host NUMA node from cuMemCreate, mapped for the host and for GPUs.
 
     The calls and their order follow the chapter on Extended GPU Memory in the CUDA Programming Guide: pinned HOST_NUMA
@@ -112,7 +112,7 @@ class HostNumaMemory(Memory):
             self.address = map_allocation(undo, allocation, mapped_bytes, [host, *map(on_gpu, contexts)])
 
 
-class HostNumaPoolMemory(Memory):
+class HostNumaPoolMemory(MappedMemory):
     """The only allocation from a new memory pool on a host NUMA node.
 
     Parameters
@@ -129,7 +129,7 @@ class HostNumaPoolMemory(Memory):
             self.address = _allocate_from(undo, pool, size_bytes)
 
 
-class PinnedMemory(Memory):
+class PinnedMemory(MappedMemory):
     """Host memory from cuMemHostAlloc, allocated by a thread bound to the node and accessible to every GPU.
 
     Parameters
@@ -151,7 +151,7 @@ class PinnedMemory(Memory):
             self.address = int(pointer)
 
 
-class PinnedWords(Memory):
+class PinnedWords(MappedMemory):
     """A few 4-byte words of pinned host memory for flags and results, accessible to the host and every GPU.
 
     The memory is portable because kernels in any context poll it. The calling thread must have a current context.
@@ -165,7 +165,7 @@ class PinnedWords(Memory):
         self.words = (ctypes.c_uint32 * count).from_address(self.address)
 
 
-class SystemMemory(Memory):
+class SystemMemory(MappedMemory):
     """Memory that the process maps with mmap, binds to a NUMA node and writes once.
 
     Parameters
@@ -213,7 +213,7 @@ class SystemMemory(Memory):
                 undo.callback(call, "cuMemHostUnregister", self.address)
 
 
-class ManagedMemory(Memory):
+class ManagedMemory(MappedMemory):
     """Managed memory with a host node as its preferred location, which GPUs access without migrating it.
 
     Preferred location and access by each GPU are only advice. Where the pages are shows whether the driver followed it.
@@ -310,7 +310,7 @@ class DefaultPool:
         self.close_unused()
 
 
-class DefaultPoolMemory(Memory):
+class DefaultPoolMemory(MappedMemory):
     """An allocation from a default pool.
 
     Parameters

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from egmctl.dataclass import dataclass
-from egmctl.gpu.chase import Result, Results, read_words
+from egmctl.gpu.chase import ChaseResult, ChaseResults, read_words
 from egmctl.gpu.program import Kernels
 from egmctl.gpu.timing import Stream
 
@@ -64,7 +64,7 @@ class Difference(NamedTuple):
     """The word at that offset, read again. It equals ``expected`` if only the check's own read was wrong."""
 
 
-Check = Callable[[], Difference | None]
+PatternCheck = Callable[[], Difference | None]
 """A function that waits for a queued check and returns the difference; ``None`` if all words are correct."""
 
 
@@ -80,10 +80,10 @@ def poison(stream: Stream, region: Region) -> None:
         stream.fill(region.address, region.size_bytes, POISON)
 
 
-class Pattern:
+class PatternKernels:
     """The kernels, by bus id, that fill and check memory on each GPU."""
 
-    def __init__(self, kernels: dict[str, Kernels], results: Results) -> None:
+    def __init__(self, kernels: dict[str, Kernels], results: ChaseResults) -> None:
         self._kernels = kernels
         self._results = results
         self._sums: dict[tuple[int, int], int] = {}
@@ -93,7 +93,7 @@ class Pattern:
         vectors = region.size_bytes // VECTOR_BYTES
         self._launch("fill_pattern", stream, region.address, vectors, region.own_seed, 1, 1)
 
-    def check(self, stream: Stream, region: Region) -> Check:
+    def check(self, stream: Stream, region: Region) -> PatternCheck:
         """Queue a kernel that compares the region with its pattern, and return the check."""
         result = self._results.take(stream)
         result.clear()
@@ -119,7 +119,7 @@ class Pattern:
 
 
 def first_difference(
-    stream: Stream, result: Result, region: Region, expected: Callable[[int], int]
+    stream: Stream, result: ChaseResult, region: Region, expected: Callable[[int], int]
 ) -> Difference | None:
     """Wait for a kernel that counts differing words and return the difference; ``None`` if no word differs.
 

@@ -12,7 +12,7 @@ from typing import Any
 from egmctl.driver.cuda import bindings, call
 from egmctl.gpu import trials
 from egmctl.gpu.context import Context, ReleaseStack
-from egmctl.gpu.memory import Memory, create_pool, location
+from egmctl.gpu.memory import MappedMemory, create_pool, location
 
 
 def current_pool(context: Context, node: int, seed: int) -> None:
@@ -62,7 +62,7 @@ def location_pool(context: Context, node: int, seed: int) -> None:
         _round_trip(context, undo.keep(_FromPool(context, answered)), seed)
 
 
-class _FromPool(Memory):
+class _FromPool(MappedMemory):
     """An allocation from a pool, or without one from the GPU's current pool."""
 
     def __init__(self, context: Context, pool: Any | None = None) -> None:
@@ -77,6 +77,6 @@ class _FromPool(Memory):
             self.address = int(pointer)
 
 
-def _round_trip(context: Context, memory: Memory, seed: int) -> None:
+def _round_trip(context: Context, memory: MappedMemory, seed: int) -> None:
     trials.put(context, memory, seed)
     trials.check(context, memory, seed, "written and read by the GPU")

@@ -100,7 +100,7 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ClockState:
     """The clocks, throttle reasons and temperature of a GPU at one time; ``None`` if NVML does not report them."""
 
     sm_clock_mhz: int | None
@@ -177,10 +177,10 @@ class Telemetry:
             self._last_errors[bus_id, link] = errors
         return {name: by for name, by in rises.items() if by}
 
-    def state(self, bus_id: str) -> State:
+    def state(self, bus_id: str) -> ClockState:
         """Read the current state of a listed GPU."""
         reasons = self._ask("nvmlDeviceGetCurrentClocksEventReasons", bus_id)
-        return State(
+        return ClockState(
             sm_clock_mhz=self._ask("nvmlDeviceGetClockInfo", bus_id, _CLOCK_SM),
             memory_clock_mhz=self._ask("nvmlDeviceGetClockInfo", bus_id, _CLOCK_MEMORY),
             throttle_reasons=None if reasons is None else tuple(event_reasons(reasons)),

@@ -47,9 +47,9 @@ class Timing:
     """The time when the gate was opened, by :func:`time.perf_counter`, which all processes of a node share."""
 
 
-Part = tuple["Stream", Callable[[], None]]
+StreamWork = tuple["Stream", Callable[[], None]]
 """A stream and the function that queues work on it. The stream's context is current during the call."""
-FlowParts = Sequence[Part]
+FlowParts = Sequence[StreamWork]
 """The parts of one flow, each on a stream of its own."""
 
 
@@ -210,7 +210,12 @@ class GatedWork:
             first = flows[0][0][0]
             for parts in flows:
                 for stream, operation in parts:
-                    before = leader if stream is first else first if stream is parts[0][0] else parts[0][0]
+                    if stream is first:
+                        before = leader
+                    elif stream is parts[0][0]:
+                        before = first
+                    else:
+                        before = parts[0][0]
                     stream.wait_for(before, Mark.START)
                     stream.mark(Mark.START)
                     operation()

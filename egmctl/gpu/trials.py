@@ -16,7 +16,7 @@ from egmctl.driver.cuda import bindings, call
 from egmctl.errors import DriverCallError, DriverLibraryMissing
 from egmctl.gpu.context import Context, ReleaseStack
 from egmctl.gpu.cpu_threads import words_of
-from egmctl.gpu.memory import DeviceMemory, HostNumaMemory, Memory
+from egmctl.gpu.memory import DeviceMemory, HostNumaMemory, MappedMemory
 from egmctl.gpu.pattern import POISON, WORD_BYTES, pattern_words
 from egmctl.model.probes import Registration
 
@@ -65,14 +65,14 @@ def host_round_trip(context: Context, memory: HostNumaMemory, seed: int) -> None
     check(context, memory, seed + 1, "read by the GPU")
 
 
-def put(context: Context, memory: Memory, seed: int) -> None:
+def put(context: Context, memory: MappedMemory, seed: int) -> None:
     """Write a seed's pattern to memory by a GPU, from a buffer in the GPU's own memory."""
     with closing(DeviceMemory(context, SIZE_BYTES)) as near:
         _from_host(context, near, seed)
         _copy(context, memory, near)
 
 
-def check(context: Context, memory: Memory, seed: int, what: str) -> None:
+def check(context: Context, memory: MappedMemory, seed: int, what: str) -> None:
     """Read memory by a GPU into its own, and compare every byte with a seed's pattern.
 
     Raises
@@ -217,13 +217,13 @@ def _function(name: str) -> Any:
         raise DriverLibraryMissing(name, None, f"no {library} {version} can be loaded") from None
 
 
-def _from_host(context: Context, memory: Memory, seed: int) -> None:
+def _from_host(context: Context, memory: MappedMemory, seed: int) -> None:
     words = _pattern(seed)
     context.make_current()
     call("cuMemcpyHtoD", memory.address, words.ctypes.data, SIZE_BYTES)
 
 
-def _to_host(context: Context, memory: Memory) -> NDArray[np.uint64]:
+def _to_host(context: Context, memory: MappedMemory) -> NDArray[np.uint64]:
     import numpy as np
 
     words = np.empty(SIZE_BYTES // WORD_BYTES, dtype=np.uint64)
@@ -232,14 +232,14 @@ def _to_host(context: Context, memory: Memory) -> NDArray[np.uint64]:
     return words
 
 
-def _copy(context: Context, destination: Memory, source: Memory) -> None:
+def _copy(context: Context, destination: MappedMemory, source: MappedMemory) -> None:
     """Copy with this GPU's copy engine and wait."""
     context.make_current()
     call("cuMemcpyAsync", destination.address, source.address, SIZE_BYTES, 0)
     call("cuCtxSynchronize")
 
 
-def _poison(context: Context, memory: Memory) -> None:
+def _poison(context: Context, memory: MappedMemory) -> None:
     context.make_current()
     call("cuMemsetD32", memory.address, POISON, SIZE_BYTES // 4)
     call("cuCtxSynchronize")

@@ -118,15 +118,15 @@ class RemoteMemory:
         with timed(stages_ms, "unpack"):
             _checked("ucp_ep_rkey_unpack", self._endpoint, key, ctypes.byref(self._key))
 
-    def put(self, offset_bytes: int, address: int, size_bytes: int) -> Request:
+    def put(self, offset_bytes: int, address: int, size_bytes: int) -> UcxRequest:
         """Start to write local memory to the remote memory. The write completes with the next :meth:`flush`."""
         return self._begin("ucp_put_nbx", offset_bytes, address, size_bytes)
 
-    def get(self, offset_bytes: int, address: int, size_bytes: int) -> Request:
+    def get(self, offset_bytes: int, address: int, size_bytes: int) -> UcxRequest:
         """Start to read the remote memory into local memory."""
         return self._begin("ucp_get_nbx", offset_bytes, address, size_bytes)
 
-    def flush(self) -> Request:
+    def flush(self) -> UcxRequest:
         """Start a flush, which completes when all earlier puts have."""
         return _started("ucp_ep_flush_nbx", self._endpoint, _NO_PARAMETERS)
 
@@ -135,13 +135,13 @@ class RemoteMemory:
         if not self.in_use:
             _library().ucp_rkey_destroy(self._key)
 
-    def _begin(self, name: str, offset_bytes: int, address: int, size_bytes: int) -> Request:
+    def _begin(self, name: str, offset_bytes: int, address: int, size_bytes: int) -> UcxRequest:
         there = self._address + offset_bytes
         return _started(name, self._endpoint, address, size_bytes, there, self._key, _NO_PARAMETERS)
 
 
-class Request:
-    """An operation in progress, for :meth:`egmctl.gpu.ucx.Link.wait`."""
+class UcxRequest:
+    """An operation in progress, for :meth:`egmctl.gpu.ucx.UcxConnection.wait`."""
 
     def __init__(self, name: str, pointer: int | None) -> None:
         self._name = name
@@ -163,12 +163,12 @@ class Request:
         _check(self._name, self._status)
 
 
-def _started(name: str, *arguments: Any) -> Request:
+def _started(name: str, *arguments: Any) -> UcxRequest:
     pointer = _named(name, *arguments)
     number = ctypes.c_ssize_t(pointer or 0).value
     if _LAST_ERROR <= number < 0:
         _check(name, number)
-    return Request(name, pointer)
+    return UcxRequest(name, pointer)
 
 
 def _checked(name: str, *arguments: Any) -> None:
@@ -228,7 +228,7 @@ def _strings() -> Any:
 
 
 PATIENCE_S = 20.0
-"""The default timeout of :meth:`Link.wait`."""
+"""The default timeout of :meth:`UcxConnection.wait`."""
 
 REPORT_LIMIT = 4 << 20
 """The maximum number of bytes read of UCX's report, which has some KiB plus what UCX_LOG_LEVEL adds."""
@@ -240,7 +240,7 @@ class NoUcx(EgmctlError):
     code = "no-ucx"
 
 
-class Link:
+class UcxConnection:
     """This process' end of a UCX connection to one other process.
 
     The link itself opens no port. For its TCP transport UCX listens on a port of each network interface that it may use
@@ -264,7 +264,9 @@ class Link:
     def __init__(self, options: Mapping[str, str], *, one_sided: bool = False) -> None:
         self._ucx = _ucx_library()
         self._log_start = _log_size()
-        features = (self._ucx.Feature.TAG, *((self._ucx.Feature.RMA,) if one_sided else ()))
+        features = [self._ucx.Feature.TAG]
+        if one_sided:
+            features.append(self._ucx.Feature.RMA)
         self._context = self._call(
             "ucp_init", lambda: self._ucx.UCXContext({"PROTO_INFO": "used", **options}, feature_flags=features)
         )

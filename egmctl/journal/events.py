@@ -25,8 +25,7 @@ from typing import Any
 from egmctl import __version__
 from egmctl.dataclass import dataclass
 from egmctl.files import NEW_FILE, open_folder, open_regular, path_of, state_folder, write_all
-from egmctl.model.answer import Answer
-from egmctl.model.answer import State as AnswerState
+from egmctl.model.answer import Answer, State
 from egmctl.model.codec import DecodeError, from_json, to_json
 from egmctl.model.kernel_log import KernelEvent
 from egmctl.model.measurement import Measurement, RunReport
@@ -49,14 +48,14 @@ _CHECKSUM = b',"crc32":"%08x"}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class RunState:
     """The state of a run: the other keys of the line whose ``event`` is ``state``."""
 
     run: str = ""
     """The id of the run, a random number in each of its lines; empty in journals of egmctl before 0.1.0's release."""
     exit_code: int | None = None
     """The run's exit code; ``None`` if it has not ended."""
-    answer: AnswerState | None = None
+    answer: State | None = None
     """What the run answered; ``None`` if it has not ended, and in journals of version 0.1."""
     lines: int | None = None
     """The number of lines of the journal, including this one; ``None`` while lines may be added."""
@@ -73,7 +72,7 @@ def line(number: int, event: str, content: Mapping[str, Any]) -> bytes:
     return body + _CHECKSUM % zlib.crc32(body) + b"\n"
 
 
-def state_line(state: State) -> bytes:
+def state_line(state: RunState) -> bytes:
     """Return the first line of a journal."""
     return line(0, STATE, to_json(state)).rstrip(b"\n").ljust(STATE_BYTES - 1) + b"\n"
 
@@ -91,11 +90,11 @@ def entry(line: bytes) -> dict[str, Any] | None:
     return content if isinstance(content, dict) and type(content.get("line")) is int else None
 
 
-def read_state(first_line: bytes) -> State | None:
+def read_state(first_line: bytes) -> RunState | None:
     """Return the state from the first line of a journal; ``None`` if the line is damaged."""
     content = entry(first_line) or {}
     try:
-        return from_json(State, content) if (content.get("line"), content.get("event")) == (0, STATE) else None
+        return from_json(RunState, content) if (content.get("line"), content.get("event")) == (0, STATE) else None
     except DecodeError:
         return None
 
@@ -121,7 +120,7 @@ class StepBegun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class TaskOutcome:
     """The outcome of a task, which replaces an earlier one with the same number."""
 
     number: int
@@ -156,13 +155,13 @@ class NcclOutcome:
     nccl: NcclRun
 
 
-Event = Begin | StepBegun | Outcome | Logged | Note | Problem | NcclOutcome
-Recorder = Callable[[Event], None]
+JournalEvent = Begin | StepBegun | TaskOutcome | Logged | Note | Problem | NcclOutcome
+Recorder = Callable[[JournalEvent], None]
 """A function that is called with the events of a run in order, :class:`Begin` first."""
 
-RECORDS: Mapping[str, type[StepBegun | Outcome | Logged | Note | Problem | NcclOutcome]] = {
+RECORDS: Mapping[str, type[StepBegun | TaskOutcome | Logged | Note | Problem | NcclOutcome]] = {
     "step": StepBegun,
-    "measurement": Outcome,
+    "measurement": TaskOutcome,
     "kernel": Logged,
     "note": Note,
     "problem": Problem,
@@ -171,7 +170,7 @@ RECORDS: Mapping[str, type[StepBegun | Outcome | Logged | Note | Problem | NcclO
 """The record that the other keys of a line form, by the line's ``event``."""
 
 
-def forget(_event: Event) -> None:
+def forget(_event: JournalEvent) -> None:
     """Discard an event: the recorder of a run without a journal."""
 
 
@@ -218,11 +217,11 @@ class Journal:
         self._folders = folders
         self._clean = clean
         self._file: int | None = None
-        self._state = State(run=secrets.token_hex(8))
+        self._state = RunState(run=secrets.token_hex(8))
         self._lines = 1
         self._size = STATE_BYTES
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: JournalEvent) -> None:
         """Write an event. For the begin of a step and for kernel messages, return when all events are on disk."""
         if isinstance(event, Begin):
             self._begin(event)
@@ -315,7 +314,7 @@ class Journal:
                 os.ftruncate(self._file, self._size)
         self._put(replace(self._state, lines=self._lines, cut=reason))
 
-    def _put(self, state: State) -> None:
+    def _put(self, state: RunState) -> None:
         """Overwrite the first line in place, which needs no more disk space."""
         self._state = state
         if self._file is None:
@@ -326,7 +325,7 @@ class Journal:
             self.failure = self.failure or f"{self.path}: {error.strerror}"
 
 
-def _new_file(folder: Path, state: State) -> tuple[Path, int]:
+def _new_file(folder: Path, state: RunState) -> tuple[Path, int]:
     """Create a journal with its first line; return its path and descriptor.
 
     Its number is larger than that of every other journal in the directory, because the clock may have been set back.

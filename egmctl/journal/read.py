@@ -16,7 +16,7 @@ from egmctl.journal import events
 from egmctl.model.answer import State, of_exit_code
 from egmctl.model.codec import ITEMS_LIMIT, DecodeError, from_json
 from egmctl.model.kernel_log import KernelEvent
-from egmctl.model.measurement import Measurement, RunReport, Status, finish, measurement_fault
+from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport, finish, measurement_fault
 from egmctl.model.nccl import NcclRun
 from egmctl.model.task import Task
 from egmctl.units import printable, several, shortened
@@ -34,7 +34,7 @@ Decode = Callable[[Any, str], RunReport]
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class JournalContent:
     """The content of a journal."""
 
     report: RunReport
@@ -70,7 +70,7 @@ def is_unmentioned(path: Path) -> bool:
     return state is not None and state.exit_code is None and not state.mentioned
 
 
-def _state(path: Path) -> events.State | None:
+def _state(path: Path) -> events.RunState | None:
     try:
         with open(open_regular(path), "rb") as file:
             return events.read_state(file.read(events.STATE_BYTES))
@@ -82,7 +82,7 @@ _EARLIER = ("egmctl.bench/2",)
 """Earlier schemas of a bench, of which a journal has only what is the same in this version."""
 
 
-def read(content: bytes, source: str, decode: Decode) -> Kept:
+def read(content: bytes, source: str, decode: Decode) -> JournalContent:
     """Return the content of a journal. A damaged line does not affect other lines.
 
     Parameters
@@ -154,7 +154,7 @@ def _entries(content: bytes, run: _Run, own: str) -> Iterator[dict[str, Any]]:
 class _Run:
     """The state that the lines of a journal add up to."""
 
-    state: events.State | None = None
+    state: events.RunState | None = None
     begin: dict[str, Any] | None = None
     outcomes: dict[int, Measurement] = field(default_factory=dict)
     under_way: dict[int, Task] = field(default_factory=dict)
@@ -183,17 +183,17 @@ class _Run:
         if event == events.BEGIN:
             self.begin = self.begin or entry
             return
-        record = events.State if event == events.STATE else events.RECORDS.get(event)
+        record = events.RunState if event == events.STATE else events.RECORDS.get(event)
         if record is None:
             raise DecodeError("there is no such event")
         match from_json(record, entry):
-            case events.State() as state:
+            case events.RunState() as state:
                 self.state = state
             case events.StepBegun(tasks=tasks):
                 for numbered in tasks:
-                    _check(numbered.number, finish(numbered.task, Status.CRASHED))
+                    _check(numbered.number, finish(numbered.task, MeasurementStatus.CRASHED))
                 self.under_way = {numbered.number: numbered.task for numbered in tasks}
-            case events.Outcome(number=number, measurement=measurement):
+            case events.TaskOutcome(number=number, measurement=measurement):
                 _check(number, measurement)
                 self.outcomes[number] = measurement
                 self.under_way.pop(number, None)
@@ -222,8 +222,8 @@ def _check(number: int, measurement: Measurement) -> None:
         raise DecodeError(fault)
 
 
-def _put_together(skeleton: RunReport, run: _Run) -> Kept:
-    state = run.state or events.State()
+def _put_together(skeleton: RunReport, run: _Run) -> JournalContent:
+    state = run.state or events.RunState()
     notes, problems = [*skeleton.notes, *run.notes], [*skeleton.problems, *run.problems]
     cut = None
     damages = []
@@ -252,7 +252,7 @@ def _put_together(skeleton: RunReport, run: _Run) -> Kept:
     if state.exit_code is None:
         problems.append(f"read from a journal: the run {ending}")
     reason = "the command ended while this was measured"
-    crashed = {number: finish(task, Status.CRASHED, reason=reason) for number, task in under_way.items()}
+    crashed = {number: finish(task, MeasurementStatus.CRASHED, reason=reason) for number, task in under_way.items()}
     messages = skeleton.kernel_messages
     if messages is not None and run.kernel:
         ended_s = max(messages.ended_s, run.kernel[-1].time_s)
@@ -267,7 +267,7 @@ def _put_together(skeleton: RunReport, run: _Run) -> Kept:
     )
     missing = "; ".join(filter(None, (cut, damage))) or None
     answered = of_exit_code(state.exit_code) if state.answer is None else state.answer
-    return Kept(report, state.exit_code, answered, tuple(under_way.values()), ending, missing, damage)
+    return JournalContent(report, state.exit_code, answered, tuple(under_way.values()), ending, missing, damage)
 
 
 def earlier(folder: Path | None = None) -> list[Path]:

@@ -10,7 +10,7 @@ not affect the command, its results or the terminal::
         message, fds = worker.receive(timeout_s=60)
 """
 
-from egmctl.launch.channel import Channel, ChannelClosed, close_all
+from egmctl.launch.channel import Channel, ChannelClosed, Message, close_all
 from egmctl.launch.process import Child, run, wait_for_any
 
-__all__ = ["Channel", "ChannelClosed", "Child", "close_all", "run", "wait_for_any"]
+__all__ = ["Channel", "ChannelClosed", "Child", "Message", "close_all", "run", "wait_for_any"]

@@ -92,6 +92,10 @@ class ChannelClosed(EOFError):
     """The peer has closed its end, died, or sent its last message."""
 
 
+Message = dict[str, Any]
+"""A message between the command and a child: JSON data."""
+
+
 class MalformedMessage(ValueError):
     """The peer sent data that is not a valid message; the channel is unusable."""
 
@@ -105,7 +109,7 @@ class Channel:
         self._data = bytearray()
         self._fds: deque[int] = deque()
 
-    def send(self, message: dict[str, Any], fds: Sequence[int] = (), *, timeout_s: float | None = None) -> None:
+    def send(self, message: Message, fds: Sequence[int] = (), *, timeout_s: float | None = None) -> None:
         """Send a message and copies of file descriptors.
 
         Parameters
@@ -126,7 +130,7 @@ class Channel:
         """
         self.send_frame(MESSAGE, message, fds, timeout_s=timeout_s)
 
-    def receive(self, timeout_s: float | None = None) -> tuple[dict[str, Any], list[int]]:
+    def receive(self, timeout_s: float | None = None) -> tuple[Message, list[int]]:
         """Wait for the next message; return it and its file descriptors, which the caller closes.
 
         Raises

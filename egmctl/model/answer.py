@@ -38,7 +38,7 @@ class JUnit(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class StateRow:
     """What the formats say for one state."""
 
     exit_code: ExitCode
@@ -51,13 +51,13 @@ class Row:
     """The word before a line about something in this state; empty if nothing is wrong."""
 
 
-TABLE: Mapping[State, Row] = {
-    State.BAD: Row(ExitCode.FAILED, JUnit.FAILURE, 2, "bad", "fail"),
-    State.INTERRUPTED: Row(ExitCode.INTERRUPTED, JUnit.ERROR, 3, "warn", "interrupted"),
-    State.BROKE: Row(ExitCode.CRASHED, JUnit.ERROR, 3, "warn", "broke"),
-    State.INCOMPLETE: Row(ExitCode.NOTHING, JUnit.ERROR, 3, "unknown", "incomplete"),
-    State.WARN: Row(ExitCode.OK, JUnit.PASSES, 1, "warn", "warn"),
-    State.GOOD: Row(ExitCode.OK, JUnit.PASSES, 0, "good", ""),
+TABLE: Mapping[State, StateRow] = {
+    State.BAD: StateRow(ExitCode.FAILED, JUnit.FAILURE, 2, "bad", "fail"),
+    State.INTERRUPTED: StateRow(ExitCode.INTERRUPTED, JUnit.ERROR, 3, "warn", "interrupted"),
+    State.BROKE: StateRow(ExitCode.CRASHED, JUnit.ERROR, 3, "warn", "broke"),
+    State.INCOMPLETE: StateRow(ExitCode.NOTHING, JUnit.ERROR, 3, "unknown", "incomplete"),
+    State.WARN: StateRow(ExitCode.OK, JUnit.PASSES, 1, "warn", "warn"),
+    State.GOOD: StateRow(ExitCode.OK, JUnit.PASSES, 0, "good", ""),
 }
 """What each format says for each state, by :class:`State`, the worst first."""
 
@@ -69,7 +69,7 @@ def of_exit_code(code: int | None) -> State:
     return states.get(code, State.BROKE)
 
 
-class Asked(StrEnum):
+class CommandQuestion(StrEnum):
     """The questions of the commands, which have words of their own for the same states."""
 
     DOCTOR = "doctor"
@@ -97,20 +97,22 @@ def _words(bad: str, incomplete: str, warn: str, good: str) -> Mapping[State, st
     }
 
 
-WORDS: Mapping[Asked, Mapping[State, str]] = {
-    Asked.DOCTOR: _words("PROBLEMS", "NOT DETERMINED", "OK WITH WARNINGS", "OK"),
-    Asked.PURPOSE: _words("BLOCKED", "NOT DETERMINED", "OK WITH WARNINGS", "OK"),
-    Asked.BENCH: _words("FAIL", "INCOMPLETE", "PASS WITH WARNINGS", "PASS"),
-    Asked.BRINGUP: _words("NO-GO", "INCOMPLETE", "GO WITH WARNINGS", "GO"),
-    Asked.COMPARE: _words("WORSE", "NOT COMPARED", "DIFFERENT", "SAME"),
-    Asked.EXPLAIN: _words("CAUSE", "NOT KNOWN", "POSSIBLE CAUSE", "CAUSE"),
+WORDS: Mapping[CommandQuestion, Mapping[State, str]] = {
+    CommandQuestion.DOCTOR: _words("PROBLEMS", "NOT DETERMINED", "OK WITH WARNINGS", "OK"),
+    CommandQuestion.PURPOSE: _words("BLOCKED", "NOT DETERMINED", "OK WITH WARNINGS", "OK"),
+    CommandQuestion.BENCH: _words("FAIL", "INCOMPLETE", "PASS WITH WARNINGS", "PASS"),
+    CommandQuestion.BRINGUP: _words("NO-GO", "INCOMPLETE", "GO WITH WARNINGS", "GO"),
+    CommandQuestion.COMPARE: _words("WORSE", "NOT COMPARED", "DIFFERENT", "SAME"),
+    CommandQuestion.EXPLAIN: _words("CAUSE", "NOT KNOWN", "POSSIBLE CAUSE", "CAUSE"),
 }
 """The word for each state, by question. An answer may have a more exact one: ``NO REFERENCE``, ``BETTER``."""
 
 
-def asked(command: Command) -> Asked:
+def asked(command: Command) -> CommandQuestion:
     """Return the question of a command that a fleet runs on its nodes."""
-    return {Command.BRINGUP: Asked.BRINGUP, Command.BENCH: Asked.BENCH}.get(command, Asked.DOCTOR)
+    return {Command.BRINGUP: CommandQuestion.BRINGUP, Command.BENCH: CommandQuestion.BENCH}.get(
+        command, CommandQuestion.DOCTOR
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from egmctl.model.measurement import RunReport
 from egmctl.model.record import Plain, Sentence
 
 
-class State(StrEnum):
+class EvidenceState(StrEnum):
     """Whether a node settles a question."""
 
     SETTLED = "settled"
@@ -39,7 +39,7 @@ class Reply:
     question: Plain
     claim: Plain
     """What egmctl assumes, from documents or source code."""
-    state: State
+    state: EvidenceState
     observations: tuple[Observation, ...]
     """At least one; those that decide come first, before them how many agree if those are not all."""
 

@@ -52,7 +52,7 @@ class Launcher(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class NodeCommand:
     """The command to run on the nodes, which ``--resume`` repeats."""
 
     command: Command
@@ -252,7 +252,7 @@ class UnlikeGpus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fabric:
+class FabricRun:
     """The measurement between the GPUs of all nodes, by the ranks of an MPI job."""
 
     run: RunReport | None = None
@@ -267,7 +267,7 @@ class FleetReport(Shown):
 
     SCHEMA: ClassVar[str] = "egmctl.fleet/3"
 
-    asked: Asked
+    asked: NodeCommand
     folded: str
     """The names of all nodes in short form."""
     launcher: Launcher | None
@@ -290,7 +290,7 @@ class FleetReport(Shown):
     """The GPUs that differ from most of their kind on all nodes, and that their own node cannot name."""
     readiness: Readiness | None = None
     """The GPUs of ``doctor`` and ``bringup`` by NVLink domain; null if none is in one and none is expected."""
-    fabric: Fabric | None = None
+    fabric: FabricRun | None = None
     """What an MPI job measured between the nodes; null for other launchers."""
     answer: Answer = UNANSWERED
     """Whether all nodes and the fabric between them can be handed over (:mod:`egmctl.verdict.answers`)."""

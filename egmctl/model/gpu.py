@@ -325,7 +325,7 @@ class Gpu(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair(Record):
+class GpuPair(Record):
     """The facts of the driver about an ordered pair of GPUs."""
 
     source: BusId

@@ -182,7 +182,7 @@ class PlannedTasks(Sequence[PlannedTask]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class PlanStep:
     """Tasks that run at the same time, as indices into the plan's tasks."""
 
     tasks: tuple[int, ...]
@@ -219,7 +219,7 @@ class PlanReport:
     numa_nodes: tuple[int, ...]
     ranks: tuple[Rank, ...]
     tasks: Sequence[PlannedTask]
-    steps: tuple[Step, ...]
+    steps: tuple[PlanStep, ...]
     memory: tuple[HeldMemory, ...]
     notes: tuple[Plain, ...]
     bytes_moved: int

@@ -20,15 +20,15 @@ from typing import ClassVar, TypeVar
 
 from egmctl.compat import StrEnum
 from egmctl.dataclass import dataclass
-from egmctl.model.gpu import Gpu, Pair
+from egmctl.model.gpu import Gpu, GpuPair
 from egmctl.model.host import Confinement, Driver, Host, Nic, NumaKind, NvSwitch, Process, System
 from egmctl.model.kernel_log import KernelLog
 from egmctl.model.probes import IsolationTrial, Peers, Probe
 from egmctl.model.record import BusId, Plain, Record, Unread
 
 MACHINE_SCHEMA = "egmctl.machine/1"
-Part = TypeVar("Part")
-Result = TypeVar("Result")
+_Part = TypeVar("_Part")
+_Result = TypeVar("_Result")
 
 
 class OriginKind(StrEnum):
@@ -85,7 +85,7 @@ class Machine:
     host: Host | None = None
     gpus: tuple[Gpu, ...] | None = None
     """In the order of ``index``."""
-    pairs: tuple[Pair, ...] | None = None
+    pairs: tuple[GpuPair, ...] | None = None
     """Ordered pairs, sorted by the indices of source and target."""
     switches: tuple[NvSwitch, ...] | None = None
     nics: tuple[Nic, ...] | None = None
@@ -118,17 +118,17 @@ class Machine:
         """
         return _by_bus_id(self.gpus or ())[bus_id]
 
-    def pair(self, source: str, target: str) -> Pair | None:
+    def pair(self, source: str, target: str) -> GpuPair | None:
         """Return the ordered pair with these bus ids, or ``None`` if it was not read."""
         return _by_ends(self.pairs or ()).get((source, target))
 
 
-def remembered(function: Callable[[tuple[Part, ...]], Result]) -> Callable[[tuple[Part, ...]], Result]:
+def remembered(function: Callable[[tuple[_Part, ...]], _Result]) -> Callable[[tuple[_Part, ...]], _Result]:
     """Have a function of a part of a machine remember its last result: 72 GPUs have 5,112 pairs, asked for as often."""
-    last: tuple[tuple[Part, ...], Result] | None = None
+    last: tuple[tuple[_Part, ...], _Result] | None = None
 
     @functools.wraps(function)
-    def result_of(part: tuple[Part, ...]) -> Result:
+    def result_of(part: tuple[_Part, ...]) -> _Result:
         nonlocal last
         # Read and replaced as one: another thread may ask for another machine meanwhile.
         known = last
@@ -145,7 +145,7 @@ def _by_bus_id(gpus: tuple[Gpu, ...]) -> Mapping[str, Gpu]:
 
 
 @remembered
-def _by_ends(pairs: tuple[Pair, ...]) -> Mapping[tuple[str, str], Pair]:
+def _by_ends(pairs: tuple[GpuPair, ...]) -> Mapping[tuple[str, str], GpuPair]:
     return {(pair.source, pair.target): pair for pair in pairs}
 
 

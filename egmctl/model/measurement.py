@@ -179,7 +179,7 @@ class LinkEvidence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class TaskEvidence:
     """The state of a task's GPUs during its samples."""
 
     gpus: tuple[GpuEvidence, ...]
@@ -228,7 +228,7 @@ class BufferCost:
     """The bytes of such memory in transparent huge pages (AnonHugePages), after the first write to all of it."""
 
 
-class Status(StrEnum):
+class MeasurementStatus(StrEnum):
     """The outcomes of a measurement; all but ``ok`` have a reason."""
 
     OK = "ok"
@@ -246,7 +246,7 @@ class Status(StrEnum):
     """The worker process timed out and was killed."""
 
 
-BROKEN = (Status.CORRUPT, Status.FAILED, Status.CRASHED, Status.TIMED_OUT)
+BROKEN = (MeasurementStatus.CORRUPT, MeasurementStatus.FAILED, MeasurementStatus.CRASHED, MeasurementStatus.TIMED_OUT)
 """The statuses of tasks that were run without a usable result."""
 
 
@@ -331,7 +331,7 @@ class Mismatch:
 class Attempt:
     """The samples of an attempt whose result is not the one that was kept."""
 
-    status: Status
+    status: MeasurementStatus
     reason: Plain | None = None
     samples: tuple[Sample, ...]
 
@@ -340,7 +340,7 @@ class Attempt:
 class Measurement(Task):
     """A task and its result."""
 
-    status: Status
+    status: MeasurementStatus
     reason: Plain | None = None
     """One sentence for every status but ``ok``; an ``ok`` measurement may have one too."""
     waivers: tuple[Waiver, ...] = ()
@@ -376,7 +376,7 @@ class Measurement(Task):
     """The cost of the buffers that this measurement used first."""
     placements: tuple[Placement, ...] = ()
     """The NUMA placement of the buffers in host memory."""
-    evidence: Evidence | None = None
+    evidence: TaskEvidence | None = None
     ucx: UcxPath | None = None
     """The path that UCX chose."""
     known_cause: bool = False
@@ -391,21 +391,21 @@ class Measurement(Task):
     @property
     def measured(self) -> bool:
         """Whether the values are valid: it was timed and verified, although it may be unstable."""
-        return self.status in (Status.OK, Status.UNSTABLE)
+        return self.status in (MeasurementStatus.OK, MeasurementStatus.UNSTABLE)
 
     def graver_than(self, other: Measurement) -> bool:
         """Whether this outcome takes precedence over that of another attempt, because it broke more severely.
 
         Corrupt data takes precedence over a failed call, and both over a value.
         """
-        if self.status is Status.CORRUPT:
-            return other.status is not Status.CORRUPT
+        if self.status is MeasurementStatus.CORRUPT:
+            return other.status is not MeasurementStatus.CORRUPT
         return self.status in BROKEN and other.status not in BROKEN
 
     @property
     def missed_path(self) -> bool:
         """Whether the intended path was not measured: the task was waived, or staged through host memory."""
-        return self.status is Status.WAIVED or any(flow.route.staged_reason for flow in self.flows)
+        return self.status is MeasurementStatus.WAIVED or any(flow.route.staged_reason for flow in self.flows)
 
     @property
     def headline(self) -> Summary | None:
@@ -543,7 +543,7 @@ class RunReport(Shown):
         return next((f"result.{where}: there is no measurement {n} of {count}" for where, n in outside), None)
 
 
-def finish(task: Task, status: Status, **outcome: Any) -> Measurement:
+def finish(task: Task, status: MeasurementStatus, **outcome: Any) -> Measurement:
     """Return the measurement of ``task`` with a status; ``outcome`` has further fields of :class:`Measurement`."""
     return Measurement(**{f.name: getattr(task, f.name) for f in fields(Task)}, status=status, **outcome)
 
@@ -551,7 +551,7 @@ def finish(task: Task, status: Status, **outcome: Any) -> Measurement:
 def waived(task: Task, kind: WaiverKind, reason: str, *, last_call: str | None = None) -> Measurement:
     """Return the waived measurement of ``task``, with one reason."""
     waivers = (Waiver(kind=kind, reason=reason),)
-    return finish(task, Status.WAIVED, reason=reason, waivers=waivers, last_call=last_call)
+    return finish(task, MeasurementStatus.WAIVED, reason=reason, waivers=waivers, last_call=last_call)
 
 
 def measurement_fault(measurement: Measurement) -> str | None:

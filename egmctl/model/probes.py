@@ -52,7 +52,7 @@ class Registration(StrEnum):
     """As ``data-direct``, at a base that is no multiple of the page size."""
 
 
-class Outcome(StrEnum):
+class ProbeOutcome(StrEnum):
     """The outcomes of a probe."""
 
     OK = "ok"
@@ -80,7 +80,7 @@ class Probe:
     """The NIC that registers a dma-buf; ``None``: the memory is only exported."""
     registration: Registration = Registration.DEFAULT
     """How the NIC registers it."""
-    outcome: Outcome
+    outcome: ProbeOutcome
     by: BusId | None = None
     """The GPU that failed."""
     call: Plain | None = None
@@ -116,7 +116,7 @@ class IsolationTrial:
     """The GPU whose kernel reads."""
     numa_node: int | None = None
     """The NUMA node of host memory."""
-    outcome: Outcome
+    outcome: ProbeOutcome
     """``ok`` if the trial ran to its end, whatever it has shown."""
     pid: int | None = None
     """The process that the kernel's read has ended, by its id here."""
@@ -190,7 +190,7 @@ class PeerProbe:
     """The labels of owner and importer: ``node1:GPU0``."""
     host_memory: bool
     """Whether the memory is on the owner's NUMA node, not its GPU."""
-    outcome: Outcome
+    outcome: ProbeOutcome
     by: int | None = None
     """The rank that failed."""
     call: Plain | None = None

@@ -66,7 +66,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Signature:
+class MachineSignature:
     """The properties that identify a machine type; all must match."""
 
     gpu_names: tuple[Plain, ...]
@@ -169,7 +169,7 @@ class Profile:
     name: Plain
     title: Plain
     """A title in one line."""
-    match: Signature
+    match: MachineSignature
     sources: Mapping[Plain, Source]
     links: tuple[LinkFacts, ...] = ()
     references: tuple[Reference, ...] = ()

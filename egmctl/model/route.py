@@ -355,7 +355,9 @@ class Route:
 
 def hop_symbol(hop: Hop) -> str:
     """Return the symbol of one link: ``NV18``, ``C2C``, ``PCIe``, ``PHB``, ``SMP``, ``?``."""
-    return f"NV{'?' if hop.nvlinks is None else hop.nvlinks}" if hop.link is LinkKind.NVLINK else _link_name(hop)
+    if hop.link is not LinkKind.NVLINK:
+        return _link_name(hop)
+    return "NV?" if hop.nvlinks is None else f"NV{hop.nvlinks}"
 
 
 def _link_name(hop: Hop) -> str:
@@ -372,7 +374,11 @@ def symbol_of(hops: Iterable[Hop], *, system: bool = False, name: Callable[[Hop]
     name
         A function that returns the symbol of one link.
     """
-    return ">".join(f"{name(hop)}{'-sys' * (system and hop.link is LinkKind.C2C)}" for hop in hops)
+    symbols = []
+    for hop in hops:
+        ordinary = system and hop.link is LinkKind.C2C
+        symbols.append(f"{name(hop)}-sys" if ordinary else name(hop))
+    return ">".join(symbols)
 
 
 def at_most_gb_s(hops: Iterable[Hop]) -> float | None:

@@ -42,16 +42,16 @@ def serve(parent: Channel, _arguments: dict[str, Any]) -> None:
         order, _ = parent.receive()
         try:
             answer: dict[str, Any] = {"parts": communicator.make(order)}
-        except Abandoned:
+        except CallAbandoned:
             continue
-        except Missing as error:
+        except CallTimedOut as error:
             answer = {"missing": error.ranks}
         except EgmctlError as error:
             answer = {"refused": str(error)}
         parent.send(answer | {"number": order["number"]})
 
 
-class Missing(Exception):
+class CallTimedOut(Exception):
     """A call timed out because ranks are missing. ``ranks`` is empty on all ranks but 0, where it names them."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
@@ -59,7 +59,7 @@ class Missing(Exception):
         self.ranks = ranks
 
 
-class Abandoned(Exception):
+class CallAbandoned(Exception):
     """The command abandoned the call: its request for another one has arrived."""
 
 
@@ -83,7 +83,7 @@ class Communicator:
 
         Raises
         ------
-        Missing, Abandoned
+        CallTimedOut, CallAbandoned
             The call did not complete.
         EgmctlError
             The contributions exceed :data:`MESSAGE_LIMIT`.
@@ -96,7 +96,7 @@ class Communicator:
                 return self.gather(order["text"].encode(), timeout_s)
             case "roll_call":
                 if ranks := self.roll_call(timeout_s):
-                    raise Missing(ranks)
+                    raise CallTimedOut(ranks)
             case "finish":
                 self._wait(self._comm.Ibarrier(), timeout_s)
                 self._mpi.Finalize()
@@ -163,7 +163,7 @@ class Communicator:
     def _wait(self, request: Any, timeout_s: float) -> None:
         self._requests.append(request)
         if not self._poll(request.Test, timeout_s):
-            raise Missing(self.roll_call(ROLL_CALL_S))
+            raise CallTimedOut(self.roll_call(ROLL_CALL_S))
         self._requests.remove(request)
 
     def _poll(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
@@ -173,7 +173,7 @@ class Communicator:
             if waited > timeout_s:
                 return False
             if waited > _SPIN_S and self._order.poll(_PAUSE_MS):
-                raise Abandoned
+                raise CallAbandoned
         return True
 
 

@@ -109,7 +109,8 @@ class RanksMissing(EgmctlError):
     code = "ranks-missing"
 
     def __init__(self, ranks: tuple[int, ...]) -> None:
-        who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" if ranks else "a rank"
+        noun = "ranks" if len(ranks) > 1 else "rank"
+        who = f"{noun} {', '.join(map(str, ranks))}" if ranks else "a rank"
         super().__init__(f"{who} did not answer any more")
         self.ranks = ranks
 

@@ -137,7 +137,7 @@ class Parts(_Leveled):
 
 
 @dataclass(frozen=True, slots=True)
-class Command(_Leveled):
+class ShellCommand(_Leveled):
     """A shell command, which renderers never wrap, so that it can be pasted."""
 
     text: str
@@ -154,7 +154,7 @@ class Entry(_Leveled):
     title: Words
     id: str = ""
     """The id of the check."""
-    body: tuple[Block, ...] = ()
+    body: tuple[DocumentBlock, ...] = ()
 
 
 class Align(StrEnum):
@@ -290,14 +290,16 @@ class Bars(_Leveled):
         """Return the same numbers as a table, with or without the plain names of cases."""
         rows: list[tuple[str, dict[str, str | Cell]]] = []
         longest = max(len(bar.name) for bar in self.bars) if names and self.bars[0].case else 0
+        heads = (*_BAR_HEADS, "") if names else _BAR_HEADS
         for heading, bars in self.groups:
-            rows += [(heading, dict.fromkeys((*_BAR_HEADS, *[""] * names), ""))] if heading else []
+            if heading:
+                rows.append((heading, dict.fromkeys(heads, "")))
             rows += [(f" {bar.case}" if bar.case else bar.name, _bar_cells(bar, longest)) for bar in bars]
         return grid(self.caption, rows, notes=self.notes, together=True, level=self.level)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class CurvePoint:
     """One point of a curve, with the range of the samples whose median it is."""
 
     x: float
@@ -316,7 +318,7 @@ class Chart(_Leveled):
     x: str
     """The title of the x axis, with its unit."""
     y: str
-    curves: tuple[tuple[str, tuple[Point, ...]], ...]
+    curves: tuple[tuple[str, tuple[CurvePoint, ...]], ...]
     """The curves, each with its name."""
     sizes: bool = False
     """Whether ``x`` is a size in bytes, drawn on a logarithmic scale."""
@@ -367,17 +369,17 @@ class Section(_Leveled):
     """The id of its heading within a page, if a link leads to it."""
 
 
-Body = tuple["Block", ...] | Callable[[], Iterable["Block"]]
+Body = tuple["DocumentBlock", ...] | Callable[[], Iterable["DocumentBlock"]]
 """Blocks, or a function that returns them, called only if they are shown."""
 
-Block = (
+DocumentBlock = (
     Verdict
     | Paragraph
     | Hint
     | Bullets
     | KeyValues
     | Parts
-    | Command
+    | ShellCommand
     | Entry
     | Matrix
     | Bars
@@ -402,7 +404,7 @@ class Document:
     omits it, so that the outputs of equal nodes are equal."""
     banners: tuple[str, ...] = ()
     """Warnings to read first, e.g. that the machine is modelled or its driver is fake."""
-    body: tuple[Block, ...]
+    body: tuple[DocumentBlock, ...]
 
 
 def plain(words: Words) -> str:
@@ -416,7 +418,7 @@ def parts(words: Words) -> tuple[Span, ...]:
     return tuple(Span(part) if isinstance(part, str) else part for part in pieces)
 
 
-def shown(blocks: Iterable[Block], level: Level) -> Iterator[Block]:
+def shown(blocks: Iterable[DocumentBlock], level: Level) -> Iterator[DocumentBlock]:
     """Yield the blocks that are shown at a level, with their bodies evaluated; omit empty blocks."""
     for block in blocks:
         if block.level > level or (level is Level.PAGE and not block.paged):
@@ -442,7 +444,7 @@ def shown(blocks: Iterable[Block], level: Level) -> Iterator[Block]:
             yield block
 
 
-def body_of(block: Section) -> tuple[Block, ...]:
+def body_of(block: Section) -> tuple[DocumentBlock, ...]:
     """Return the blocks of a section that :func:`shown` has yielded."""
     if not isinstance(block.body, tuple):
         raise TypeError(f"the body of {block.title!r} was not called")
@@ -536,13 +538,16 @@ _WHOLE = 1000
 
 def number(value: float | None) -> str:
     """Return a bandwidth or a latency with the decimals that tables and sentences show."""
-    return "-" if value is None else f"{value:.1f}" if value < _WHOLE else f"{value:.0f}"
+    if value is None:
+        return "-"
+    return f"{value:.1f}" if value < _WHOLE else f"{value:.0f}"
 
 
 def _bar_cells(bar: Bar, name: int) -> dict[str, str | Cell]:
     """Return the numbers of a bar, and its plain name in a column of a width; without the name if that is 0."""
     worst = Cell(number(bar.worst.value), bar.worst.tone, bar.mark)
-    share = Cell(f"{100 * bar.median / bar.limit:.0f} %" if bar.limit else "-", mark="#" * (bar.limit_of != "link"))
+    mark = "" if bar.limit_of == "link" else "#"
+    share = Cell(f"{100 * bar.median / bar.limit:.0f} %" if bar.limit else "-", mark=mark)
     cells = (str(len(bar.dots)), number(bar.median), worst, number(bar.expected), share)
     named: dict[str, str | Cell] = {"": bar.name.ljust(name)} if name else {}
     return {**dict(zip(_BAR_HEADS, cells, strict=True)), **named}

@@ -265,7 +265,12 @@ def _before_libraries(machine: Machine, gpu: Gpu) -> Obstacle | None:
 
 def _without_node(machine: Machine, gpu: Gpu) -> Obstacle | None:
     minor = gpu.proc.minor if gpu.proc is not None else None
-    path = gpu.node.path if gpu.node is not None else "" if minor is None else f"/dev/nvidia{minor}"
+    if gpu.node is not None:
+        path = gpu.node.path
+    elif minor is not None:
+        path = f"/dev/nvidia{minor}"
+    else:
+        path = ""
     if given_some(machine):
         return Obstacle(Block.NOT_IN_CONTAINER, path=path, answer="ENOENT")
     if gpu.node is not None or gpu.proc is not None:

@@ -29,10 +29,14 @@ def only_flavour(machine: Machine, gpu: Gpu) -> str | None:
         return OPEN
     capability = gpu.nvml.compute_capability if gpu.nvml else None
     if capability is not None:
-        return OPEN if capability >= _BLACKWELL else PROPRIETARY if capability < _TURING else ""
+        if capability >= _BLACKWELL:
+            return OPEN
+        return PROPRIETARY if capability < _TURING else ""
     device_id = gpu.pci.device_id if gpu.pci else None
     if device_id is not None:
-        return OPEN if device_id >= _BLACKWELL_ID else PROPRIETARY if device_id < _TURING_ID else ""
+        if device_id >= _BLACKWELL_ID:
+            return OPEN
+        return PROPRIETARY if device_id < _TURING_ID else ""
     return None
 
 
@@ -48,9 +52,13 @@ def last_branch(gpu: Gpu) -> int | None:
     capability = gpu.nvml.compute_capability if gpu.nvml else None
     device_id = gpu.pci.device_id if gpu.pci else None
     if capability is not None:
-        return _LAST_OF_KEPLER if capability < _MAXWELL else _LAST_OF_VOLTA if capability < _TURING else None
+        if capability < _MAXWELL:
+            return _LAST_OF_KEPLER
+        return _LAST_OF_VOLTA if capability < _TURING else None
     if device_id is not None:
-        return _LAST_OF_KEPLER if device_id < _MAXWELL_ID else _LAST_OF_VOLTA if device_id < _TURING_ID else None
+        if device_id < _MAXWELL_ID:
+            return _LAST_OF_KEPLER
+        return _LAST_OF_VOLTA if device_id < _TURING_ID else None
     return None
 
 

@@ -8,7 +8,7 @@ from dataclasses import field
 from itertools import permutations, takewhile
 
 from egmctl.dataclass import dataclass
-from egmctl.model.gpu import Gpu, NvLink, Pair
+from egmctl.model.gpu import Gpu, GpuPair, NvLink
 from egmctl.model.host import Nic
 from egmctl.model.machine import Machine, remembered
 from egmctl.model.record import Reason
@@ -90,7 +90,7 @@ def gpu_link(machine: Machine, first: Gpu, second: Gpu) -> Link:
     return Link(kind=pci, nvlinks=0, pci=pci, reason=reason)
 
 
-def _pairs(machine: Machine, first: Gpu, second: Gpu) -> list[Pair]:
+def _pairs(machine: Machine, first: Gpu, second: Gpu) -> list[GpuPair]:
     """Return the pair records of two GPUs that were read, in both directions."""
     pairs = (machine.pair(first.bus_id, second.bus_id), machine.pair(second.bus_id, first.bus_id))
     return [pair for pair in pairs if pair is not None]
@@ -194,7 +194,7 @@ def has_no_nvlink(gpu: Gpu) -> bool:
     return gpu.nvml.nvlinks == () or Reason.NOT_SUPPORTED in reasons
 
 
-def _expected_nvlinks(machine: Machine, first: Gpu, second: Gpu, pair: Pair) -> int:
+def _expected_nvlinks(machine: Machine, first: Gpu, second: Gpu, pair: GpuPair) -> int:
     """Return the expected number of NVLinks between two GPUs; 0 if there is no sign that any is missing.
 
     Through switches, every link of both GPUs leads to every other GPU, so the part's own number is expected. Direct
@@ -204,14 +204,16 @@ def _expected_nvlinks(machine: Machine, first: Gpu, second: Gpu, pair: Pair) -> 
     most, usual_of_pairs = _nvlinks_of_pairs(machine.pairs or ())
     if pair.nvlink_through == "switch":
         parts = [gpu.nvml.nvlink_count for gpu in (first, second) if gpu.nvml and gpu.nvml.nvlink_count]
-        return max([most, *(parts if len(parts) == 2 and parts[0] == parts[1] else [])])
+        if len(parts) == 2 and parts[0] == parts[1]:
+            return max(most, parts[0])
+        return most
     usual = _usual(count for gpu in machine.gpus or () if (count := active_nvlinks(gpu)))
     short = any((active_nvlinks(gpu) or usual) < usual for gpu in (first, second))
     return usual_of_pairs if short else 0
 
 
 @remembered
-def _nvlinks_of_pairs(pairs: tuple[Pair, ...]) -> tuple[int, int]:
+def _nvlinks_of_pairs(pairs: tuple[GpuPair, ...]) -> tuple[int, int]:
     """Return the largest and the usual number of NVLinks of the pairs that have any."""
     counts = [pair.nvlink_count for pair in pairs if pair.nvlink_count]
     return max(counts, default=0), _usual(counts)
@@ -224,7 +226,7 @@ def _usual(counts: Iterable[int]) -> int:
 
 
 NVML_INDICES = ("read", "write", "nvlink", "atomics", "pci")
-"""The capabilities of ``nvidia-smi topo -p2p``, by their keys in :attr:`Pair.p2p_status`."""
+"""The capabilities of ``nvidia-smi topo -p2p``, by their keys in :attr:`GpuPair.p2p_status`."""
 
 CUDA_ATTRIBUTES = {
     "access": "ACCESS_SUPPORTED",
@@ -267,7 +269,7 @@ def matrices(machine: Machine, gpus: Mapping[str, Gpu]) -> tuple[P2pMatrix, ...]
     return tuple(result)
 
 
-def _value(pair: Pair | None, name: str) -> str:
+def _value(pair: GpuPair | None, name: str) -> str:
     if pair is None:
         return "?"
     if name in NVML_INDICES:
@@ -275,7 +277,9 @@ def _value(pair: Pair | None, name: str) -> str:
     value = pair.cuda_attributes.get(CUDA_ATTRIBUTES[name])
     if value is None:
         return "?"
-    return str(value) if name == "performance rank" else ("yes" if value else "no")
+    if name == "performance rank":
+        return str(value)
+    return "yes" if value else "no"
 
 
 def nvlink(gpu: Gpu, links: int, *, direct: bool = False) -> Hop:
@@ -335,9 +339,12 @@ def c2c(gpu: Gpu) -> Hop:
 def links_at(machine: Machine, gpu: Gpu) -> tuple[Hop, ...]:
     """Return a GPU's links and their rates: PCIe, and NVLink and NVLink-C2C unless it is known to lack them."""
     active = active_nvlinks(gpu)
-    has_nvlink = active != 0 and not has_no_nvlink(gpu)
-    has_c2c = platform.c2c(machine, gpu) is not platform.C2c.ABSENT
-    return (*(nvlink(gpu, active or 0),) * has_nvlink, *(c2c(gpu),) * has_c2c, pcie(gpu))
+    links = []
+    if active != 0 and not has_no_nvlink(gpu):
+        links.append(nvlink(gpu, active or 0))
+    if platform.c2c(machine, gpu) is not platform.C2c.ABSENT:
+        links.append(c2c(gpu))
+    return (*links, pcie(gpu))
 
 
 def pcie(gpu: Gpu, pci: LinkClass | None = None) -> Hop:
@@ -362,7 +369,12 @@ def pcie(gpu: Gpu, pci: LinkClass | None = None) -> Hop:
     width = next((width for width in widths if width), None)
     if speed is None or width is None:
         return Hop(link=LinkKind.PCIE, pci=pci, reason="neither NVML nor sysfs reports the PCIe link's speed and width")
-    efficiency = 8 / 10 if speed <= 5 else 128 / 130 if speed <= 32 else 242 / 256
+    if speed <= 5:
+        efficiency = 8 / 10
+    elif speed <= 32:
+        efficiency = 128 / 130
+    else:
+        efficiency = 242 / 256
     return Hop(link=LinkKind.PCIE, pci=pci, nominal_gb_s=speed * width * efficiency / 8)
 
 

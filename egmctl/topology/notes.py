@@ -20,7 +20,7 @@ from egmctl.units import format_kernel_list, grouped, several, shortened
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class MissingTopology:
     """The reason why there is no matrix."""
 
     sentence: str
@@ -30,12 +30,12 @@ class Missing:
     """Instructions, one sentence each."""
 
 
-def missing(machine: Machine) -> Missing | None:
+def missing(machine: Machine) -> MissingTopology | None:
     """Return why a machine's topology is unknown; ``None`` if NVML lists at least one GPU."""
     if any(gpu.nvml is not None for gpu in machine.gpus or ()):
         return None
     sentence, advice = _what_stops(machine)
-    return Missing(
+    return MissingTopology(
         sentence=sentence,
         missing=tuple(_parts(machine)),
         advice=(advice, "'egmctl topo --machine list' names machines to try without a GPU."),
@@ -116,7 +116,7 @@ class NoteKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class TopologyNote:
     """A fact that the matrices cannot show."""
 
     kind: NoteKind
@@ -126,7 +126,7 @@ class Note:
 
 def notes(
     machine: Machine, gpus: Sequence[Gpu], links: Sequence[Link], routes: Sequence[HostRoute], platform: PlatformVerdict
-) -> tuple[Note, ...]:
+) -> tuple[TopologyNote, ...]:
     """Return the notes in order of display."""
     failed = cuda_failure(machine)
     kinds: tuple[tuple[NoteKind, Iterable[str]], ...] = (
@@ -141,7 +141,7 @@ def notes(
         (NoteKind.REMARK, _hidden(machine)),
         (NoteKind.REMARK, _numbered_otherwise(gpus)),
     )
-    return tuple(Note(kind, words) for kind, sentences in kinds for words in sentences)
+    return tuple(TopologyNote(kind, words) for kind, sentences in kinds for words in sentences)
 
 
 def _unusable(machine: Machine, gpus: Sequence[Gpu]) -> Iterable[str]:

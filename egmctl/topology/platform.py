@@ -81,7 +81,7 @@ def in_chassis(gpu: Gpu) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Egm:
+class EgmCapability:
     """Whether a GPU has EGM."""
 
     able: bool | None
@@ -89,7 +89,7 @@ class Egm:
     """The reason why not, or why it is unknown."""
 
 
-def egm(machine: Machine, gpu: Gpu) -> Egm:
+def egm(machine: Machine, gpu: Gpu) -> EgmCapability:
     """Return whether a GPU has EGM.
 
     The driver sets the capability bit only if C2C is up, the firmware has reserved EGM memory (ACPI ``nvidia,egm-*``)
@@ -98,27 +98,29 @@ def egm(machine: Machine, gpu: Gpu) -> Egm:
     """
     state = c2c(machine, gpu)
     if state is C2c.ABSENT:
-        return Egm(False, "no NVLink-C2C")
+        return EgmCapability(False, "no NVLink-C2C")
     if state is C2c.DOWN:
-        return Egm(False, "NVLink-C2C is down")
+        return EgmCapability(False, "NVLink-C2C is down")
     stopped = obstacle(machine, gpu)
     if stopped is not None:
-        return Egm(None, stopped.cause)
+        return EgmCapability(None, stopped.cause)
     if gpu.nvml is None:
-        return Egm(None, without_nvml(machine, "it"))
+        return EgmCapability(None, without_nvml(machine, "it"))
     if egm_mode(machine).mode is EgmMode.CARVED_OUT:
-        return Egm(False, "the firmware carves out EGM memory for virtual machines")
+        return EgmCapability(False, "the firmware carves out EGM memory for virtual machines")
     bit = gpu.nvml.egm_capable
     if bit is False:
-        return Egm(False, "the EGM capability bit is clear")
+        return EgmCapability(False, "the EGM capability bit is clear")
     if bit is None:
         reason = gpu.nvml.reason_of("capabilities")
         if reason is Reason.DRIVER_TOO_OLD:
-            return Egm(None, "NVML is too old for nvmlDeviceGetCapabilities")
-        return Egm(None, f"nvmlDeviceGetCapabilities did not answer ({reason.value if reason else 'no reason given'})")
+            return EgmCapability(None, "NVML is too old for nvmlDeviceGetCapabilities")
+        return EgmCapability(
+            None, f"nvmlDeviceGetCapabilities did not answer ({reason.value if reason else 'no reason given'})"
+        )
     if state is C2c.UNKNOWN:
-        return Egm(None, "NVML does not report the state of NVLink-C2C")
-    return Egm(True)
+        return EgmCapability(None, "NVML does not report the state of NVLink-C2C")
+    return EgmCapability(True)
 
 
 @dataclass(frozen=True, slots=True)

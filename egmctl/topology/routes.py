@@ -126,7 +126,7 @@ def route(machine: Machine, gpu: Gpu, node: int) -> HostRoute:
     return _remote(machine, gpu, node)
 
 
-def owners(machine: Machine, node: int) -> tuple[Gpu, ...]:
+def possible_owners(machine: Machine, node: int) -> tuple[Gpu, ...]:
     """Return the GPUs on a CPU NUMA node that can own EGM; a Grace CPU has one (GH200) or two (GB200).
 
     A PCIe GPU on the same node, as in a DGX Station, owns none.
@@ -138,7 +138,7 @@ def _local(machine: Machine, gpu: Gpu, node: int) -> HostRoute:
     """Return the route over the GPU's own C2C, with the other GPUs of the CPU that may own the memory instead."""
     siblings = {
         other.bus_id: nvlinks
-        for other in owners(machine, node)
+        for other in possible_owners(machine, node)
         if other is not gpu and obstacle(machine, other) is None and egm(machine, other).able
         if isinstance(nvlinks := _peer_nvlinks(machine, gpu, other), int)
     }
@@ -164,7 +164,7 @@ def _remote(machine: Machine, gpu: Gpu, node: int) -> HostRoute:
     blocked: list[tuple[str, Block]] = []
     unknown: list[str] = []
     not_egm: list[str] = []
-    for owner in owners(machine, node):
+    for owner in possible_owners(machine, node):
         name, peer, nvlinks = f"GPU{owner.index}", egm(machine, owner), _peer_nvlinks(machine, gpu, owner)
         stopped = obstacle(machine, owner) or (nvlinks if isinstance(nvlinks, Obstacle) and peer.able else None)
         if stopped is not None:

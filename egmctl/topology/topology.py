@@ -16,8 +16,8 @@ from egmctl.model.machine import Machine
 from egmctl.model.record import BusId, Shown
 from egmctl.topology.access import Block, obstacle
 from egmctl.topology.links import Link, P2pMatrix, device_link, matrices
-from egmctl.topology.notes import Missing, Note, missing, notes
-from egmctl.topology.platform import C2c, Egm, PlatformVerdict, c2c, egm, own_node, platform
+from egmctl.topology.notes import MissingTopology, TopologyNote, missing, notes
+from egmctl.topology.platform import C2c, EgmCapability, PlatformVerdict, c2c, egm, own_node, platform
 from egmctl.topology.routes import HostRoute, route
 
 SECTIONS = ("host", "gpus", "pairs", "switches", "nics", "driver", "process")
@@ -35,7 +35,7 @@ class GpuState:
     own_node: int | None
     """The NUMA node of the GPU's own memory."""
     c2c: C2c
-    egm: Egm
+    egm: EgmCapability
     blocked_by: Block | None
     """The obstacle to using the GPU from this process; null if there is none."""
     blocked_reason: str
@@ -56,8 +56,8 @@ class Topology(Shown):
     """The link between each pair of GPUs and NICs, once; ``NIC0`` is the first of the machine's NICs."""
     routes: tuple[HostRoute, ...]
     """The routes, by GPU and then by node, in the order of both."""
-    notes: tuple[Note, ...]
-    missing: Missing | None
+    notes: tuple[TopologyNote, ...]
+    missing: MissingTopology | None
     """The reason why no matrix could be drawn; null if one could."""
     machines: tuple[Machine, ...]
     """The whole node, from which the other fields are derived; in a document with pseudonyms for private data."""

@@ -13,7 +13,7 @@ from egmctl.verdict.answers import answered, with_clauses
 from egmctl.verdict.answers.bringup import of_bringup
 
 
-def bringup(
+def bringup_answer(
     diagnosis: Diagnosis,
     run: RunReport | None,
     *,

@@ -15,17 +15,17 @@ from egmctl.data import read_toml
 from egmctl.dataclass import dataclass
 from egmctl.doctor.situation import coherent
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.evidence import EvidenceReport, Observation, Reply, State
+from egmctl.model.evidence import EvidenceReport, EvidenceState, Observation, Reply
 from egmctl.model.finding import Status, WaiverKind
 from egmctl.model.measurement import NVLINK_COUNT, LinkProof, Measurement, RunReport, counted
-from egmctl.model.probes import Outcome
+from egmctl.model.probes import ProbeOutcome
 from egmctl.model.route import HOST_NAMES, LinkKind, MemoryKind
 from egmctl.units import format_size, grouped
 from egmctl.verdict.answers import answered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class EvidenceQuestion:
     """An entry of ``evidence.toml``, which describes the fields."""
 
     claim: str
@@ -40,10 +40,10 @@ class Question:
 
 
 @cache
-def questions() -> Mapping[str, Question]:
+def questions() -> Mapping[str, EvidenceQuestion]:
     """Return all questions by id."""
     tables = read_toml(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    return {name: Question(**entries) for name, entries in tables.items()}
+    return {name: EvidenceQuestion(**entries) for name, entries in tables.items()}
 
 
 def cases() -> tuple[str, ...]:
@@ -69,10 +69,12 @@ def evidence(diagnosis: Diagnosis, run: RunReport | None, *, not_measured: str =
 
 _Observed = Iterator[tuple[bool | None, str, str]]
 """Whether something agrees with the claim, the words for it, and the GPU, NUMA node or path that showed it."""
-_STATES = {False: State.CONTRADICTED, True: State.SETTLED, None: State.NOT_SETTLED}
+_STATES = {False: EvidenceState.CONTRADICTED, True: EvidenceState.SETTLED, None: EvidenceState.NOT_SETTLED}
 
 
-def _answer(name: str, question: Question, diagnosis: Diagnosis, run: RunReport | None, not_measured: str) -> Reply:
+def _answer(
+    name: str, question: EvidenceQuestion, diagnosis: Diagnosis, run: RunReport | None, not_measured: str
+) -> Reply:
     if not (question.anywhere or coherent(diagnosis.machine)):
         observed: _Observed = iter([(None, "no coherent GPU here", "")])
     elif question.of_nics and not diagnosis.machine.nics:
@@ -95,13 +97,13 @@ def _answer(name: str, question: Question, diagnosis: Diagnosis, run: RunReport 
     observations.sort(key=lambda each: list(_STATES).index(each.agrees))
     is_complete = _all_pass(question, diagnosis) if question.checks else None not in answers
     state = _STATES[observations[0].agrees and (is_complete or None)]
-    if state is State.NOT_SETTLED and True in answers and not question.checks:
+    if state is EvidenceState.NOT_SETTLED and True in answers and not question.checks:
         part = f"{answers.count(True)} of {len(answers)} observations agree: only all of them settle it"
         observations.insert(0, Observation(agrees=None, value=part))
     return Reply(question=name, claim=question.claim, state=state, observations=tuple(observations))
 
 
-def _by_checks(question: Question, diagnosis: Diagnosis) -> _Observed:
+def _by_checks(question: EvidenceQuestion, diagnosis: Diagnosis) -> _Observed:
     agrees = {Status.PASS: True, Status.FAIL: False, Status.WARN: False}
     for finding in diagnosis.findings:
         if finding.check in question.checks:
@@ -109,17 +111,17 @@ def _by_checks(question: Question, diagnosis: Diagnosis) -> _Observed:
             yield agrees.get(finding.status), f"{finding.summary} ({shown or finding.check})", finding.place.label
 
 
-def _by_probes(question: Question, diagnosis: Diagnosis) -> _Observed:
+def _by_probes(question: EvidenceQuestion, diagnosis: Diagnosis) -> _Observed:
     """Yield what each probe of a kind showed: an error is the driver's answer, any other end decides nothing."""
-    agrees = {Outcome.OK: True, Outcome.ERROR: False}
+    agrees = {ProbeOutcome.OK: True, ProbeOutcome.ERROR: False}
     for probe in diagnosis.machine.probes or ():
         if probe.kind == question.probes:
-            decides = probe.outcome is Outcome.OK or probe.error_number is not None
+            decides = probe.outcome is ProbeOutcome.OK or probe.error_number is not None
             value = probe.detail or probe.outcome.value
             yield agrees.get(probe.outcome) if decides else None, value, f"NUMA{probe.numa_node}"
 
 
-def _all_pass(question: Question, diagnosis: Diagnosis) -> bool:
+def _all_pass(question: EvidenceQuestion, diagnosis: Diagnosis) -> bool:
     """Return whether each check of a question passes somewhere and is unknown, assumed or a note nowhere."""
     by_status = grouped((each.status, each.check) for each in diagnosis.findings)
     open_checks = {
@@ -128,7 +130,7 @@ def _all_pass(question: Question, diagnosis: Diagnosis) -> bool:
     return {*question.checks} <= {*by_status.get(Status.PASS, ())} - open_checks
 
 
-def _by_run(question: Question, run: RunReport) -> _Observed:
+def _by_run(question: EvidenceQuestion, run: RunReport) -> _Observed:
     chosen = {number: each for number, each in enumerate(run.measurements) if _concerns(question, run, each)}
     measured = {number: each for number, each in chosen.items() if each.measured}
     yield from _BY_RUN[question.by](question, run, measured)
@@ -138,7 +140,7 @@ def _by_run(question: Question, run: RunReport) -> _Observed:
             yield None, each.reason or each.status.value, each.path
 
 
-def _concerns(question: Question, run: RunReport, measurement: Measurement) -> bool:
+def _concerns(question: EvidenceQuestion, run: RunReport, measurement: Measurement) -> bool:
     """Return whether a question is about a measurement: its case, its link if it names one, rates of own nodes only."""
     if measurement.case not in question.cases:
         return False
@@ -156,14 +158,14 @@ _Measured = Mapping[int, Measurement]
 """The measured cases of a question, by their index in the run."""
 
 
-def _owner(_question: Question, run: RunReport, _measured: _Measured) -> _Observed:
+def _owner(_question: EvidenceQuestion, run: RunReport, _measured: _Measured) -> _Observed:
     for memory in run.verdict.owners if run.verdict else ():
         agrees = None if memory.owner is None else memory.owner == memory.allocated_by
         where = f"NUMA{memory.numa_node} by {memory.allocated_by_label}"
         yield agrees, f"the owner is {memory.owner_label or f'unknown: {memory.unknown}'}", where
 
 
-def _route(question: Question, _run: RunReport, measured: _Measured) -> _Observed:
+def _route(question: EvidenceQuestion, _run: RunReport, measured: _Measured) -> _Observed:
     for each in measured.values():
         source, proof = each.flows[0].source, each.evidence.route if each.evidence else None
         if proof is None or proof.verdict is LinkProof.UNKNOWN:
@@ -176,20 +178,20 @@ def _route(question: Question, _run: RunReport, measured: _Measured) -> _Observe
                 yield agrees, f"{proof.link.upper()}, {proof.verdict}{fields}", each.path
 
 
-def _counters(_question: Question, _run: RunReport, measured: _Measured) -> _Observed:
+def _counters(_question: EvidenceQuestion, _run: RunReport, measured: _Measured) -> _Observed:
     for gpu in (gpu for each in measured.values() for gpu in (each.evidence.gpus if each.evidence else ())):
         names = sorted({LinkKind.NVLINK.value, NVLINK_COUNT} & gpu.received_bytes.keys())
         agrees = counted(gpu.received_bytes, LinkKind.NVLINK) is not None if len(names) > 1 else None
         yield agrees, f"{' and '.join(names) or 'neither'} answered", gpu.label
 
 
-def _units(_question: Question, _run: RunReport, measured: _Measured) -> _Observed:
+def _units(_question: EvidenceQuestion, _run: RunReport, measured: _Measured) -> _Observed:
     for cost in (cost for each in measured.values() for cost in each.costs if cost.memory == MemoryKind.HOST_NUMA):
         sizes = cost.granularity_bytes or 0, cost.recommended_granularity_bytes or 0
         yield all(sizes) or None, "at least {}, recommended {}".format(*map(format_size, sizes)), cost.label
 
 
-def _pages(_question: Question, _run: RunReport, measured: _Measured) -> _Observed:
+def _pages(_question: EvidenceQuestion, _run: RunReport, measured: _Measured) -> _Observed:
     for placement in (placement for each in measured.values() for placement in each.placements):
         yield placement.right, f"{placement.proof}: {placement.detail}", placement.label
 
@@ -198,7 +200,7 @@ _ABOVE = 1.02
 """The part of its nominal rate above which a rate contradicts it. Chosen: runs of one path differ by less."""
 
 
-def _rates(_question: Question, _run: RunReport, measured: _Measured) -> _Observed:
+def _rates(_question: EvidenceQuestion, _run: RunReport, measured: _Measured) -> _Observed:
     """Yield the median of each kind of memory on the GPUs' own nodes, as parts of the link and of the first kind."""
     near = [each for each in measured.values() if each.bandwidth_gb_s]
     first = 0.0

@@ -17,7 +17,7 @@ from egmctl.bench.plan.paths import gpu_obstacle
 from egmctl.dataclass import dataclass
 from egmctl.doctor.causes import explains
 from egmctl.doctor.check import Scope
-from egmctl.doctor.effects_on_paths import Node, Symptom, Trouble, numa_nodes
+from egmctl.doctor.effects_on_paths import RunNode, Symptom, Trouble, numa_nodes
 from egmctl.doctor.findings import fact, failed, noted, todo, warned
 from egmctl.model.answer import Cause
 from egmctl.model.change import ChangeKind
@@ -41,8 +41,7 @@ from egmctl.model.finding import (
 )
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import BROKEN, GpuEvidence, HostLoad, Measurement, RunReport
-from egmctl.model.measurement import Status as MeasurementStatus
+from egmctl.model.measurement import BROKEN, GpuEvidence, HostLoad, Measurement, MeasurementStatus, RunReport
 from egmctl.model.route import HOST_MEMORY, Carrier, LinkKind, MemoryKind, Route, UcxRoute, node_names
 from egmctl.model.task import UCX_ENGINES, Engine, Quantity
 from egmctl.model.verdict import BAD_GRADES, Grade, Judgement
@@ -214,14 +213,14 @@ def explained_by(cause: RootCause, run: RunReport, short: Shortfalls) -> frozens
     return frozenset(t.number for node in nodes(run)[:1] for t in _explained(cause, _troubles(run, short, node), node))
 
 
-def _explained(cause: RootCause, troubles: Iterable[Trouble], node: Node) -> list[Trouble]:
+def _explained(cause: RootCause, troubles: Iterable[Trouble], node: RunNode) -> list[Trouble]:
     """Return the troubles that a root cause, or a finding that follows from it, explains."""
     # Only findings with status fail, warn or note explain a path. A finding that something is unknown does not.
     faults = [finding for finding in (cause.finding, *cause.explains) if finding.status in TOLD]
     return [trouble for trouble in troubles if any(explains(node, fault, trouble) for fault in faults)]
 
 
-def _node_causes(report: RunReport, short: Shortfalls, node: Node, scope: Scope) -> Iterator[Cause]:
+def _node_causes(report: RunReport, short: Shortfalls, node: RunNode, scope: Scope) -> Iterator[Cause]:
     """Yield the causes on one node: doctor's, then one for the GPUs left out for reasons that no check knows."""
     troubles = list(_troubles(report, short, node))
     if not troubles:
@@ -251,22 +250,22 @@ def _left_out_ids(troubles: Iterable[Trouble]) -> frozenset[str]:
     return frozenset(bus_id for waiver in waivers if waiver is not None for bus_id in waiver.gpus)
 
 
-def nodes(report: RunReport, machine: Machine | None = None) -> tuple[Node, ...]:
+def nodes(report: RunReport, machine: Machine | None = None) -> tuple[RunNode, ...]:
     """Return the nodes of a run, or none if the host of its ranks is unknown."""
     machines = report.machines
     if len(machines) == 1:
-        return (Node(machine or machines[0]),)
+        return (RunNode(machine or machines[0]),)
     names = node_names(rank.host for rank in report.ranks)
     if len(names) != len(machines):
         return ()
     ranks_by_host = {host: frozenset(rank.number for rank in report.ranks if rank.host == host) for host in names}
-    return tuple(Node(m, name, ranks_by_host[host]) for m, (host, name) in zip(machines, names.items(), strict=True))
+    return tuple(RunNode(m, name, ranks_by_host[host]) for m, (host, name) in zip(machines, names.items(), strict=True))
 
 
 # --- symptoms of each measurement ------------------------------------------------------------------------------------
 
 
-def _troubles(report: RunReport, short: Shortfalls, node: Node) -> Iterator[Trouble]:
+def _troubles(report: RunReport, short: Shortfalls, node: RunNode) -> Iterator[Trouble]:
     """Yield every trouble of a run's measurements on a node."""
     for number in sorted(short.slow | short.lost):
         for symptom in _symptoms(report, short, number):
@@ -302,11 +301,11 @@ def _symptoms(report: RunReport, short: Shortfalls, number: int) -> Iterator[Sym
         yield Symptom.SLOW
 
 
-def _bus_ids(measurement: Measurement, node: Node) -> set[str]:
+def _bus_ids(measurement: Measurement, node: RunNode) -> set[str]:
     return {bus_id for flow in measurement.flows for bus_id in node.bus_ids(flow)}
 
 
-def _as_planned(measurement: Measurement, node: Node, measured: Collection[str]) -> Measurement:
+def _as_planned(measurement: Measurement, node: RunNode, measured: Collection[str]) -> Measurement:
     """Return a measurement that was not made as planned with its planned routes and complete waivers.
 
     A staged copy counts as a path without peer access. A worker that finds a GPU missing does not report which GPU it
@@ -558,4 +557,5 @@ def _findings(machine: Machine) -> Iterator[str]:
     bad = [finding for finding in findings if finding.status in (Status.FAIL, Status.WARN, Status.UNKNOWN)]
     for text, ids in grouped((f"{finding.status}: {finding.summary}", finding.check) for finding in bad).items():
         names = dict.fromkeys(ids)
-        yield f"doctor's check{'s' * (len(names) > 1)} {', '.join(names)}: {text}"
+        noun = "checks" if len(names) > 1 else "check"
+        yield f"doctor's {noun} {', '.join(names)}: {text}"

@@ -158,6 +158,7 @@ def _class_verdict(
         grade = Grade.NO_REFERENCE
     values = [value for number in numbers if (value := yardsticks.value_of(measurements[number])) is not None]
     unit = unit_of(measurements[numbers[0]])
+    worst_of = min if unit is Unit.GB_S else max
     by_profile = [judgement for judgement in judgements if judgement.yardstick is Yardstick.PROFILE]
     # A reference without bounds judges nothing, but says what is usual.
     compared = any(each.grade is not Grade.NO_REFERENCE or each.expected is not None for each in by_profile)
@@ -176,7 +177,7 @@ def _class_verdict(
         by_peers=grades[Yardstick.PEERS],
         measurements=tuple(numbers),
         median=median(values) if values else None,
-        worst=(min(values) if unit is Unit.GB_S else max(values)) if values else None,
+        worst=worst_of(values, default=None),
         unit=unit,
         expected=reference.typical if reference else None,
         warn=reference.warn if reference else None,

@@ -14,15 +14,24 @@ from egmctl.errors import UsageError
 from egmctl.model.codec import to_json
 from egmctl.model.doubt import Effect
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Measurement, RunReport, Status
-from egmctl.model.profile import PROFILE_SCHEMA, HealthyRuns, Profile, Reference, Signature, Source, SourceKind, Unit
+from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport
+from egmctl.model.profile import (
+    PROFILE_SCHEMA,
+    HealthyRuns,
+    MachineSignature,
+    Profile,
+    Reference,
+    Source,
+    SourceKind,
+    Unit,
+)
 from egmctl.model.task import Pattern, Point
 from egmctl.model.verdict import BAD_GRADES
 from egmctl.topology.platform import C2c, c2c, platform
 from egmctl.units import several
 from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.profiles import gpu_kind, nvlinks_between
-from egmctl.verdict.trust import Use, unbelieved
+from egmctl.verdict.trust import MeasurementUse, unbelieved
 from egmctl.verdict.yardsticks import JUDGED_FROM_BYTES, not_judged, value_of
 
 
@@ -68,7 +77,7 @@ def learn(runs: Sequence[Run], name: str, date: str) -> Profile:
         largest: dict[tuple[str, Point], int] = {}
         for m in run.report.measurements:
             largest[m.case, m.point.unsized] = max(m.size_bytes, largest.get((m.case, m.point.unsized), 0))
-        doubted = unbelieved(run.report.doubts, Use.LEARN)
+        doubted = unbelieved(run.report.doubts, MeasurementUse.LEARN)
         for number, m in enumerate(run.report.measurements):
             if m.size_bytes == largest[m.case, m.point.unsized] and number not in doubted:
                 _add(learnt, run.node, m)
@@ -153,7 +162,7 @@ class _Learnt:
 
 def _add(learnt: dict[_Class, _Learnt], node: str, measurement: Measurement) -> None:
     value = value_of(measurement)
-    if value is None or measurement.status is not Status.OK or not_judged(measurement):
+    if value is None or measurement.status is not MeasurementStatus.OK or not_judged(measurement):
         return
     path_class = class_of(measurement)
     flows = None if measurement.pattern in _ALONE else len(measurement.flows)
@@ -192,11 +201,11 @@ def _references(learnt: Mapping[_Class, _Learnt]) -> Iterator[Reference]:
         )
 
 
-def _signature(machines: Sequence[Machine]) -> Signature:
+def _signature(machines: Sequence[Machine]) -> MachineSignature:
     gpus = [gpu for machine in machines for gpu in machine.gpus or ()]
     nvlinks = {gpu.nvml.nvlink_count if gpu.nvml else None for gpu in gpus}
     nvlink_count = max(map(nvlinks_between, machines))
-    return Signature(
+    return MachineSignature(
         gpu_names=tuple(dict.fromkeys(gpu.name for gpu in gpus if gpu.name)),
         device_ids=tuple(dict.fromkeys(gpu.pci.pci_id for gpu in gpus if gpu.pci and gpu.pci.pci_id)),
         most_gpus=max(len(machine.gpus or ()) for machine in machines),

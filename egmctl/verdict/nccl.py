@@ -117,10 +117,10 @@ def _finding(nccl: NcclRun, machine: Machine | None) -> Finding | None:
 def _failure(nccl: NcclRun, machine: Machine | None, place: Place) -> Finding:
     """Return the finding on a failure: a failure of the node if an error is known, else unknown."""
     # Imported late: most runs have nothing to explain.
-    from egmctl.doctor.explain import diagnosis_of, explained
+    from egmctl.doctor.explain import diagnosis_of, explain_failures
 
     diagnosis = None if machine is None else diagnosis_of(nccl.known_errors, machine)
-    leader = leading(explained(ErrorLog(failures=nccl.known_errors), diagnosis).explanations)
+    leader = leading(explain_failures(ErrorLog(failures=nccl.known_errors), diagnosis).explanations)
     reason = nccl.reason or "NCCL failed"
     if nccl.failures and nccl.failures[0].how is Ending.NO_FOLDER:
         return unknown(reason, place, check=CHECK, remedy=_SHARED_FOLDER)

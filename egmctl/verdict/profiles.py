@@ -53,12 +53,14 @@ def match_profile(machine: Machine, profile: Profile) -> Match:
             "GPUs",
             {str(len(gpus))},
             [str(number) for number in range(least, most + 1)],
-            f"{least} to {most}" * (least != most),
+            f"{least} to {most}" if least != most else "",
         ),
     ]
     if signature.nvlinks is not None:
         counts = {gpu.nvml.nvlink_count for gpu in gpus if gpu.nvml is not None} or {None}
-        labels = {"unknown" if count is None else str(count) for count in counts} if gpus else set()
+        labels = {"unknown" if count is None else str(count) for count in counts}
+        if not gpus:
+            labels = set()
         points.append(_point("NVLinks per GPU", labels, (str(signature.nvlinks),)))
     if signature.link is not None and len(gpus) > 1:
         # A node whose links are down is slower but still of its kind.

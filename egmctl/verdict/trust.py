@@ -20,9 +20,9 @@ from egmctl.model.measurement import (
     HostLoad,
     LinkProof,
     Measurement,
+    MeasurementStatus,
     RunReport,
     Sample,
-    Status,
 )
 from egmctl.model.route import Egm, Hop, MemoryKind
 from egmctl.model.task import Quantity
@@ -65,7 +65,7 @@ def of_other_paths(measurements: Sequence[Measurement]) -> Mapping[int, DoubtRea
     }
 
 
-class Use(StrEnum):
+class MeasurementUse(StrEnum):
     """The uses of a measurement."""
 
     LEARN = "learn"
@@ -76,8 +76,8 @@ class Use(StrEnum):
     """A higher value than another run's is called better."""
 
 
-_LEARN, _WORSE, _BETTER = Use.LEARN, Use.COMPARE_WORSE, Use.COMPARE_BETTER
-_FORBIDS: Mapping[DoubtReason, tuple[Use, ...]] = {
+_LEARN, _WORSE, _BETTER = MeasurementUse.LEARN, MeasurementUse.COMPARE_WORSE, MeasurementUse.COMPARE_BETTER
+_FORBIDS: Mapping[DoubtReason, tuple[MeasurementUse, ...]] = {
     # An unstable path may be worse than it was; that it is better is not proved.
     DoubtReason.UNSTABLE: (_LEARN, _BETTER),
     DoubtReason.WORST_SAMPLE: (_LEARN, _BETTER),
@@ -98,7 +98,7 @@ _FORBIDS: Mapping[DoubtReason, tuple[Use, ...]] = {
 }
 
 
-def unbelieved(run_doubts: Iterable[Doubt], use: Use) -> frozenset[int]:
+def unbelieved(run_doubts: Iterable[Doubt], use: MeasurementUse) -> frozenset[int]:
     """Return the indices of the measurements that must not be used for something."""
     return frozenset(doubt.measurement for doubt in run_doubts if use in _FORBIDS[doubt.reason])
 
@@ -236,7 +236,7 @@ def _of_attempts(number: int, measurement: Measurement) -> Iterator[Doubt]:
         return
     values = [value for attempt in attempts for value in attempt]
     lowest, highest = min(values), max(values)
-    if measurement.status is Status.UNSTABLE:
+    if measurement.status is MeasurementStatus.UNSTABLE:
         yield Doubt(
             reason=DoubtReason.UNSTABLE,
             effect=Effect.WARN,

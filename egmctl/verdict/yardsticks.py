@@ -55,7 +55,7 @@ LEAST_GPUS = 4
 _MIN_WEAK_PART = 0.75
 """The part of a GPU's cells that must be weak to report the GPU as outlier instead of its pairs."""
 
-End = str | None
+GpuEnd = str | None
 """A GPU, or ``None`` if that end of a path is not a GPU."""
 
 
@@ -64,8 +64,8 @@ class PeerCell:
     """One value of a class."""
 
     measurement: int
-    source: End
-    destination: End
+    source: GpuEnd
+    destination: GpuEnd
     value: float
 
 
@@ -140,7 +140,7 @@ def fit(cells: Sequence[PeerCell], bounds: Bounds) -> Fit:
         typical = better_median(better_group)
     weak = {cell for cell in cells if bounds.grade(cell.value / typical) is not Grade.PASS}
     are_pairs = all(cell.source is not None and cell.destination not in (None, cell.source) for cell in cells)
-    ratios: dict[tuple[End, Direction], float] = {}
+    ratios: dict[tuple[GpuEnd, Direction], float] = {}
     for direction in Direction if are_pairs else ():
         by_gpu = grouped((cell.source if direction is Direction.EGRESS else cell.destination, cell) for cell in cells)
         medians = {gpu: median(cell.value for cell in gpu_cells) for gpu, gpu_cells in by_gpu.items()}
@@ -201,7 +201,8 @@ def against_profile(measurement: Measurement, value: float, profile: Profile | N
     bounds = Bounds(reference.warn, reference.fail, latency=reference.unit is Unit.NS)
     grade, link = bounds.grade(value), class_of(measurement).link
     bound = {Grade.FAIL: reference.fail, Grade.WARN: reference.warn}.get(grade)
-    beyond = "" if bound is None else f", {'above' if bounds.latency else 'below'} {bound:.4g}"
+    side = "above" if bounds.latency else "below"
+    beyond = "" if bound is None else f", {side} {bound:.4g}"
     usual = "" if reference.typical is None else f"; typical is {reference.typical:.4g}"
     over = "" if link == reference.link else f", over {link}, not {reference.link}"
     reason = f"{measurement.path}: {value:.4g} {reference.unit}{beyond}{usual}{over}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from egmctl.bench.plan import Plan
 from egmctl.bench.results import summarize
-from egmctl.model.measurement import Measurement, RunReport, Sample, Status, finish
+from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport, Sample, finish
 from egmctl.model.task import Quantity, Task
 
 
@@ -26,7 +26,9 @@ def report(plan: Plan, measurements: Iterable[Measurement]) -> RunReport:
     )
 
 
-def measured(task: Task, *values: float, status: Status = Status.OK, step: float = 0.0, **more: Any) -> Measurement:
+def measured(
+    task: Task, *values: float, status: MeasurementStatus = MeasurementStatus.OK, step: float = 0.0, **more: Any
+) -> Measurement:
     """Return a measurement of a task with samples of these values, in GB/s of each flow or in ns.
 
     Parameters

@@ -12,7 +12,7 @@ from egmctl.api.bench import Profiles, judge_run
 from egmctl.bench.results import summarize
 from egmctl.model.answer import GapKind, State
 from egmctl.model.finding import Waiver, WaiverKind
-from egmctl.model.measurement import Evidence, GpuEvidence, Measurement, RunReport, Status
+from egmctl.model.measurement import GpuEvidence, Measurement, MeasurementStatus, RunReport, TaskEvidence
 from egmctl.model.task import Flow, Task
 from egmctl.model.verdict import Grade
 from egmctl.report.document import Tone
@@ -44,7 +44,7 @@ def judged(*cases: str, value: Callable[[Task, Flow], float] = usual, known: boo
     return with_verdict(made, H200 if known else None, profile_reason="GPU name NVIDIA H200")
 
 
-def ended(report: RunReport, *statuses: tuple[Status, str]) -> RunReport:
+def ended(report: RunReport, *statuses: tuple[MeasurementStatus, str]) -> RunReport:
     """Return the report with its first measurements ended so, with these reasons."""
     lost = {"bandwidth_gb_s": None, "flows_gb_s": (), "samples": (), "known_cause": True}
     for number, (status, reason) in enumerate(statuses):
@@ -58,7 +58,7 @@ def evident(report: RunReport, **seen: object) -> RunReport:
             GpuEvidence(bus_id=flow.initiator or "", label=flow.initiator_label, **seen)  # type: ignore[arg-type]
             for flow in m.flows[:1]
         )
-        return replace(m, evidence=Evidence(gpus=gpus))
+        return replace(m, evidence=TaskEvidence(gpus=gpus))
 
     return replace(report, measurements=tuple(map(beside, report.measurements)))
 
@@ -110,22 +110,29 @@ def test_missing_nvlinks_of_an_outlier_are_named_and_what_nothing_explains_says_
     assert "GPU0: 16 of 18 NVLinks are active; explains 3 paths" in str(answer(with_causes(report)).sentence)
 
 
-CORRUPT, FAILED = (Status.CORRUPT, "3 words differ"), (Status.FAILED, "cuMemCreate: out of memory")
-CRASHED = (Status.CRASHED, "died from SIGSEGV")
+CORRUPT, FAILED = (
+    (MeasurementStatus.CORRUPT, "3 words differ"),
+    (MeasurementStatus.FAILED, "cuMemCreate: out of memory"),
+)
+CRASHED = (MeasurementStatus.CRASHED, "died from SIGSEGV")
 
 
 @pytest.mark.parametrize(
     ("report", "word", "told"),
     [
         (replace(judged(WRITE), interrupted=True), "INTERRUPTED", "stopped with 12 of 12 measurements made"),
-        (ended(judged(WRITE), (Status.CRASHED, "cuMemcpyAsync: Xid 79")), "BROKE", "cuMemcpyAsync: Xid 79"),
+        (ended(judged(WRITE), (MeasurementStatus.CRASHED, "cuMemcpyAsync: Xid 79")), "BROKE", "cuMemcpyAsync: Xid 79"),
         (
-            ended(judged(WRITE), (Status.TIMED_OUT, "60 s")),
+            ended(judged(WRITE), (MeasurementStatus.TIMED_OUT, "60 s")),
             "BROKE",
             "1 of 12 measurements crashed, timed out or broke",
         ),
         (replace(judged(WRITE), problems=("the worker did not start",)), "BROKE", "the worker did not start"),
-        (ended(run(WRITE), (Status.CORRUPT, "word 3 differs")), "FAIL", "1 of 12 measurements failed: word 3 differs"),
+        (
+            ended(run(WRITE), (MeasurementStatus.CORRUPT, "word 3 differs")),
+            "FAIL",
+            "1 of 12 measurements failed: word 3 differs",
+        ),
         (patched(ended(run(WRITE), FAILED), "measurements[0]", known_cause=False), "BROKE", FAILED[1]),
         (run(WRITE), "MEASURED", "12 measurements, not judged (--no-verdict)"),
         (judged(WRITE, known=False), "NO REFERENCE", "nothing to judge them by"),
@@ -141,7 +148,9 @@ def test_other_answers(report: RunReport, word: str, told: str) -> None:
 
 
 @pytest.mark.parametrize("statuses", [(CORRUPT,), (FAILED, CORRUPT), (CRASHED, CORRUPT)])
-def test_corrupt_data_comes_before_all_else_that_went_wrong(statuses: tuple[tuple[Status, str], ...]) -> None:
+def test_corrupt_data_comes_before_all_else_that_went_wrong(
+    statuses: tuple[tuple[MeasurementStatus, str], ...],
+) -> None:
     report = ended(judged(WRITE), *statuses)
     for interrupted in (False, True):
         told = answer(replace(report, interrupted=interrupted))
@@ -177,7 +186,7 @@ def test_a_copy_faster_than_its_link_is_not_called_slow() -> None:
 
 
 def test_what_was_not_made_is_told_without_a_reference_too() -> None:
-    given_up = (Status.WAIVED, "not run: 4 workers had failed before")
+    given_up = (MeasurementStatus.WAIVED, "not run: 4 workers had failed before")
     for verdict in (judged(WRITE, known=False).verdict, None):
         told = answer(replace(ended(judged(WRITE), given_up, given_up), verdict=verdict))
         assert told.word == "INCOMPLETE", "the run gave up: what it did not measure is not known"
@@ -203,7 +212,7 @@ def test_nothing_measured_is_incomplete_and_says_why(kind: WaiverKind, next_step
     why = Waiver(kind=kind, reason="it needs two GPUs")
     lost = {"samples": (), "bandwidth_gb_s": None}
     verdict = answer(
-        patched(report, "measurements[*]", status=Status.WAIVED, reason=why.reason, waivers=(why,), **lost)
+        patched(report, "measurements[*]", status=MeasurementStatus.WAIVED, reason=why.reason, waivers=(why,), **lost)
     )
     assert (verdict.word, verdict.sentence) == ("INCOMPLETE", "nothing was measured: it needs two GPUs")
     assert verdict.advice == next_step
@@ -250,7 +259,12 @@ def test_many_path_classes_fit_a_screen_all_are_there_with_v_and_what_is_slow_al
 
 def test_with_v_nothing_is_told_twice_and_no_v_is_offered() -> None:
     report = judged(WRITE, value=busy)
-    states = (Status.FAILED, Status.TIMED_OUT, Status.UNSTABLE, Status.WAIVED)
+    states = (
+        MeasurementStatus.FAILED,
+        MeasurementStatus.TIMED_OUT,
+        MeasurementStatus.UNSTABLE,
+        MeasurementStatus.WAIVED,
+    )
     numbered = enumerate(report.measurements)
     broken = tuple(replace(m, status=states[n % 4], reason=f"reason {n}") if n < 12 else m for n, m in numbered)
     report = evident(replace(report, measurements=broken), other_processes=(1066,), errors={"nvlink-replays": 3})

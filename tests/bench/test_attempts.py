@@ -8,16 +8,21 @@ from functools import reduce
 import pytest
 
 from egmctl.bench.results import of_both
-from egmctl.model.measurement import Attempt, Measurement, Status
+from egmctl.model.measurement import Attempt, Measurement, MeasurementStatus
 from tests.bench import reports
 from tests.bench.four import NAMES
 from tests.bench.plans import plan_of
 
 (*_, TASK) = plan_of(NAMES[3], gpus=2).tasks
-OK, UNSTABLE, CORRUPT, FAILED = Status.OK, Status.UNSTABLE, Status.CORRUPT, Status.FAILED
+OK, UNSTABLE, CORRUPT, FAILED = (
+    MeasurementStatus.OK,
+    MeasurementStatus.UNSTABLE,
+    MeasurementStatus.CORRUPT,
+    MeasurementStatus.FAILED,
+)
 
 
-def attempt(status: Status, *values: float) -> Measurement:
+def attempt(status: MeasurementStatus, *values: float) -> Measurement:
     return reports.measured(TASK, *values, status=status, reason=None if status is OK else status.value)
 
 
@@ -56,7 +61,9 @@ def test_samples_of_all_attempts_are_kept_in_order() -> None:
         (FAILED, CORRUPT, CORRUPT),
     ],
 )
-def test_what_broke_stays_and_of_values_the_steadier_one(before: Status, now: Status, kept: Status) -> None:
+def test_what_broke_stays_and_of_values_the_steadier_one(
+    before: MeasurementStatus, now: MeasurementStatus, kept: MeasurementStatus
+) -> None:
     both = of_both(attempt(before, 400), attempt(now, 300))
     assert (both.status, both.attempts) == (kept, 2)
     assert len(both.samples) + len(both.other_attempts) == 2

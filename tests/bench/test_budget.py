@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from egmctl.api.bench import Bench
 from egmctl.bench.buffers import Buffer, Lifetimes, buffers_of
-from egmctl.bench.fabric_run import Asked, alone, plan_for
+from egmctl.bench.fabric_run import RunRequest, alone, plan_for
 from egmctl.bench.peaks import Peak, peaks
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.budget import LEAST_BYTES, fitted, memory_of, most_bytes
@@ -155,7 +155,7 @@ def test_every_suite_fits(
     machine = node(gpu=gpu, numa=numa, host=host, huge=of_host, huge_of_node=of_node)
     if suite == FABRIC:
         layout = alone(machine, machine.gpus or ())
-        plan = plan_for(layout, Asked(cases=select_cases((), (suite,)), settings=SETTINGS))
+        plan = plan_for(layout, RunRequest(cases=select_cases((), (suite,)), settings=SETTINGS))
     else:
         plan = chosen(machine, suites=(suite,))
     assert fitted(plan, memory_of(machine)) == plan

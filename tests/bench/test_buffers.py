@@ -20,7 +20,7 @@ from egmctl.bench.buffers import (
     span_bytes,
     window,
 )
-from egmctl.bench.peaks import Peak, Place, peaks, places
+from egmctl.bench.peaks import MemoryPlace, Peak, peaks, places
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import select_cases
@@ -96,7 +96,7 @@ def test_what_an_l2_larger_than_hoppers_could_serve_rotates_over_eight_times_it(
     (local,) = (
         task for task in plan.tasks if task.case == "device_local_copy" and task.flows[0].initiator_label == "GPU0"
     )
-    assert {buffer.size_bytes for buffer in buffers_of([local])} == {max(512, 1024 * bool(rotated_mib)) * MIB}
+    assert {buffer.size_bytes for buffer in buffers_of([local])} == {(1024 if rotated_mib else 512) * MIB}
 
 
 def plan_of(machine_name: str, *cases: str) -> Plan:
@@ -136,10 +136,10 @@ def test_the_peak_of_a_place_is_the_most_that_its_assigned_buffers_hold_at_once(
     steps = [[plan.tasks[number] for number in step.tasks] for step in plan.steps]
     lifetimes = Lifetimes(map(buffers_of, steps))
     held: set[Buffer] = set()
-    most: Counter[Place] = Counter()
+    most: Counter[MemoryPlace] = Counter()
     for buffers in map(buffers_of, steps):
         held |= {*buffers}
-        now: Counter[Place] = Counter()
+        now: Counter[MemoryPlace] = Counter()
         for buffer in held:
             now.update(dict.fromkeys(places(buffer.end, None), buffer.size_bytes))
         most |= now

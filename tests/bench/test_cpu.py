@@ -22,7 +22,7 @@ from egmctl.gpu.cpu_threads import LINE_WORDS, CpuThreads, CpuTriad, words_of
 from egmctl.gpu.cpu_threads import TRIAD as TRIAD_CODE
 from egmctl.model.finding import WaiverKind
 from egmctl.model.listing import PlannedTasks
-from egmctl.model.measurement import Measurement, Placement, Settings, Status, Verification
+from egmctl.model.measurement import Measurement, MeasurementStatus, Placement, Settings, Verification
 from egmctl.model.route import MemoryKind, Route
 from egmctl.model.task import Endpoint, Engine, Flow, Pattern, Quantity, Task
 from egmctl.report.views.machine import route_words
@@ -120,7 +120,7 @@ class TestMeasurement:
     @pytest.mark.parametrize(("source", "destination"), [(NODE, CPUS), (CPUS, NODE)], ids=["read", "write"])
     def test_a_sample_is_so_many_passes_over_the_memory(self, source: Endpoint, destination: Endpoint) -> None:
         found = measured(task(source, destination))
-        assert (found.status, found.verification) == (Status.OK, Verification.CHECKSUM_EVERY_SAMPLE)
+        assert (found.status, found.verification) == (MeasurementStatus.OK, Verification.CHECKSUM_EVERY_SAMPLE)
         assert len(found.samples) == 3
         for sample in found.samples:
             assert sample.bandwidth_gb_s == pytest.approx((2 << 20) / sample.elapsed_ms / 1e6)
@@ -136,7 +136,7 @@ class TestMeasurement:
 
         monkeypatch.setattr(CpuThreads, "write", damaging)
         found = measured(task(CPUS, NODE), memory=memory)
-        assert found.status is Status.CORRUPT
+        assert found.status is MeasurementStatus.CORRUPT
         assert found.mismatch is not None
         assert (found.mismatch.sample, found.mismatch.words, found.mismatch.first_offset_bytes) == (0, 1, 8 * 77)
         assert int(found.mismatch.expected, 16) ^ int(found.mismatch.found, 16) == 1 << 5
@@ -144,7 +144,7 @@ class TestMeasurement:
     def test_a_node_whose_cpus_are_not_allowed_is_waived(self) -> None:
         elsewhere = Endpoint(memory=MemoryKind.REGISTERS, label="CPU1", numa_node=1)
         found = measured(task(NODE, elsewhere))
-        assert found.status is Status.WAIVED
+        assert found.status is MeasurementStatus.WAIVED
         assert found.reason == "this process may run on none of the CPUs of NUMA node 1"
 
     def test_the_threads_are_bound_to_the_nodes_cpus_and_the_caller_stays_free(self) -> None:
@@ -194,7 +194,9 @@ class TestTriad:
     def test_two_reads_and_a_write_are_counted_and_the_buffer_has_three_arrays(self) -> None:
         assert [buffer.size_bytes for buffer in buffers_of([TRIAD])] == [3 << 20]
         found = measured(TRIAD, memory=Memory(3 << 20), how=cpu.Triad)
-        assert (found.status, found.verification) == (Status.OK, Verification.CHECKSUM_EVERY_SAMPLE), found.reason
+        assert (found.status, found.verification) == (MeasurementStatus.OK, Verification.CHECKSUM_EVERY_SAMPLE), (
+            found.reason
+        )
         for sample in found.samples:
             assert sample.bandwidth_gb_s == pytest.approx(2 * (3 << 20) / sample.elapsed_ms / 1e6)
 
@@ -209,14 +211,14 @@ class TestTriad:
 
         monkeypatch.setattr(CpuTriad, "run", damaging)
         found = measured(TRIAD, memory=memory, how=cpu.Triad)
-        assert found.status is Status.CORRUPT
+        assert found.status is MeasurementStatus.CORRUPT
         assert found.mismatch is not None
         assert (found.mismatch.words, found.mismatch.first_offset_bytes) == (1, 8 * 77)
 
     def test_a_process_with_few_of_the_cpus_does_not_measure_the_memory(self, here: Tree) -> None:
         here.write("/sys/devices/system/node/node0/cpulist", "0-71\n")
         found = measured(TRIAD, memory=Memory(3 << 20), how=cpu.Triad)
-        assert found.status is Status.WAIVED
+        assert found.status is MeasurementStatus.WAIVED
         count = len(os.sched_getaffinity(0))
         assert (
             found.reason == f"this process may run on {count} of the 72 CPUs of NUMA node 0: too few to fill its memory"
@@ -230,14 +232,14 @@ class TestTriad:
     def test_a_size_of_no_whole_lines_is_waived(self) -> None:
         found = measured(replace(TRIAD, size_bytes=(1 << 20) + 16), memory=Memory(4 << 20), how=cpu.Triad)
         assert (found.status, found.reason) == (
-            Status.WAIVED,
+            MeasurementStatus.WAIVED,
             "1048592 bytes are no multiple of 64, as the triad needs",
         )
 
     def test_where_code_cannot_be_mapped_it_is_waived(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(platform, "machine", lambda: "riscv64")
         found = measured(TRIAD, memory=Memory(3 << 20), how=cpu.Triad)
-        assert (found.status, found.reason) == (Status.WAIVED, "no machine code for riscv64")
+        assert (found.status, found.reason) == (MeasurementStatus.WAIVED, "no machine code for riscv64")
 
     def test_a_sample_is_at_least_eight_passes_over_arrays_larger_than_caches(self) -> None:
         gh200, usual = shipped("gh200"), Settings(size_bytes=512 * MIB, copies=None, samples=3, timeout_s=1)
@@ -309,7 +311,7 @@ class TestGpuMemory:
 
     def test_memory_that_is_the_gpus_is_measured_and_never_judged(self, task: Task) -> None:
         found = measured(task, placed(right=True))
-        assert found.status is Status.OK
+        assert found.status is MeasurementStatus.OK
         assert len(found.samples) == 3
         assert not_judged(found) == "CPU threads are a lower bound"
 
@@ -325,7 +327,7 @@ class TestGpuMemory:
         self, task: Task, placements: list[Placement], reason: str
     ) -> None:
         found = measured(task, *placements)
-        assert found.status is Status.WAIVED
+        assert found.status is MeasurementStatus.WAIVED
         assert found.waivers[0].kind is WaiverKind.NO_NUMA_MEMORY
         assert found.reason == reason
         assert found.samples == ()

@@ -12,7 +12,7 @@ from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import SUITES, select_cases
 from egmctl.gpu.cpu_threads import CHASE, CpuWalk, words_of
 from egmctl.model.finding import WaiverKind
-from egmctl.model.measurement import Status, Verification
+from egmctl.model.measurement import MeasurementStatus, Verification
 from egmctl.model.task import Task
 from egmctl.report.kinds import Format
 from tests.answers import render
@@ -86,7 +86,7 @@ class TestWalk:
 class TestMeasurement:
     def test_a_sample_is_so_many_loads(self, memory: Any) -> None:
         found = measured(task(), memory=memory, how=Walks)
-        assert found.status in (Status.OK, Status.UNSTABLE), found.reason
+        assert found.status in (MeasurementStatus.OK, MeasurementStatus.UNSTABLE), found.reason
         assert found.verification is Verification.WALK_EVERY_SAMPLE
         assert found.chase is not None
         for sample in found.samples:
@@ -101,13 +101,13 @@ class TestMeasurement:
 
         monkeypatch.setattr(CpuWalk, "walk", damaging)
         found = measured(task(), memory=memory, how=Walks)
-        assert found.status is Status.CORRUPT
+        assert found.status is MeasurementStatus.CORRUPT
         assert "the pointer chase ended at the wrong offset" in (found.reason or "")
 
     def test_where_code_cannot_be_mapped_it_is_waived(self, memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(platform, "machine", lambda: "riscv64")
         found = measured(task(), memory=memory, how=Walks)
-        assert found.status is Status.WAIVED
+        assert found.status is MeasurementStatus.WAIVED
         assert found.waivers[0].kind is WaiverKind.UNSUPPORTED_ENGINE
 
 

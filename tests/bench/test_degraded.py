@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from egmctl.bench.evidence import route as route_evidence
+from egmctl.bench.evidence import route_evidence
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import select_cases
 from egmctl.facts import replay
 from egmctl.gpu.telemetry import Traffic
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import LinkProof, Settings, Status
+from egmctl.model.measurement import LinkProof, MeasurementStatus, Settings
 from egmctl.model.route import Egm, LinkKind
 from egmctl.report.views.machine import route_words
 from egmctl.verdict.explain import with_causes
@@ -87,7 +87,7 @@ class TestThePlan:
         far = [one for one in planned(machine).tasks if one.flows[0].source.numa_node == 1]
         assert all(one.waiver and "Mems_allowed" in one.waiver for one in far)
 
-    @pytest.mark.parametrize("name", [name for name in replay.names() if "h100" in name or "h200x" in name])
+    @pytest.mark.parametrize("name", [name for name in replay.machine_names() if "h100" in name or "h200x" in name])
     def test_on_x86_nothing_changes(self, name: str) -> None:
         for machine in (shipped(name), with_gpu_denied(shipped(name), 1)):
             if machine.host is None or machine.host.architecture != "x86_64":
@@ -163,7 +163,7 @@ class TestOnAFakeGraceNode:
         code, found, causes = bench(grace)
         degraded = [n for n, one in enumerate(found) if one["flows"][0]["route"]["degraded"]]
         assert {(found[n]["case"], found[n]["flows"][0]["source"]["label"]) for n in degraded} == {(NUMA, "NUMA1")}
-        assert all(one["status"] == Status.OK and one["bandwidth_gb_s"]["median"] > 0 for one in found)
+        assert all(one["status"] == MeasurementStatus.OK and one["bandwidth_gb_s"]["median"] > 0 for one in found)
         assert {number for cause in causes for number in cause["measurements"]} == set(degraded)
         assert causes[0]["finding"]["check"] == "dev.cgroup-restricted"
         assert code == 3, "what was measured is another path than the one that was asked for"

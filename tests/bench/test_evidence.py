@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from egmctl.bench.evidence import LinkCounters, Watch
-from egmctl.bench.evidence import route as route_of
-from egmctl.gpu.telemetry import State, Telemetry, Traffic
+from egmctl.bench.evidence import LinkCounters, Watch, route_evidence
+from egmctl.gpu.telemetry import ClockState, Telemetry, Traffic
 from egmctl.model.measurement import LinkEvidence, LinkProof
 from egmctl.model.route import Carrier, Egm, Hop, LinkKind, MemoryKind, Route
 from egmctl.model.task import Endpoint, Engine, Flow, Pattern, Quantity, Task
@@ -55,7 +54,7 @@ MOVED = 3 * 2 * SIZE
 
 def evidence(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidence:
     """Return what the counters of the GPUs tell of a task's route."""
-    found = route_of(task, samples, rises)
+    found = route_evidence(task, samples, rises)
     assert found is not None
     return found
 
@@ -151,9 +150,9 @@ class TestRoute:
 
     def test_nothing_is_said_of_what_leaves_no_gpu_or_is_too_little(self) -> None:
         local = flow(gpu(A), gpu(A), over())
-        assert route_of(task(local), 3, {}) is None
-        assert route_of(task(P2P, quantity=Quantity.LATENCY), 3, {}) is None
-        assert route_of(task(P2P), 0, {}) is None
+        assert route_evidence(task(local), 3, {}) is None
+        assert route_evidence(task(P2P, quantity=Quantity.LATENCY), 3, {}) is None
+        assert route_evidence(task(P2P), 0, {}) is None
 
 
 @pytest.mark.parametrize(
@@ -240,8 +239,8 @@ class StubTelemetry(Telemetry):
         self._readings += 1
         return Traffic(dict.fromkeys(links, 1000 * self._readings), dict.fromkeys(links, 0))
 
-    def state(self, _bus_id: str) -> State:
-        return State(1980, 3201, ("idle", "sw-power-cap"), 40)
+    def state(self, _bus_id: str) -> ClockState:
+        return ClockState(1980, 3201, ("idle", "sw-power-cap"), 40)
 
     def new_errors(self, _bus_id: str, _links: Iterable[str]) -> dict[str, int]:
         return self._errors_to_tell

@@ -17,7 +17,7 @@ from egmctl.bench.suites import FABRIC_CASES
 from egmctl.errors import NothingToDo
 from egmctl.model.finding import WaiverKind
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Status, finish
+from egmctl.model.measurement import MeasurementStatus, finish
 from egmctl.model.route import Egm, MemoryKind
 from egmctl.model.task import HandleKind, Task
 from egmctl.report.views.machine import route_words
@@ -98,7 +98,7 @@ def test_egm_to_egm_goes_through_the_gpu_of_the_rank_that_issues_the_work(
     path = ["node1:GPU2:NUMA1", "node2:GPU1:NUMA0"][:: 1 if way == "write" else -1]
     assert across.path == f"{' -> '.join(path)} by node1:GPU2"
     # Two links in a row are no yardstick of a copy.
-    assert "from link to link" in against_link(finish(across, Status.OK), 300.0, None).reason
+    assert "from link to link" in against_link(finish(across, MeasurementStatus.OK), 300.0, None).reason
 
 
 def test_egm_to_egm_within_a_node_takes_the_same_links_as_in_one_process() -> None:
@@ -215,7 +215,7 @@ class TestAGpuThatCannotBeUsed:
 
     def test_that_it_was_asked_for_is_a_failure_of_the_run(self) -> None:
         plan = plan_for(self.LAYOUT, WRITE)
-        status = {False: Status.OK, True: Status.WAIVED}
+        status = {False: MeasurementStatus.OK, True: MeasurementStatus.WAIVED}
         found = [finish(task, status[bool(task.waivers)], waivers=task.waivers) for task in plan.tasks]
         made = replace(report(plan, found), ranks=plan.ranks, machines=(self.MACHINE,))
         (cause,) = with_causes(made, asked=[gpu.bus_id for gpu in plan.gpus]).causes

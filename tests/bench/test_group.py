@@ -106,8 +106,8 @@ def test_a_death_explains_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
         def join(self, messages: list[RankMessage], _timeout_s: float) -> list[RankMessage]:
             """Add rank 0 of another command, which waited in vain for the dead one."""
             hung = {"rank": 0, "how": "timed-out", "reason": "no response", "last_call": None}
-            failed = any(message.kind is group_module.Kind.FAILED for message in messages)
-            mine = RankMessage(rank=0, kind=group_module.Kind.FAILED, data=hung) if failed else messages[0]
+            failed = any(message.kind is group_module.MessageKind.FAILED for message in messages)
+            mine = RankMessage(rank=0, kind=group_module.MessageKind.FAILED, data=hung) if failed else messages[0]
             return [mine, *messages[1:]]
 
     members = {number: start_rank(number, SIZE, "tests.bench.ranks:run") for number in range(SIZE)}

@@ -26,7 +26,7 @@ from egmctl.bench.supervisor import supervise
 from egmctl.errors import ExitCode
 from egmctl.launch import Child
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Measurement, RunReport, Settings, Status
+from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport, Settings
 from egmctl.model.task import Quantity
 from egmctl.report.kinds import Format
 from egmctl.units import MIB
@@ -45,7 +45,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BY_NAME = {case.name: case for case in CASES}
 IPC = {name: case for name, case in BY_NAME.items() if case.family == "ipc"}
 BANDWIDTHS = [name for name, case in IPC.items() if case.quantity is Quantity.BANDWIDTH]
-GOOD = (Status.OK, Status.UNSTABLE)
+GOOD = (MeasurementStatus.OK, MeasurementStatus.UNSTABLE)
 """Times of a fake differ as its host is busy."""
 
 
@@ -197,8 +197,8 @@ def test_clocks_of_other_nodes_are_not_waited_for(run: RunIpc) -> None:
 def test_corrupt_data_is_found_by_the_owner_and_fails_the_run(run: RunIpc) -> None:
     ended = run("ipc_posix_fd_device_write_ce", faults="cuMemcpyAsync@4=corrupt:4096")
     found = ended.of("ipc_posix_fd_device_write_ce")
-    assert Status.CORRUPT in {m.status for m in found}
-    corrupt = next(m for m in found if m.status is Status.CORRUPT)
+    assert MeasurementStatus.CORRUPT in {m.status for m in found}
+    corrupt = next(m for m in found if m.status is MeasurementStatus.CORRUPT)
     assert corrupt.mismatch is not None
     assert corrupt.mismatch.words == 1
     assert ended.report.exit_code is ExitCode.FAILED
@@ -233,7 +233,7 @@ def test_a_rank_killed_at_any_step_costs_its_case_and_a_new_group_goes_on(
     started = time.monotonic()
     ended = run(case, other, faults=f"{call}=kill:{signal.SIGKILL:d},once")
     found = ended.of(case) + ended.of(other)
-    crashed = [m for m in found if m.status is Status.CRASHED]
+    crashed = [m for m in found if m.status is MeasurementStatus.CRASHED]
     assert len(crashed) in (1, 2), (step, [m.reason for m in found])
     for m in crashed:
         assert m.failed_rank in (0, 1)
@@ -257,7 +257,7 @@ def test_a_rank_killed_at_any_step_costs_its_case_and_a_new_group_goes_on(
 def test_a_rank_that_hangs_costs_its_case_and_the_timeout(run: RunIpc, case: str, call: str) -> None:
     other = "ipc_legacy_device_write_ce"
     ended = run(case, other, faults=f"{call}=hang,once", timeout_s=4)
-    hung = [m for m in ended.of(case) if m.status is Status.TIMED_OUT]
+    hung = [m for m in ended.of(case) if m.status is MeasurementStatus.TIMED_OUT]
     assert len(hung) == 1, [(m.status, m.reason) for m in ended.of(case)]
     assert hung[0].failed_rank is not None
     assert hung[0].last_call == call.partition("@")[0]
@@ -290,8 +290,8 @@ def test_a_failing_call_is_named_and_the_run_comes_to_its_end(run: RunIpc, call:
     told = [m.reason or "" for m in ended.report.measurements] + list(ended.report.problems)
     assert any(call in line for line in told), told
     for m in ended.report.measurements:
-        assert m.status in (*GOOD, Status.FAILED, Status.WAIVED), m.reason
-        if m.status is Status.FAILED and m.failed_rank is not None:
+        assert m.status in (*GOOD, MeasurementStatus.FAILED, MeasurementStatus.WAIVED), m.reason
+        if m.status is MeasurementStatus.FAILED and m.failed_rank is not None:
             assert (m.reason or "").startswith(f"rank {m.failed_rank}")
     assert ended.report.exit_code in (ExitCode.CRASHED, ExitCode.NOTHING)
 
@@ -300,7 +300,7 @@ def test_an_owner_that_the_importer_may_not_use_is_a_known_cause(run: RunIpc) ->
     denied = "cuMemImportFromShareableHandle=error:101;cuIpcOpenMemHandle=error:1"
     ended = run("ipc_posix_fd_device_write_ce", "ipc_legacy_device_write_ce", faults=denied)
     for m in ended.report.measurements:
-        assert m.status is Status.FAILED
+        assert m.status is MeasurementStatus.FAILED
         assert m.known_cause
         assert "its device cgroup or container denies it" in (m.reason or "")
         assert "CUDA_VISIBLE_DEVICES" in (m.reason or "")
@@ -310,7 +310,7 @@ def test_an_owner_that_the_importer_may_not_use_is_a_known_cause(run: RunIpc) ->
 def test_a_driver_that_dies_in_the_import_of_a_pool_has_a_known_cause(run: RunIpc) -> None:
     fault = f"cuMemPoolImportFromShareableHandle=kill:{signal.SIGSEGV:d},once"
     ended = run("ipc_pool_device_write_ce", faults=fault)
-    (crashed,) = (m for m in ended.report.measurements if m.status is Status.CRASHED)
+    (crashed,) = (m for m in ended.report.measurements if m.status is MeasurementStatus.CRASHED)
     assert crashed.known_cause
     assert "died from SIGSEGV in cuMemPoolImportFromShareableHandle" in (crashed.reason or "")
     assert "its device cgroup or container denies it" in (crashed.reason or "")
@@ -320,7 +320,7 @@ def test_fabric_handles_that_the_driver_refuses_are_waived_with_the_remedy(run: 
     # The channel can be used as far as its node tells: the allocation shows that it cannot.
     ended = run("ipc_fabric_device_write_ce", "ipc_posix_fd_device_write_ce", faults="cuMemCreate@1=error:800")
     for m in ended.of("ipc_fabric_device_write_ce")[:1]:
-        assert m.status is Status.WAIVED
+        assert m.status is MeasurementStatus.WAIVED
         assert "CUDA_ERROR_NOT_PERMITTED" in (m.reason or "")
         assert "mknod" in (m.reason or "")
     assert {m.status for m in ended.of("ipc_posix_fd_device_write_ce")} <= set(GOOD)
@@ -334,7 +334,7 @@ def test_without_a_channel_nothing_of_fabric_is_tried(run: RunIpc, denied: str |
     channels = tuple(replace(node, access=denied) for node in usual if denied)
     machine = replace(machine, driver=replace(machine.driver, imex_channels=channels))
     ended = run("ipc_fabric_device_write_ce", "ipc_fabric_host_numa_read_ce", machine=machine)
-    assert {m.status for m in ended.report.measurements} == {Status.WAIVED}
+    assert {m.status for m in ended.report.measurements} == {MeasurementStatus.WAIVED}
     assert all(words in (m.reason or "") for m in ended.report.measurements)
     assert ended.node.calls() == ()
     assert ended.report.exit_code is ExitCode.NOTHING

@@ -30,7 +30,7 @@ from egmctl.model.verdict import Grade
 from egmctl.report.kinds import Format
 from egmctl.saved import load_journal
 from egmctl.verdict.answers.run import of_run
-from egmctl.verdict.bringup import bringup
+from egmctl.verdict.bringup import bringup_answer
 from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.profiles import load
 from tests.answers import diagnose, render
@@ -197,7 +197,7 @@ def test_a_node_whose_kernel_logged_a_fault_meanwhile_is_not_handed_over(line: s
         KernelLog(source="/dev/kmsg", now_s=990.0, first_s=0.0, events=e) for e in ((), report.kernel_messages.events)
     ]
     before, after = (diagnose(replace(H200, kernel_log=log), EVERYTHING, CHECKS) for log in logs)
-    found = bringup(after, report, before=before)
+    found = bringup_answer(after, report, before=before)
     assert found.answer.state is state
     if state is State.BAD:
         assert " ".join(str(render(found, Format.TEXT)).split()).startswith(

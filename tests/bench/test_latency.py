@@ -18,7 +18,7 @@ from egmctl.bench.suites import select_cases
 from egmctl.gpu import chase
 from egmctl.model.listing import PlannedTask
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Measurement, RunReport, Sample, Settings, Status, Verification, finish
+from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport, Sample, Settings, Verification, finish
 from egmctl.model.route import Route
 from egmctl.model.task import Point, Quantity
 from egmctl.report.render.text import WIDTH
@@ -218,7 +218,7 @@ def measured(planned: PlannedTask, latency_ns: float, gb_s: float | None = None)
     p50_ns, p99_ns = (latency_ns, latency_ns + 9) if "ping_pong" in planned.case else (None, None)
     return finish(
         planned,
-        Status.OK,
+        MeasurementStatus.OK,
         samples=tuple(
             Sample(latency_ns=value, bandwidth_gb_s=gb_s, p50_ns=p50_ns, p99_ns=p99_ns, elapsed_ms=40, wall_ms=41)
             for value in values

@@ -19,11 +19,11 @@ import pytest
 
 from egmctl.api.bench import Bench, judge_run
 from egmctl.bench.nccl.collectives import COLLECTIVES
-from egmctl.bench.nccl.job import Part, plan_of_job
+from egmctl.bench.nccl.job import RankFacts, plan_of_job
 from egmctl.bench.nccl.log import read_log
 from egmctl.bench.nccl.outcome import interrupted, not_measured, put_together
 from egmctl.bench.nccl.plan import BINARIES, NcclRequest, fitting_bytes, free_bytes, nccl_plan, room_of
-from egmctl.bench.nccl.rounds import Gathering, Round, next_round
+from egmctl.bench.nccl.rounds import RankReports, Round, next_round
 from egmctl.bench.nccl.run import Start, measure, start_process
 from egmctl.bench.nccl.table import NoTable, read_table
 from egmctl.bench.suites import select_collectives
@@ -304,7 +304,7 @@ def test_what_was_measured_before_an_interrupt_stays(monkeypatch: pytest.MonkeyP
 def test_a_warning_of_any_rank_is_beside_how_all_hung() -> None:
     plan = little(shipped("hgx-h200x4"))
     hung = RankFailure(rank=None, label="GPU0, GPU1", how=Ending.TIMED_OUT, reason="no rank has responded for 60 s")
-    nccl = put_together(plan, Gathering(plan, failures=[hung]), {0: "", 1: LOG}, {})
+    nccl = put_together(plan, RankReports(plan, failures=[hung]), {0: "", 1: LOG}, {})
     (failure,) = nccl.failures
     assert failure.words.startswith("no rank has responded for 60 s; NCCL warned: transport/p2p.cc:275: Cuda failure")
 
@@ -446,7 +446,7 @@ def test_a_job_is_told_why_it_is_not_measured(
 ) -> None:
     node = shipped("hgx-h200x4")
     gpus = (node.gpus or ())[:2]
-    parts = [Part(gpu=gpu, folder="", has_torch=has_torch, free_bytes=1 << 30, busy=None) for gpu in gpus]
+    parts = [RankFacts(gpu=gpu, folder="", has_torch=has_torch, free_bytes=1 << 30, busy=None) for gpu in gpus]
     request = NcclRequest(collectives=("all_reduce",), settings=LITTLE, size_bytes=size_bytes, nvls=False)
     plan = plan_of_job(node, [gpu.bus_id for gpu in gpus], parts, request)
     assert [waiver.kind for waiver in plan.waivers] == ([] if kind is None else [kind])

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from egmctl.bench.evidence import route as route_evidence
+from egmctl.bench.evidence import route_evidence
 from egmctl.bench.plan.budget import MANAGED_SHARE
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.processes.context import _registered

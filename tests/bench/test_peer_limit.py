@@ -11,7 +11,7 @@ from egmctl.errors import DriverCallError
 from egmctl.gpu import context as gpu_context
 from egmctl.gpu.context import PEERS_LIMIT, Context
 from egmctl.model.finding import WaiverKind
-from egmctl.model.measurement import Status
+from egmctl.model.measurement import MeasurementStatus
 from tests.bench.plans import plan_of
 
 
@@ -62,5 +62,5 @@ def test_a_step_loses_no_peer_that_it_needs(enabled: set[int]) -> None:
 def test_too_many_peers_is_a_waiver_with_that_reason() -> None:
     (task, *_) = plan_of("device_to_device_memcpy_write_ce", machine="hgx-h200x4").tasks
     outcome = failure(task, DriverCallError("cuCtxEnablePeerAccess", 711, "CUDA_ERROR_TOO_MANY_PEERS"))
-    assert (outcome.status, outcome.waivers[0].kind) == (Status.WAIVED, WaiverKind.NO_PEER_ACCESS)
+    assert (outcome.status, outcome.waivers[0].kind) == (MeasurementStatus.WAIVED, WaiverKind.NO_PEER_ACCESS)
     assert "8 peers at a time, those of other processes too" in (outcome.reason or "")

@@ -15,7 +15,7 @@ from egmctl.bench.plan.cost import case_list
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import CASES, FABRIC_CASES
 from egmctl.errors import ExitCode
-from egmctl.model.measurement import Measurement, Mismatch, RunReport, Status, finish
+from egmctl.model.measurement import Measurement, MeasurementStatus, Mismatch, RunReport, finish
 from egmctl.report.exports.csv import bench_csv
 from egmctl.report.exports.json import result_json
 from egmctl.report.render.text import WIDTH
@@ -75,10 +75,10 @@ def test_cells_without_a_number_are_words_with_their_reasons_below() -> None:
     mismatch = Mismatch(sample=1, words=3, first_offset_bytes=64, expected="0x1", found="0xdeadbeef")
     found = [measured(task, 50.0) for task in PCIE.tasks]
     for number in (1, 3):
-        found[number] = finish(PCIE.tasks[number], Status.WAIVED, reason="MIG is on")
-    found[4] = replace(found[4], status=Status.CORRUPT, reason="3 words differ", mismatch=mismatch)
-    found[5] = replace(found[5], status=Status.UNSTABLE, reason="the samples vary by 7.1 % (CV)")
-    found[8] = finish(PCIE.tasks[8], Status.TIMED_OUT, reason="no result", last_call="cuStreamSynchronize")
+        found[number] = finish(PCIE.tasks[number], MeasurementStatus.WAIVED, reason="MIG is on")
+    found[4] = replace(found[4], status=MeasurementStatus.CORRUPT, reason="3 words differ", mismatch=mismatch)
+    found[5] = replace(found[5], status=MeasurementStatus.UNSTABLE, reason="the samples vary by 7.1 % (CV)")
+    found[8] = finish(PCIE.tasks[8], MeasurementStatus.TIMED_OUT, reason="no result", last_call="cuStreamSynchronize")
     text = matrices_text(report_of(PCIE, *found))
     for line in ("NUMA0  50.00  waived", "NUMA0  corrupt  50.00*", "GPU0      -  timed-out"):
         assert line in text
@@ -93,11 +93,11 @@ def test_cells_without_a_number_are_words_with_their_reasons_below() -> None:
         assert line in told
 
 
-@pytest.mark.parametrize("status", [Status.OK, Status.TIMED_OUT])
-def test_eight_gpus_fit_the_page_whatever_the_cells_hold(status: Status) -> None:
+@pytest.mark.parametrize("status", [MeasurementStatus.OK, MeasurementStatus.TIMED_OUT])
+def test_eight_gpus_fit_the_page_whatever_the_cells_hold(status: MeasurementStatus) -> None:
     plan = plan_of(*NAMES, "*bidirectional_memcpy_write_ce", "ring_*", "one_to_all_write_ce", "all_pairs_write_ce")
     found = [
-        measured(task, 1396.4) if status is Status.OK else finish(task, status, reason="no result")
+        measured(task, 1396.4) if status is MeasurementStatus.OK else finish(task, status, reason="no result")
         for task in plan.tasks
     ]
     lines = text_of(report_of(plan, *found), verbose=1).splitlines()
@@ -127,7 +127,7 @@ def test_notes_and_problems_are_told() -> None:
 def sampled(reason: str) -> RunReport:
     """Return a run whose first task has three samples and whose others were waived."""
     first, *others = EGM.tasks
-    waived = [finish(task, Status.WAIVED, reason=reason) for task in others]
+    waived = [finish(task, MeasurementStatus.WAIVED, reason=reason) for task in others]
     run = report_of(EGM, measured(first, 200.0, 210.0, 220.0), *waived)
     return replace(run, machines=(shipped("gb200-tray"),))
 
@@ -185,21 +185,21 @@ def test_the_list_of_all_cases_fits_the_page(name: str) -> None:
     ("statuses", "code"),
     [
         ([], ExitCode.NOTHING),
-        ([Status.WAIVED, Status.WAIVED], ExitCode.NOTHING),
-        ([Status.WAIVED, Status.OK], ExitCode.NOTHING),
-        ([Status.UNSTABLE], ExitCode.OK),
-        ([Status.OK, Status.CORRUPT], ExitCode.FAILED),
-        ([Status.CORRUPT, Status.CRASHED], ExitCode.FAILED),
-        ([Status.CORRUPT, Status.TIMED_OUT], ExitCode.FAILED),
-        ([Status.OK, Status.TIMED_OUT], ExitCode.CRASHED),
-        ([Status.OK, Status.FAILED], ExitCode.CRASHED),
+        ([MeasurementStatus.WAIVED, MeasurementStatus.WAIVED], ExitCode.NOTHING),
+        ([MeasurementStatus.WAIVED, MeasurementStatus.OK], ExitCode.NOTHING),
+        ([MeasurementStatus.UNSTABLE], ExitCode.OK),
+        ([MeasurementStatus.OK, MeasurementStatus.CORRUPT], ExitCode.FAILED),
+        ([MeasurementStatus.CORRUPT, MeasurementStatus.CRASHED], ExitCode.FAILED),
+        ([MeasurementStatus.CORRUPT, MeasurementStatus.TIMED_OUT], ExitCode.FAILED),
+        ([MeasurementStatus.OK, MeasurementStatus.TIMED_OUT], ExitCode.CRASHED),
+        ([MeasurementStatus.OK, MeasurementStatus.FAILED], ExitCode.CRASHED),
     ],
 )
-def test_the_worst_outcome_is_the_exit_code(statuses: list[Status], code: ExitCode) -> None:
+def test_the_worst_outcome_is_the_exit_code(statuses: list[MeasurementStatus], code: ExitCode) -> None:
     made = [finish(ONE_GPU.tasks[0], status) for status in statuses]
     assert code_of(report(ONE_GPU, made)) is code
 
 
 def test_a_failure_with_a_known_cause_is_not_a_crash() -> None:
-    made = [finish(ONE_GPU.tasks[0], Status.FAILED, known_cause=True)]
+    made = [finish(ONE_GPU.tasks[0], MeasurementStatus.FAILED, known_cause=True)]
     assert code_of(report(ONE_GPU, made)) is ExitCode.FAILED

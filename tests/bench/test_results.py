@@ -18,7 +18,7 @@ from egmctl.bench.results import (
     status_of,
     summarize,
 )
-from egmctl.model.measurement import Measurement, Sample, Status
+from egmctl.model.measurement import Measurement, MeasurementStatus, Sample
 from tests.bench import reports
 from tests.bench.four import NAMES
 from tests.bench.plans import plan_of
@@ -58,7 +58,7 @@ def test_spread_does_not_depend_on_the_unit(values: list[float], factor: float) 
 )
 def test_samples_that_differ_too_much_are_called_unstable(values: list[float], unstable: bool) -> None:
     summary = summarize(values)
-    assert (status_of(summary)[0] is Status.UNSTABLE) is unstable
+    assert (status_of(summary)[0] is MeasurementStatus.UNSTABLE) is unstable
     if len(values) == 1 or not any(values):
         assert summary.cv is None
     else:
@@ -78,15 +78,15 @@ STEADY, VARYING = (600.0, 601.0), (600.0, 900.0)
 @pytest.mark.parametrize(
     ("values", "wrong", "discarded", "status", "reason"),
     [
-        (STEADY, None, 0, Status.OK, "a remark"),
-        (STEADY, None, 3, Status.OK, "3 samples discarded: timed out waiting for the peer"),
-        (VARYING, None, 3, Status.UNSTABLE, "the samples vary by 28.3 % (CV)"),
-        (VARYING, WRONG, 3, Status.CORRUPT, WRONG),
-        ((), None, 5, Status.FAILED, "timed out waiting for the peer in every sample"),
+        (STEADY, None, 0, MeasurementStatus.OK, "a remark"),
+        (STEADY, None, 3, MeasurementStatus.OK, "3 samples discarded: timed out waiting for the peer"),
+        (VARYING, None, 3, MeasurementStatus.UNSTABLE, "the samples vary by 28.3 % (CV)"),
+        (VARYING, WRONG, 3, MeasurementStatus.CORRUPT, WRONG),
+        ((), None, 5, MeasurementStatus.FAILED, "timed out waiting for the peer in every sample"),
     ],
 )
 def test_wrong_data_outweighs_spread_and_both_outweigh_any_remark(
-    values: tuple[float, ...], wrong: str | None, discarded: int, status: Status, reason: str
+    values: tuple[float, ...], wrong: str | None, discarded: int, status: MeasurementStatus, reason: str
 ) -> None:
     samples = [Sample(latency_ns=value, elapsed_ms=1, wall_ms=1) for value in values]
     measurement = of_latency(LATENCY, samples, wrong, "a remark", discarded=discarded)
@@ -97,9 +97,11 @@ def test_wrong_data_outweighs_spread_and_both_outweigh_any_remark(
     assert (measurement.timed and measurement.timed.median) == (statistics.median(values) if values else None)
 
 
-def measured(*values: float, status: Status = Status.OK) -> Measurement:
+def measured(*values: float, status: MeasurementStatus = MeasurementStatus.OK) -> Measurement:
     """Return one pass of a soak; a status that is not ok is its own reason."""
-    return reports.measured(TASK, *values, status=status, reason=None if status is Status.OK else status.value)
+    return reports.measured(
+        TASK, *values, status=status, reason=None if status is MeasurementStatus.OK else status.value
+    )
 
 
 def after(*passes: Measurement) -> Measurement:
@@ -121,7 +123,7 @@ def test_all_samples_of_a_soak_count_and_the_summary_is_of_all() -> None:
     merged = after(measured(100, 102), measured(101), measured(99))
     summary = merged.bandwidth_gb_s
     assert summary is not None
-    assert (merged.status, merged.attempts) == (Status.OK, 3)
+    assert (merged.status, merged.attempts) == (MeasurementStatus.OK, 3)
     assert (summary.min, summary.median, summary.max) == (99, 100.5, 102)
     assert merged.flows_gb_s[0].min == 99
 
@@ -139,26 +141,28 @@ def test_the_time_is_up_when_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_link_that_falls_off_for_one_pass_makes_the_measurement_unstable() -> None:
     merged = after(*[measured(100)] * 9, measured(50), measured(100))
-    assert merged.status is Status.UNSTABLE
+    assert merged.status is MeasurementStatus.UNSTABLE
     assert "vary by" in (merged.reason or "")
 
 
 GOOD = measured(100)
-CORRUPT, FAILED, CRASHED = (measured(100, status=s) for s in (Status.CORRUPT, Status.FAILED, Status.CRASHED))
+CORRUPT, FAILED, CRASHED = (
+    measured(100, status=s) for s in (MeasurementStatus.CORRUPT, MeasurementStatus.FAILED, MeasurementStatus.CRASHED)
+)
 
 
 @pytest.mark.parametrize(
     ("passes", "status"),
     [
-        ((GOOD, CORRUPT, GOOD), Status.CORRUPT),
-        ((GOOD, FAILED, GOOD), Status.FAILED),
-        ((GOOD, CRASHED, GOOD), Status.CRASHED),
-        ((FAILED, CORRUPT), Status.CORRUPT),
-        ((CORRUPT, FAILED), Status.CORRUPT),
+        ((GOOD, CORRUPT, GOOD), MeasurementStatus.CORRUPT),
+        ((GOOD, FAILED, GOOD), MeasurementStatus.FAILED),
+        ((GOOD, CRASHED, GOOD), MeasurementStatus.CRASHED),
+        ((FAILED, CORRUPT), MeasurementStatus.CORRUPT),
+        ((CORRUPT, FAILED), MeasurementStatus.CORRUPT),
     ],
 )
 def test_what_went_wrong_once_stays_and_corrupt_data_counts_more_than_a_call_that_failed(
-    passes: tuple[Measurement, ...], status: Status
+    passes: tuple[Measurement, ...], status: MeasurementStatus
 ) -> None:
     merged = after(*passes)
     assert (merged.status, merged.reason, merged.attempts) == (status, status.value, len(passes))

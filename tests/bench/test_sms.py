@@ -15,7 +15,7 @@ from egmctl.bench.results import summarize
 from egmctl.bench.suites import SUITES, SWEPT, select_cases
 from egmctl.model.answer import State
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Measurement, RunReport, Settings, Status
+from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport, Settings
 from egmctl.model.task import Axis
 from egmctl.report.document import Level, Matrix, Section, body_of, columns, plain, shown
 from egmctl.report.render.figures import HEIGHT, plot
@@ -174,5 +174,5 @@ class TestView:
         report = measured(SEEN)
         assert all(not_judged(m) for m in report.measurements)
         assert judge(report, None).classes == ()
-        broken = replace(report.measurements[0], status=Status.CORRUPT, reason="wrong")
+        broken = replace(report.measurements[0], status=MeasurementStatus.CORRUPT, reason="wrong")
         assert of_run(with_verdict(replace(report, measurements=(broken,)), None)).state is State.BAD

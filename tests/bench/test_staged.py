@@ -12,7 +12,7 @@ from egmctl.bench.path_class import class_of
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.make import make_plan
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Settings, Status, finish
+from egmctl.model.measurement import MeasurementStatus, Settings, finish
 from egmctl.model.route import LinkKind, MemoryKind
 from egmctl.model.task import Engine, Pattern
 from egmctl.report.views.bench import painted
@@ -81,7 +81,7 @@ class TestPlan:
 class TestJudged:
     def test_no_link_and_no_picture_takes_the_number_for_its_own(self) -> None:
         (planned, _) = plan(without_access(DGX), [WRITE]).tasks
-        measured = finish(planned, Status.OK)
+        measured = finish(planned, MeasurementStatus.OK)
         assert class_of(measured).link == "PCIe>host>PCIe"
         judged = against_link(measured, 10.0, None)
         assert (judged.grade, judged.reason) == (
@@ -92,9 +92,9 @@ class TestJudged:
 
     def test_the_path_that_was_asked_for_counts_as_missed_only_where_access_is_missing(self) -> None:
         forced, wanted = plan(DGX, STAGED[:1]).tasks[0], plan(without_access(DGX), [WRITE]).tasks[0]
-        assert not finish(forced, Status.OK).missed_path
-        assert finish(wanted, Status.OK).missed_path
-        found = report(plan(DGX, [WRITE]), [finish(wanted, Status.OK), finish(forced, Status.OK)])
+        assert not finish(forced, MeasurementStatus.OK).missed_path
+        assert finish(wanted, MeasurementStatus.OK).missed_path
+        found = report(plan(DGX, [WRITE]), [finish(wanted, MeasurementStatus.OK), finish(forced, MeasurementStatus.OK)])
         assert list(staged_lines(found)) == [f"1 measurement staged through host memory: {WHY}"]
 
 

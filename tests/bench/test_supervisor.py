@@ -16,10 +16,10 @@ from egmctl.bench.processes import group as pool
 from egmctl.bench.suites import CASES
 from egmctl.bench.supervisor import ATTEMPTS, WORKER_LIMIT, supervise
 from egmctl.errors import ExitCode
-from egmctl.launch import Child
+from egmctl.launch import Child, Message
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.listing import PlannedTasks
-from egmctl.model.measurement import RunReport, Settings, Status
+from egmctl.model.measurement import MeasurementStatus, RunReport, Settings
 from egmctl.model.route import Rank
 from egmctl.model.task import Task
 from egmctl.signals import stopping
@@ -63,7 +63,7 @@ def plan(timeout_s: float = 30, gpus: int = 2, duration_s: float | None = None) 
     return make_plan(MACHINE, (MACHINE.gpus or ())[:gpus], [0], FOUR, settings)
 
 
-def statuses(report: RunReport) -> list[Status]:
+def statuses(report: RunReport) -> list[MeasurementStatus]:
     """Return the status of each task, in the plan's order."""
     return [measurement.status for measurement in report.measurements]
 
@@ -76,7 +76,7 @@ def processes(report: RunReport) -> int:
 
 def test_one_worker_measures_everything_in_order(run: Supervise) -> None:
     report = run()
-    assert statuses(report) == [Status.OK] * 8
+    assert statuses(report) == [MeasurementStatus.OK] * 8
     assert processes(report) == 1
     assert [m.case for m in report.measurements] == [planned.case for planned in plan().tasks]
     assert report.exit_code is ExitCode.OK
@@ -95,7 +95,12 @@ def test_the_load_of_the_host_is_stated_unless_other_commands_measure_too(host: 
 
 def test_a_crash_costs_one_task_and_a_new_worker_goes_on(run: Supervise) -> None:
     report = run("2:crash")
-    assert statuses(report) == [Status.OK, Status.OK, Status.CRASHED, *[Status.OK] * 5]
+    assert statuses(report) == [
+        MeasurementStatus.OK,
+        MeasurementStatus.OK,
+        MeasurementStatus.CRASHED,
+        *[MeasurementStatus.OK] * 5,
+    ]
     crashed = report.measurements[2]
     assert crashed.last_call == "cuStreamSynchronize"
     assert "SIGSEGV in cuStreamSynchronize" in (crashed.reason or "")
@@ -105,7 +110,12 @@ def test_a_crash_costs_one_task_and_a_new_worker_goes_on(run: Supervise) -> None
 
 def test_a_hang_costs_one_task_and_its_timeout(run: Supervise) -> None:
     report = run("5:hang", timeout_s=HANG_S)
-    assert statuses(report) == [*[Status.OK] * 5, Status.TIMED_OUT, Status.OK, Status.OK]
+    assert statuses(report) == [
+        *[MeasurementStatus.OK] * 5,
+        MeasurementStatus.TIMED_OUT,
+        MeasurementStatus.OK,
+        MeasurementStatus.OK,
+    ]
     assert report.measurements[5].last_call == "cuStreamSynchronize"
     assert f"no response for {HANG_S} s, it is in cuStreamSynchronize" in (report.measurements[5].reason or "")
     assert HANG_S <= report.wall_s < 60
@@ -115,8 +125,8 @@ def test_a_hang_costs_one_task_and_its_timeout(run: Supervise) -> None:
 def test_a_bug_in_the_worker_is_a_crash_of_its_task_and_a_broken_context_is_left_to_a_new_one(run: Supervise) -> None:
     report = run("1:raise,4:break")
     assert statuses(report) == [
-        *(Status.OK, Status.CRASHED, Status.OK, Status.OK),
-        *(Status.FAILED, Status.OK, Status.OK, Status.OK),
+        *(MeasurementStatus.OK, MeasurementStatus.CRASHED, MeasurementStatus.OK, MeasurementStatus.OK),
+        *(MeasurementStatus.FAILED, MeasurementStatus.OK, MeasurementStatus.OK, MeasurementStatus.OK),
     ]
     assert "ValueError: a bug in the worker" in (report.measurements[1].reason or "")
     assert processes(report) == 3
@@ -124,7 +134,9 @@ def test_a_bug_in_the_worker_is_a_crash_of_its_task_and_a_broken_context_is_left
 
 def test_workers_are_not_replaced_for_ever(run: Supervise) -> None:
     report = run(",".join(f"{number}:crash" for number in range(8)))
-    assert statuses(report) == [Status.CRASHED] * WORKER_LIMIT + [Status.WAIVED] * (8 - WORKER_LIMIT)
+    assert statuses(report) == [MeasurementStatus.CRASHED] * WORKER_LIMIT + [MeasurementStatus.WAIVED] * (
+        8 - WORKER_LIMIT
+    )
     assert report.measurements[-1].reason == f"not run: {WORKER_LIMIT} workers had failed before"
     assert report.exit_code is ExitCode.CRASHED
 
@@ -132,16 +144,17 @@ def test_workers_are_not_replaced_for_ever(run: Supervise) -> None:
 @pytest.mark.long
 def test_a_soak_goes_on_after_a_crash_and_keeps_what_was_found(run: Supervise) -> None:
     report = run("1:crash", gpus=1, duration_s=1)
-    assert statuses(report) == [Status.OK, Status.CRASHED]
+    assert statuses(report) == [MeasurementStatus.OK, MeasurementStatus.CRASHED]
     assert report.measurements[0].attempts >= WORKER_LIMIT - 1
     assert report.exit_code is ExitCode.CRASHED
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("fault", "status"), [("crash", Status.CRASHED), ("hang", Status.TIMED_OUT), ("raise", Status.FAILED)]
+    ("fault", "status"),
+    [("crash", MeasurementStatus.CRASHED), ("hang", MeasurementStatus.TIMED_OUT), ("raise", MeasurementStatus.FAILED)],
 )
-def test_workers_that_fail_at_setting_up_cost_all_tasks(run: Supervise, fault: str, status: Status) -> None:
+def test_workers_that_fail_at_setting_up_cost_all_tasks(run: Supervise, fault: str, status: MeasurementStatus) -> None:
     report = run(f"setup:{fault}", timeout_s=HANG_S if fault == "hang" else 60)
     assert statuses(report) == [status] * 8
     assert {m.last_call for m in report.measurements} == {None if fault == "raise" else "cuInit"}
@@ -150,7 +163,7 @@ def test_workers_that_fail_at_setting_up_cost_all_tasks(run: Supervise, fault: s
 
 def test_a_worker_that_fails_at_releasing_keeps_its_results_but_not_quiet(run: Supervise) -> None:
     report = run("close:crash")
-    assert statuses(report) == [Status.OK] * 8
+    assert statuses(report) == [MeasurementStatus.OK] * 8
     assert len(report.problems) == 1
     assert "cuMemRelease" in report.problems[0]
     assert report.exit_code is ExitCode.CRASHED
@@ -160,7 +173,7 @@ def test_sigterm_ends_the_run_with_what_there_is(run: Supervise) -> None:
     with stopping():
         report = run("3:interrupt")
     assert report.interrupted
-    assert statuses(report) == [*[Status.OK] * 3, *[Status.WAIVED] * 5]
+    assert statuses(report) == [*[MeasurementStatus.OK] * 3, *[MeasurementStatus.WAIVED] * 5]
     assert {m.reason for m in report.measurements[3:]} == {"interrupted before it was done"}
     assert report.exit_code is ExitCode.INTERRUPTED
 
@@ -176,7 +189,7 @@ def test_no_process_is_left_and_waived_tasks_start_none(monkeypatch: pytest.Monk
         steps=(),
     )
     report = supervise(waived, MACHINE, on_progress=lambda _done, _task: None)
-    assert set(statuses(report)) == {Status.WAIVED}
+    assert set(statuses(report)) == {MeasurementStatus.WAIVED}
     assert report.exit_code is ExitCode.NOTHING
 
 
@@ -220,10 +233,10 @@ class TestPairsAtOnce:
     @pytest.mark.parametrize(
         ("fault", "together", "status", "code"),
         [
-            ("{member}:crash", "100", Status.CRASHED, ExitCode.CRASHED),
-            ("{proof}p:corrupt", "100", Status.CORRUPT, ExitCode.FAILED),
+            ("{member}:crash", "100", MeasurementStatus.CRASHED, ExitCode.CRASHED),
+            ("{proof}p:corrupt", "100", MeasurementStatus.CORRUPT, ExitCode.FAILED),
             # Wrong among others, and right alone.
-            ("{member}t:corrupt", "90", Status.CORRUPT, ExitCode.FAILED),
+            ("{member}t:corrupt", "90", MeasurementStatus.CORRUPT, ExitCode.FAILED),
             # What the proof would have shown is unknown, and the results stand.
             ("{proof}p:crash", "100", None, ExitCode.CRASHED),
         ],
@@ -234,7 +247,7 @@ class TestPairsAtOnce:
         monkeypatch: pytest.MonkeyPatch,
         fault: str,
         together: str,
-        status: Status | None,
+        status: MeasurementStatus | None,
         code: int,
     ) -> None:
         monkeypatch.setenv("EGMCTL_TEST_TOGETHER", together)
@@ -242,8 +255,9 @@ class TestPairsAtOnce:
         member = next(step.tasks for step in planned.steps if len(step.tasks) > 1)[1]
         (proof,) = next(step.tasks for step in planned.steps if step.proof)
         report = run(fault.format(member=member, proof=proof), gpus=4)
-        wrong = {number: found for number, found in enumerate(statuses(report)) if found is not Status.OK}
-        assert wrong == ({} if status is None else {proof if "proof" in fault else member: status})
+        wrong = {number: found for number, found in enumerate(statuses(report)) if found is not MeasurementStatus.OK}
+        faulty = proof if "proof" in fault else member
+        assert wrong == ({} if status is None else {faulty: status})
         assert any("one at a time" in note for note in report.notes) is (together != "100")
         assert len(report.problems) == (status is None)
         assert report.exit_code is code
@@ -253,7 +267,7 @@ def test_unstable_samples_are_taken_again_three_times(run: Supervise, monkeypatc
     monkeypatch.setenv("EGMCTL_TEST_UNSTABLE", "1")
     report = run(gpus=1)
     assert [m.attempts for m in report.measurements] == [ATTEMPTS, ATTEMPTS]
-    assert set(statuses(report)) == {Status.UNSTABLE}
+    assert set(statuses(report)) == {MeasurementStatus.UNSTABLE}
 
 
 def test_a_soak_goes_round_until_its_time_is_up_and_keeps_the_worst(run: Supervise) -> None:
@@ -305,16 +319,21 @@ class TestBlockedEgmRoutes:
     @pytest.mark.parametrize("how", ["crash", "hang"])
     def test_explain_what_fails_where_the_memory_is_made(self, tried: Supervise, how: str) -> None:
         first = tried(f"0:{how}@cuMemCreate", timeout_s=HANG_S if how == "hang" else 60, of=1).measurements[0]
-        assert (first.status, first.known_cause, first.last_call) == (Status.FAILED, True, "cuMemCreate")
+        assert (first.status, first.known_cause, first.last_call) == (MeasurementStatus.FAILED, True, "cuMemCreate")
         assert "; the EGM route is blocked: GPU2: denied by the device cgroup" in (first.reason or "")
 
     @pytest.mark.long
     @pytest.mark.parametrize(
-        ("how", "status"), [("crash", Status.CRASHED), ("hang", Status.TIMED_OUT), ("break", Status.FAILED)]
+        ("how", "status"),
+        [
+            ("crash", MeasurementStatus.CRASHED),
+            ("hang", MeasurementStatus.TIMED_OUT),
+            ("break", MeasurementStatus.FAILED),
+        ],
     )
-    def test_explain_nothing_that_fails_elsewhere(self, tried: Supervise, how: str, status: Status) -> None:
+    def test_explain_nothing_that_fails_elsewhere(self, tried: Supervise, how: str, status: MeasurementStatus) -> None:
         report = tried(f"0:{how}", timeout_s=HANG_S if how == "hang" else 60, of=1)
-        assert statuses(report) == [status, Status.OK]
+        assert statuses(report) == [status, MeasurementStatus.OK]
         assert "EGM" not in (report.measurements[0].reason or "")
         assert report.exit_code is ExitCode.CRASHED
 
@@ -324,8 +343,8 @@ class TestBlockedEgmRoutes:
     ) -> None:
         monkeypatch.setattr(supervisor, "WORKER_LIMIT", 2)
         report = tried(",".join(f"{number}:hang@cuMemCreate" for number in range(4)), timeout_s=HANG_S)
-        assert [m.status for m in report.measurements].count(Status.FAILED) == 2
-        waived = [m.reason for m in report.measurements if m.status is Status.WAIVED]
+        assert [m.status for m in report.measurements].count(MeasurementStatus.FAILED) == 2
+        waived = [m.reason for m in report.measurements if m.status is MeasurementStatus.WAIVED]
         assert waived == ["not run: 2 processes that tried blocked EGM routes had failed before"] * 2
 
 
@@ -333,7 +352,7 @@ def test_ranks_start_while_the_worker_releases_everything_and_end_with_the_run(m
     done: list[str] = []
     ask = pool.Group.ask
 
-    def asked(group: pool.Group, request: pool.Message, *more: Any) -> list[pool.Message]:
+    def asked(group: pool.Group, request: Message, *more: Any) -> list[Message]:
         done.append(str(request["do"]))
         return ask(group, request, *more)
 
@@ -346,6 +365,6 @@ def test_ranks_start_while_the_worker_releases_everything_and_end_with_the_run(m
     settings = Settings(size_bytes=1 << 20, copies=1, samples=1, timeout_s=30)
     planned = make_plan(MACHINE, (MACHINE.gpus or ())[:2], [0], [FOUR[0], ipc], settings)
     report = supervise(planned, MACHINE, on_progress=lambda _done, _task: None, target=TARGET, start_ranks=start)
-    assert set(statuses(report)) == {Status.OK}
+    assert set(statuses(report)) == {MeasurementStatus.OK}
     without_steps = [word for word in done if word != "measure"]
     assert without_steps == ["prepare", "start", "finish", "prepare", "finish"]

@@ -12,14 +12,14 @@ from egmctl.bench.plan.placement import modelled
 from egmctl.bench.results import summarize
 from egmctl.bench.suites import FABRIC_CASES
 from egmctl.model.measurement import (
-    Evidence,
     GpuEvidence,
     LinkEvidence,
     LinkProof,
+    MeasurementStatus,
     Placement,
     RunReport,
     Stage,
-    Status,
+    TaskEvidence,
     finish,
 )
 from egmctl.model.route import LinkKind
@@ -41,7 +41,9 @@ WRITE = "device_to_device_memcpy_write_ce"
 LIVES = ("ipc_legacy_device_life_cycle", "ipc_posix_fd_device_life_cycle", "ipc_pool_device_life_cycle")
 
 
-def report_of(*cases: str, machine: str = "gb200-tray", gpus: int = 3, status: Status = Status.OK) -> RunReport:
+def report_of(
+    *cases: str, machine: str = "gb200-tray", gpus: int = 3, status: MeasurementStatus = MeasurementStatus.OK
+) -> RunReport:
     """Return a report in which the n-th task of some cases reaches 100 + 10 n GB/s, a flow 1 more each."""
     plan = plan_of(*cases or ("*",), machine=machine, gpus=gpus, copies=16)
     tasks = [task for task in plan.tasks if task.case in cases or not cases]
@@ -189,7 +191,7 @@ device_to_device_memcpy_write_ce GPU1 -> GPU0       1  100.00  60.00  GB/s  47 s
 
 def test_a_case_that_is_waived_everywhere_has_no_matrix_but_its_reason() -> None:
     report = report_of("device_to_device_memcpy_write_ce", "ring_write_ce", gpus=2)
-    waived = [finish(m, Status.WAIVED, reason="no peer access") for m in report.measurements]
+    waived = [finish(m, MeasurementStatus.WAIVED, reason="no peer access") for m in report.measurements]
     waived_run = replace(report, measurements=tuple(waived))
     assert matrices_text(waived_run) == ""
     assert "WAIVED  device_to_device_memcpy_write_ce, ring_write_ce: no peer access" in text_of(waived_run, verbose=1)
@@ -246,7 +248,7 @@ def test_a_latency_is_called_idle_only_where_nothing_else_read(least: int, headi
 def seen(run: RunReport, **evidence: Any) -> RunReport:
     """Return the run with what was seen beside its first measurement."""
     gpu = GpuEvidence(bus_id="0000:1b:00.0", label="GPU0", **evidence)
-    return patched(run, "measurements[0]", evidence=Evidence(gpus=(gpu,)))
+    return patched(run, "measurements[0]", evidence=TaskEvidence(gpus=(gpu,)))
 
 
 def routed(*verdicts: LinkProof) -> RunReport:
@@ -254,7 +256,7 @@ def routed(*verdicts: LinkProof) -> RunReport:
     run = report_of(WRITE)
     for number, verdict in enumerate(verdicts):
         link = LinkEvidence(link=LinkKind.NVLINK, expected_bytes=1000, carried_bytes=7, verdict=verdict)
-        run = patched(run, f"measurements[{number}]", evidence=Evidence(gpus=(), route=link))
+        run = patched(run, f"measurements[{number}]", evidence=TaskEvidence(gpus=(), route=link))
     return run
 
 
@@ -325,15 +327,15 @@ def test_stages_are_in_the_order_of_the_kind_that_has_all_of_them() -> None:
 
 
 def test_a_life_that_failed_shows_its_status() -> None:
-    (grid,) = life_cycles(report_of(LIVES[2], gpus=2, status=Status.FAILED).measurements)
+    (grid,) = life_cycles(report_of(LIVES[2], gpus=2, status=MeasurementStatus.FAILED).measurements)
     assert cells(grid)["status"] == ["failed"]
 
 
 def test_what_failed_is_told_with_its_case_since_all_kinds_take_the_same_paths() -> None:
-    run = report_of(LIVES[0], LIVES[2], gpus=2, status=Status.CRASHED)
+    run = report_of(LIVES[0], LIVES[2], gpus=2, status=MeasurementStatus.CRASHED)
     found = tuple(replace(m, reason="died") for m in run.measurements[1:3])
     (told,) = exceptions(replace(run, measurements=found))
-    assert told == (Status.CRASHED, "died", [f"{LIVES[0]} GPU0 -> GPU1", f"{LIVES[2]} GPU1 -> GPU0"])
+    assert told == (MeasurementStatus.CRASHED, "died", [f"{LIVES[0]} GPU0 -> GPU1", f"{LIVES[2]} GPU1 -> GPU0"])
 
 
 def between_ranks(ranks: int, slow: int) -> RunReport:

@@ -15,7 +15,7 @@ from egmctl.bench.processes.context import AllocatedBuffer, Stopwatch
 from egmctl.bench.results import EXPIRED_LIMIT
 from egmctl.gpu.telemetry import Telemetry
 from egmctl.gpu.timing import Gate, Gating, Timing
-from egmctl.model.measurement import Measurement, Settings, Status, Verification
+from egmctl.model.measurement import Measurement, MeasurementStatus, Settings, Verification
 from tests.bench.four import FOUR
 from tests.doctor.machines import shipped
 
@@ -94,19 +94,19 @@ def sample(elapsed_ms: float, *, expired: bool = False) -> Timing:
 
 def test_an_expired_sample_is_thrown_away_and_taken_again(run: Any) -> None:
     measurement = run(sample(10), sample(1, expired=True), sample(10), sample(10))
-    assert measurement.status is Status.OK
+    assert measurement.status is MeasurementStatus.OK
     assert [s.elapsed_ms for s in measurement.samples] == [10, 10, 10]
     assert measurement.bandwidth_gb_s.median == pytest.approx(107.3741824)
 
 
 def test_a_gate_that_always_gives_up_is_a_failure_with_a_known_cause(run: Any) -> None:
     measurement = run(*[sample(10, expired=True)] * EXPIRED_LIMIT)
-    assert (measurement.status, measurement.known_cause) == (Status.FAILED, True)
+    assert (measurement.status, measurement.known_cause) == (MeasurementStatus.FAILED, True)
     assert "the host failed 3 times to queue the work in time" in measurement.reason
 
 
 def test_samples_that_differ_are_unstable_with_all_of_them_kept(run: Any) -> None:
     measurement = run(sample(10), sample(12), sample(10))
-    assert measurement.status is Status.UNSTABLE
+    assert measurement.status is MeasurementStatus.UNSTABLE
     assert measurement.reason == "the samples vary by 10.2 % (CV)"
     assert len(measurement.samples) == 3

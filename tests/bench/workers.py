@@ -15,7 +15,7 @@ from egmctl.bench.results import summarize
 from egmctl.driver import breadcrumb
 from egmctl.launch import Channel
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.measurement import Sample, Status, finish
+from egmctl.model.measurement import MeasurementStatus, Sample, finish
 
 
 def run(parent: Channel, _arguments: dict[str, Any]) -> None:
@@ -35,17 +35,17 @@ def run(parent: Channel, _arguments: dict[str, Any]) -> None:
         together = float(os.environ.get("EGMCTL_TEST_TOGETHER", "100"))
         value = together if len(step.tasks) > 1 else 100.0
         for ordered in step.tasks:
-            fault = faults.get(f"{ordered.number}{'p' * step.proof}", "")
+            fault = faults.get(f"{ordered.number}p" if step.proof else str(ordered.number), "")
             if len(step.tasks) > 1:
                 fault = faults.get(f"{ordered.number}t", fault)
             _misbehave(fault, "cuStreamSynchronize")
             broken = fault == "break"
             # The process that measured is in the reason, so that tests see where a new one took over.
-            status = Status.UNSTABLE if os.environ.get("EGMCTL_TEST_UNSTABLE") else Status.OK
-            status = Status.CORRUPT if fault == "corrupt" else status
+            status = MeasurementStatus.UNSTABLE if os.environ.get("EGMCTL_TEST_UNSTABLE") else MeasurementStatus.OK
+            status = MeasurementStatus.CORRUPT if fault == "corrupt" else status
             measurement = finish(
                 ordered.task,
-                Status.FAILED if broken else status,
+                MeasurementStatus.FAILED if broken else status,
                 reason=f"pid {os.getpid()}",
                 samples=(Sample(bandwidth_gb_s=value, elapsed_ms=1, wall_ms=1),),
                 bandwidth_gb_s=summarize([value]),

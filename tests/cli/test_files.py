@@ -17,7 +17,7 @@ from egmctl import files
 from egmctl.errors import EgmctlError, UsageError
 from egmctl.files import FileExists, next_free, open_parent, path_of, read_bounded, write_whole
 from egmctl.fleet.folder import new_folder, old_folder
-from egmctl.journal.events import FILES_LIMIT, Journal, State, journal_folder, mention, state_line
+from egmctl.journal.events import FILES_LIMIT, Journal, RunState, journal_folder, mention, state_line
 from egmctl.model.record import Command
 from tests.conftest import ROOT, RunEgmctl, command_environment, ended
 
@@ -187,10 +187,10 @@ def test_the_journal_of_root_is_not_written_where_another_user_leads_it(
 @pytest.mark.needs_root
 def test_nor_does_root_note_in_the_journal_of_another_user_that_it_was_mentioned(tmp_path: Path) -> None:
     path = tmp_path / "bench-000001-20261122T000000Z.journal"
-    path.write_bytes(state_line(State()))
+    path.write_bytes(state_line(RunState()))
     os.chown(tmp_path, NOBODY, NOBODY)
     mention(path)
-    assert path.read_bytes() == state_line(State())
+    assert path.read_bytes() == state_line(RunState())
 
 
 @pytest.mark.needs_root

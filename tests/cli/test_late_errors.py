@@ -25,7 +25,7 @@ from egmctl.fleet.run import STANDARD_OUTPUT, Launch, Progress, _Fleet
 from egmctl.journal import events
 from egmctl.journal.events import Note
 from egmctl.model.answer import Answer, State
-from egmctl.model.fleet import Asked, Launcher, Reach
+from egmctl.model.fleet import Launcher, NodeCommand, Reach
 from egmctl.model.record import Command
 
 
@@ -153,7 +153,7 @@ def test_a_disk_with_room_for_a_part_is_asked_for_the_rest(monkeypatch: pytest.M
 
 
 def test_what_a_node_sent_is_lost_and_no_other_nodes_answer(tmp_path: Path, number: int) -> None:
-    asked = Asked(command=Command.DOCTOR, nodes=(), remote_command="egmctl", version="")
+    asked = NodeCommand(command=Command.DOCTOR, nodes=(), remote_command="egmctl", version="")
     launch = Launch(launcher=Launcher.SSH, options=(), fanout=2, connect_timeout_s=1, timeout_s=1)
     folder = new_folder(tmp_path / "out", Command.DOCTOR, datetime.now(timezone.utc))
     fleet = _Fleet(asked, launch, folder, lambda answer, _: answer, lambda _: None, [], Progress(2))

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from egmctl.cli.progress import Lines, probing, table_text
-from egmctl.journal.events import Event, Outcome, forget
-from egmctl.model.probes import Outcome as Tried
-from egmctl.model.probes import Probe, ProbeKind
+from egmctl.journal.events import JournalEvent, TaskOutcome, forget
+from egmctl.model.probes import Probe, ProbeKind, ProbeOutcome
 from tests.doctor.machines import shipped
 from tests.report.runs import run
 
@@ -26,7 +25,7 @@ def test_a_log_has_a_line_every_ten_seconds(
     first = RUN.measurements[0]
     for at_s, part in ((4.0, 0.1), (11.0, 0.3), (15.0, 0.4), (22.0, 0.6)):
         clock[0] = at_s
-        record(Outcome(number=0, measurement=first))
+        record(TaskOutcome(number=0, measurement=first))
         shown(part, first)
         shown(part, None)
     path = "host_numa_to_device_memcpy_ce NUMA0 -> GPU0"
@@ -43,7 +42,7 @@ def test_the_probes_of_doctor_are_told_before_the_bench_in_the_same_lines(
     shown, node = Lines(), shipped("gb200-tray")
     first_gpu, second_gpu, *_ = [gpu.bus_id for gpu in node.gpus or ()]
     show = probing(shown, node)
-    probe = Probe(kind=ProbeKind.P2P, gpus=(first_gpu, second_gpu), outcome=Tried.NOT_RUN)
+    probe = Probe(kind=ProbeKind.P2P, gpus=(first_gpu, second_gpu), outcome=ProbeOutcome.NOT_RUN)
     for at_s, part, tried in (
         (3.0, 0.1, probe),
         (11.0, 0.5, probe),
@@ -73,7 +72,7 @@ def test_the_table_of_a_terminal_fills_with_what_is_measured(monkeypatch: pytest
 
 
 def test_the_journal_is_told_as_before() -> None:
-    kept: list[Event] = []
-    outcome = Outcome(number=3, measurement=RUN.measurements[0])
+    kept: list[JournalEvent] = []
+    outcome = TaskOutcome(number=3, measurement=RUN.measurements[0])
     Lines().recorder(kept.append)(outcome)
     assert kept == [outcome]

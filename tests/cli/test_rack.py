@@ -21,13 +21,13 @@ from egmctl.model.answer import Answer, State
 from egmctl.model.bringup import Bringup
 from egmctl.model.codec import to_json
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.fleet import Fabric
+from egmctl.model.fleet import FabricRun
 from egmctl.model.gpu import FAKE
 from egmctl.model.machine import Machine
 from egmctl.mpi.world import RanksMissing, World
 from egmctl.report.kinds import BRINGUP
 from egmctl.saved import load_any
-from egmctl.verdict.bringup import bringup
+from egmctl.verdict.bringup import bringup_answer
 from tests.doctor.faults import OUTSIDE, healthy
 from tests.doctor.machines import patched, shipped
 from tests.report.texts import text_of
@@ -40,10 +40,10 @@ SLOW = patched(WELL, "gpus[2].nvml.nvlinks[4]", active=False)
 OUT = patched(WELL, "gpus[*].nvml", fabric=OUTSIDE)
 BOARD = shipped("hgx-h200x4")
 RUN = replace(measured_report("gb200-tray"), machines=(), answer=Answer(state=State.GOOD, word="PASS"))
-MEASURED = Fabric(run=RUN)
-BAD = Fabric(run=replace(RUN, answer=Answer(state=State.BAD, word="FAIL")))
-UNKNOWN = Fabric(run=replace(RUN, answer=Answer(state=State.INCOMPLETE, word="INCOMPLETE")))
-GONE = Fabric()
+MEASURED = FabricRun(run=RUN)
+BAD = FabricRun(run=replace(RUN, answer=Answer(state=State.BAD, word="FAIL")))
+UNKNOWN = FabricRun(run=replace(RUN, answer=Answer(state=State.INCOMPLETE, word="INCOMPLETE")))
+GONE = FabricRun()
 """Stands for a fabric during which a rank dies."""
 Message = tuple[Any, str] | None
 
@@ -67,7 +67,7 @@ def sent(rank: int, machine: Machine | Callable[[], Bringup]) -> Message:
     """Return what the first rank of a node sends."""
 
     def node() -> Bringup:
-        answer = bringup(diagnosed(cast(Machine, machine)), None, not_measured="busy")
+        answer = bringup_answer(diagnosed(cast(Machine, machine)), None, not_measured="busy")
         return answer if answer.answer.state is State.BAD else go(cast(Machine, machine))
 
     message = rack._answer_of(HOSTS[rank], node if isinstance(machine, Machine) else machine)
@@ -105,9 +105,11 @@ Ask = Callable[..., tuple[ExitCode, dict[str, Any], str]]
 def answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ask:
     """Return the exit code, the result and the text of a job's answer."""
 
-    def ask(job: Job, own: Machine = WELL, fabric: Fabric = MEASURED, file: str = "rack.json", **options: Any) -> Any:
+    def ask(
+        job: Job, own: Machine = WELL, fabric: FabricRun = MEASURED, file: str = "rack.json", **options: Any
+    ) -> Any:
 
-        def measured(*_: object) -> Fabric:
+        def measured(*_: object) -> FabricRun:
             if fabric is GONE:
                 raise RanksMissing((3,))
             return fabric
@@ -178,25 +180,25 @@ def test_who_is_not_ready_is_named_in_the_first_sentence(
     ("fabric", "code", "words"),
     [
         (
-            Fabric(run=replace(RUN, answer=Answer(state=State.BAD, word="FAIL"))),
+            FabricRun(run=replace(RUN, answer=Answer(state=State.BAD, word="FAIL"))),
             1,
             "NO-GO: fabric FAIL: ; 3 of 3 nodes are ready",
         ),
         (GONE, 3, "INCOMPLETE: fabric not measured: no answer from rank 3 on tray02; 3 of 3 nodes are ready"),
         (
-            Fabric(run=replace(RUN, answer=Answer(state=State.INCOMPLETE, word="INCOMPLETE"))),
+            FabricRun(run=replace(RUN, answer=Answer(state=State.INCOMPLETE, word="INCOMPLETE"))),
             3,
             "INCOMPLETE: fabric INCOMPLETE: ; 3 of 3 nodes are ready",
         ),
         (
-            Fabric(reason="no channel"),
+            FabricRun(reason="no channel"),
             3,
             "INCOMPLETE: fabric not measured: no channel; 3 of 3 nodes are ready",
         ),
     ],
 )
 def test_a_bad_or_an_unmeasured_fabric_between_good_nodes_is_the_answer_and_comes_first(
-    answer: Ask, fabric: Fabric, code: int, words: str
+    answer: Ask, fabric: FabricRun, code: int, words: str
 ) -> None:
     ended, _, text = answer(Job(three(BOARD, BOARD)), BOARD, fabric)
     assert (ended, words in text) == (code, True), text[:500]

@@ -55,7 +55,7 @@ def test_a_number_that_json_has_no_word_for_is_a_sentence(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "views"),
     [
-        *((f"topo --machine {name}", "") for name in replay.names()),
+        *((f"topo --machine {name}", "") for name in replay.machine_names()),
         ("topo --machine gb200-nvl72", "-v"),
         ("topo --machine gb200-tray --gpus 1,0 --numa 1", "--json"),
         ("topo --machine hgx-h200x4", "--csv"),

@@ -78,11 +78,11 @@ def test_list_names_every_machine_and_its_origin() -> None:
     done = run("topo", "--machine", "list")
     assert (done.code, done.err) == (0, "")
     heads = [line.split() for line in done.out.splitlines() if not line.startswith(" ")]
-    assert [name for name, *_ in heads] == replay.names() + replay.sick()
+    assert [name for name, *_ in heads] == replay.machine_names() + replay.sick()
     assert {origin for _, origin, *_ in heads} == {"modelled:", "recorded:"}
     assert run("doctor", "--machine", "list") == done
     document = json.loads(run("topo", "--machine", "list", "--json").out)
-    assert [machine["name"] for machine in document["result"]["machines"]] == replay.names() + replay.sick()
+    assert [machine["name"] for machine in document["result"]["machines"]] == replay.machine_names() + replay.sick()
 
 
 class TestWithoutDriver:

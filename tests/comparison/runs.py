@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from egmctl.bench.results import summarize
-from egmctl.model.measurement import Measurement, RunReport, Status
+from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport
 from egmctl.model.record import Command
 from egmctl.saved import Saved
 from tests.saved.documents import measured_report
@@ -69,7 +69,7 @@ def times(factor: float, where: Callable[[Measurement], bool]) -> Change:
     return change
 
 
-def ended(status: Status, reason: str, where: Callable[[Measurement], bool]) -> Change:
+def ended(status: MeasurementStatus, reason: str, where: Callable[[Measurement], bool]) -> Change:
     """Return the change that makes some measurements end otherwise, without a number."""
 
     def change(measurement: Measurement) -> Measurement:

@@ -15,7 +15,7 @@ from egmctl.comparison import compare
 from egmctl.errors import ExitCode
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.comparison import Outcome
-from egmctl.model.measurement import Measurement, RunReport, Status
+from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport
 from egmctl.saved import Saved
 from tests.bench.routes import nv, over
 from tests.comparison.runs import Change, changed, ended, from_gpu, on_path, run, saved, times
@@ -75,7 +75,7 @@ def fewer_links(m: Measurement) -> Measurement:
     [
         (fewer_links, "GPU3 -> GPU1", "over NV16, not NV18"),
         (
-            ended(Status.CORRUPT, "3 words differ", on_path("GPU0 -> GPU1")),
+            ended(MeasurementStatus.CORRUPT, "3 words differ", on_path("GPU0 -> GPU1")),
             *("GPU0 -> GPU1", "corrupt in node16: 3 words differ"),
         ),
     ],
@@ -89,7 +89,7 @@ def test_a_path_that_broke_or_lacks_links_is_named_with_its_reason(change: Chang
 
 
 def test_what_most_nodes_did_not_measure_is_no_reference() -> None:
-    waived = ended(Status.WAIVED, "MIG is on", on_path("GPU0 -> GPU1"))
+    waived = ended(MeasurementStatus.WAIVED, "MIG is on", on_path("GPU0 -> GPU1"))
     nodes = [saved(name, changed(run(seed=seed), waived)) for seed, name in enumerate(RACK[:-1])]
     assert compare([*nodes, saved("node16", run())]).paths == ()
 

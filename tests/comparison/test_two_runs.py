@@ -16,7 +16,7 @@ from egmctl.comparison.paths import TRUSTED_RUNS, Spread, default_spread, known_
 from egmctl.errors import ExitCode, UsageError
 from egmctl.model.comparison import Comparison, Outcome, PathDifference
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Measurement, RunReport, Stage, Status
+from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport, Stage
 from egmctl.model.record import Command
 from egmctl.model.route import Egm
 from egmctl.model.task import Endpoint, Quantity
@@ -151,8 +151,11 @@ def test_the_tolerance_can_be_set() -> None:
 # --- a number on one side only ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("status", [Status.CORRUPT, Status.FAILED, Status.CRASHED, Status.TIMED_OUT])
-def test_a_path_that_broke_is_worse(status: Status) -> None:
+@pytest.mark.parametrize(
+    "status",
+    [MeasurementStatus.CORRUPT, MeasurementStatus.FAILED, MeasurementStatus.CRASHED, MeasurementStatus.TIMED_OUT],
+)
+def test_a_path_that_broke_is_worse(status: MeasurementStatus) -> None:
     broken = changed(run(), ended(status, "3 words differ", on_path("GPU0 -> GPU1")))
     comparison = two(run(), broken)
     assert {(diff.outcome, diff.reason) for diff in differing(comparison)} == {
@@ -165,7 +168,7 @@ def test_a_path_that_broke_is_worse(status: Status) -> None:
 
 
 def test_a_path_that_was_waived_is_told_and_counts_for_nothing() -> None:
-    comparison = two(run(), changed(run(), ended(Status.WAIVED, "MIG is on", on_path("GPU0 -> GPU1"))))
+    comparison = two(run(), changed(run(), ended(MeasurementStatus.WAIVED, "MIG is on", on_path("GPU0 -> GPU1"))))
     assert {(diff.outcome, diff.reason) for diff in differing(comparison)} == {
         (Outcome.DIFFERENT, "waived in after: MIG is on")
     }
@@ -184,7 +187,7 @@ def test_a_path_that_only_one_run_has_is_told() -> None:
 
 def test_an_unstable_path_is_compared_and_told() -> None:
     def unstable(m: Measurement) -> Measurement:
-        return replace(m, status=Status.UNSTABLE, reason="the samples vary by 9 % (CV)")
+        return replace(m, status=MeasurementStatus.UNSTABLE, reason="the samples vary by 9 % (CV)")
 
     shaky = changed(run(), lambda m: unstable(m) if m.path == "GPU0 -> GPU1" else m)
     assert {diff.outcome for diff in differing(two(run(), shaky))} == {Outcome.DIFFERENT}
@@ -197,7 +200,7 @@ def test_an_unstable_path_is_compared_and_told() -> None:
 def test_each_difference_of_a_path_with_two_numbers_is_told_whole() -> None:
     def other_memory(m: Measurement) -> Measurement:
         route = replace(m.flows[0].route, egm=Egm.NO)
-        return replace(m, status=Status.UNSTABLE, flows=(replace(m.flows[0], route=route),))
+        return replace(m, status=MeasurementStatus.UNSTABLE, flows=(replace(m.flows[0], route=route),))
 
     before = run("gh200")
     (path, *_) = [m.path for m in before.measurements if m.flows[0].route.egm is Egm.YES]

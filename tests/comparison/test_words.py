@@ -142,7 +142,7 @@ def snapshots(after: Machine, before: Machine = H200) -> Comparison:
 
 
 def test_a_machine_and_itself() -> None:
-    for name in replay.names():
+    for name in replay.machine_names():
         machine = shipped(name)
         comparison = snapshots(machine, machine)
         assert (comparison.words, comparison.notes, comparison.exit_code) == ((), (), ExitCode.OK)

@@ -81,7 +81,7 @@ def test_swapped_files_swap_worse_and_better(what: str) -> None:
 
 def test_every_fact_of_the_table_is_one_that_a_machine_has() -> None:
     stated: set[str] = set()
-    for name in (*replay.names(), *replay.sick()):
+    for name in (*replay.machine_names(), *replay.sick()):
         machine = shipped(name)
         for subject in (subject for parts in MachineFacts().of(machine).values() for part in parts for subject in part):
             words = subject.what.split(" ")

@@ -26,7 +26,7 @@ from tests.in_process import run
 
 EXAMPLES = ROOT / "docs" / "examples"
 HOOKS = ("slurm-prolog.sh", "slurm-epilog.sh")
-HEALTHY = replay.names()
+HEALTHY = replay.machine_names()
 SICK = {
     "h200-off-the-bus": "egmctl: dev.fell-off-bus: GPU3: fell off the PCI bus",
     "h200-links-down": "egmctl: nvlink.links: GPU2: 16 of 18 NVLinks are active",

@@ -15,7 +15,7 @@ from egmctl.doctor.runner import CHECKS, DOCUMENTED, anchor
 from egmctl.report import kinds
 from egmctl.report.exports.prom import bringup_prom
 from egmctl.report.kinds import Format
-from egmctl.verdict.bringup import bringup
+from egmctl.verdict.bringup import bringup_answer
 from tests import in_process
 from tests.answers import diagnose
 from tests.comparison.test_collectives import measured as measured_with_nccl
@@ -98,6 +98,6 @@ def test_the_table_of_forms_is_the_one_that_commands_use() -> None:
 def test_every_metric_is_told_and_none_else() -> None:
     made = judged(run(cases=("ring_write_ce", "device_to_device_latency_sm")))
     made = replace(made, nccl=measured_with_nccl().nccl)
-    text = bringup_prom(bringup(diagnose(shipped("hgx-h200x4"), Scope(), CHECKS), made))
+    text = bringup_prom(bringup_answer(diagnose(shipped("hgx-h200x4"), Scope(), CHECKS), made))
     named = set(re.findall(r"^\| `(egmctl_[a-z_]+)` \|", REPORTS, re.MULTILINE))
     assert named - {"egmctl_bench_stage_seconds"} == set(re.findall(r"^# TYPE (\S+) gauge$", text, re.MULTILINE))

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from egmctl.facts import replay
 from egmctl.report.exports.prom import bringup_prom
 from egmctl.units import MIB
-from egmctl.verdict.bringup import bringup
+from egmctl.verdict.bringup import bringup_answer
 from tests.conftest import ROOT, RunEgmctl, ended
 from tests.doctor.machines import patched, shipped
 from tests.fake.plugin import MakeFakeNode
@@ -37,7 +37,7 @@ def exported() -> dict[str, set[str]]:
     from egmctl.api.doctor import Doctor
 
     diagnosis = Doctor().diagnose(shipped("hgx-h200x4"), redacted=True)
-    text = bringup_prom(bringup(diagnosis, run_report))
+    text = bringup_prom(bringup_answer(diagnosis, run_report))
     families = text_string_to_metric_families(text)
     return {family.name: {name for sample in family.samples for name in sample.labels} for family in families}
 

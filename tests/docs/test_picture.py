@@ -19,7 +19,7 @@ from egmctl.model.measurement import RunReport
 from egmctl.report.kinds import Format
 from egmctl.saved import load
 from egmctl.verdict import profiles
-from egmctl.verdict.bringup import bringup
+from egmctl.verdict.bringup import bringup_answer
 from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.profiles import choose
 from tests.answers import diagnose, render
@@ -73,7 +73,7 @@ def judged_run(tmp_path: Path) -> RunReport:
 
 def bringup_of_h200(tmp_path: Path) -> Bringup:
     """Return the bring-up of recorded checks and a real run."""
-    return bringup(diagnose(shipped("hgx-h200x4"), EVERYTHING, CHECKS), judged_run(tmp_path))
+    return bringup_answer(diagnose(shipped("hgx-h200x4"), EVERYTHING, CHECKS), judged_run(tmp_path))
 
 
 def test_the_answers_of_bringup_and_bench_are_those_of_the_recorded_checks_and_the_real_run(tmp_path: Path) -> None:

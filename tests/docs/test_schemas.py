@@ -12,8 +12,8 @@ import jsonschema
 import pytest
 
 from egmctl.facts.kernel_log import event
-from egmctl.journal.events import Begin, Journal, Logged, Note, Outcome, Problem, StepBegun
-from egmctl.model.measurement import Status
+from egmctl.journal.events import Begin, Journal, Logged, Note, Problem, StepBegun, TaskOutcome
+from egmctl.model.measurement import MeasurementStatus
 from egmctl.model.task import NumberedTask
 from tests.conftest import ROOT
 from tests.in_process import run
@@ -39,7 +39,7 @@ def journal(tmp_path: Path) -> Path:
     kept(Logged(events=(logged,)))
     for number, measurement in enumerate(report.measurements[:2]):
         kept(StepBegun(tasks=(NumberedTask(number=number, task=measurement),)))
-        kept(Outcome(number=number, measurement=replace(measurement, status=Status.OK)))
+        kept(TaskOutcome(number=number, measurement=replace(measurement, status=MeasurementStatus.OK)))
     kept(Note(text="a note"))
     kept(Problem(text="a problem"))
     kept.close()

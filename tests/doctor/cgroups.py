@@ -102,7 +102,8 @@ def pids(most: int) -> Iterator[Cgroup]:
 def mounted(kind: str, options: str, place: Path) -> Iterator[Path]:
     """Mount a file system of the kernel's own on a directory; an error where the kernel refuses."""
     place.mkdir(parents=True, exist_ok=True)
-    arguments = ["-t", kind, *(["-o", options] if options else []), "none", str(place)]
+    with_options = ["-o", options] if options else []
+    arguments = ["-t", kind, *with_options, "none", str(place)]
     done = subprocess.run(["mount", *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"mount {' '.join(arguments)}: {done.stderr}"
     try:

@@ -39,7 +39,7 @@ from egmctl.model.host import (
 )
 from egmctl.model.kernel_log import KernelLog
 from egmctl.model.machine import Machine
-from egmctl.model.probes import Outcome, Peer, PeerPort, PeerProbe, Peers, Probe, ProbeKind, Registration
+from egmctl.model.probes import Peer, PeerPort, PeerProbe, Peers, Probe, ProbeKind, ProbeOutcome, Registration
 from egmctl.model.record import Reason, Unread
 from tests.doctor.machines import patched, shipped, with_gpu_denied
 
@@ -68,8 +68,8 @@ def tried(machine: Machine) -> tuple[Probe, ...]:
 
 def _as_on_a_healthy_node(probe: Probe) -> Probe:
     if probe.kind is ProbeKind.MANAGED_IPC:
-        return dataclasses.replace(probe, outcome=Outcome.ERROR, call="cuIpcGetMemHandle", error_number=1)
-    return dataclasses.replace(probe, outcome=Outcome.OK)
+        return dataclasses.replace(probe, outcome=ProbeOutcome.ERROR, call="cuIpcGetMemHandle", error_number=1)
+    return dataclasses.replace(probe, outcome=ProbeOutcome.OK)
 
 
 def logged(line: str) -> Machine:
@@ -371,7 +371,7 @@ FAULTS: dict[str, Fault] = {
     **{
         check: changed(
             f"probes[{[probe.kind for probe in tried(healthy())].index(kind)}]",
-            outcome=Outcome.CORRUPT,
+            outcome=ProbeOutcome.CORRUPT,
             detail="1 of 262144 words differ",
         )
         for check, kind in KINDS.items()
@@ -431,7 +431,7 @@ def in_job() -> Machine:
         hosts=("node1", "node2"),
         labels=("node1:GPU0", "node2:GPU0"),
         host_memory=False,
-        outcome=Outcome.OK,
+        outcome=ProbeOutcome.OK,
     )
     peers = Peers(nodes=(node, replace(node, host="node2", ranks=(1,))), probes=(probe,))
     return patched(healthy(), "", peers=peers)
@@ -442,11 +442,13 @@ def peer_changed(**changes: Any) -> Fault:
     return Fault(lambda: patched(in_job(), "peers.nodes[1]", **changes))
 
 
-def through_data_direct(outcome: Outcome = Outcome.OK, call: str | None = None, number: int | None = None) -> Machine:
+def through_data_direct(
+    outcome: ProbeOutcome = ProbeOutcome.OK, call: str | None = None, number: int | None = None
+) -> Machine:
     """A NIC has registered the memory of a GPU by the default mapping, and through Data Direct with this outcome."""
     probes = tried(healthy())
     (gpu, *_), (nic, *_) = healthy().gpus or (), healthy().nics or ()
-    default = Probe(kind=ProbeKind.DMA_BUF, gpus=(gpu.bus_id,), nic=nic.name, outcome=Outcome.OK)
+    default = Probe(kind=ProbeKind.DMA_BUF, gpus=(gpu.bus_id,), nic=nic.name, outcome=ProbeOutcome.OK)
     ending = {"outcome": outcome, "call": call, "error_number": number, "error_name": "EIO" if number else None}
     direct = dataclasses.replace(default, registration=Registration.DATA_DIRECT, **ending)  # type: ignore[arg-type]
     return patched(healthy(), "", probes=(*probes, default, direct))
@@ -454,7 +456,7 @@ def through_data_direct(outcome: Outcome = Outcome.OK, call: str | None = None, 
 
 FAULTS |= {
     "rdma.data-direct-active": Fault(
-        functools.partial(through_data_direct, Outcome.ERROR, "mlx5dv_reg_dmabuf_mr", 524)
+        functools.partial(through_data_direct, ProbeOutcome.ERROR, "mlx5dv_reg_dmabuf_mr", 524)
     ),
     "fabric.management": Fault(without_umad),
     "peers.versions": peer_changed(driver_version="590.10"),
@@ -466,7 +468,7 @@ FAULTS |= {
         lambda: patched(
             in_job(),
             "peers.probes[0]",
-            outcome=Outcome.ERROR,
+            outcome=ProbeOutcome.ERROR,
             by=1,
             call="cuMemImportFromShareableHandle",
             error_number=801,

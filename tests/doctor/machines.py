@@ -10,7 +10,7 @@ from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.runner import CHECKS
 from egmctl.facts import replay
 from egmctl.model.finding import Finding
-from egmctl.model.gpu import Gpu, GpuCuda, GpuNvml, GpuProc, Pair
+from egmctl.model.gpu import Gpu, GpuCuda, GpuNvml, GpuPair, GpuProc
 from egmctl.model.host import DeviceNode, PciFunction
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
@@ -133,7 +133,7 @@ def with_card(machine: Machine) -> Machine:
     )
     none = {"read": "CNS", "write": "CNS", "nvlink": "NS", "atomics": "CNS", "pci": "CNS"}
     pairs = [
-        Pair(source=one, target=other, p2p_status=none, nvlink_count=0, can_access_peer=False)
+        GpuPair(source=one, target=other, p2p_status=none, nvlink_count=0, can_access_peer=False)
         for gpu in machine.gpus or ()
         for one, other in ((gpu.bus_id, bus_id), (bus_id, gpu.bus_id))
     ]

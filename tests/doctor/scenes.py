@@ -33,7 +33,7 @@ class Scene:
 def scenes() -> Mapping[str, Scene]:
     """Return all of them by name, in order: shipped, recorded, modelled."""
     return {
-        **{name: Scene(machine=_load(name)) for name in replay.names()},
+        **{name: Scene(machine=_load(name)) for name in replay.machine_names()},
         **RECORDED,
         **named(MODELLED),
     }

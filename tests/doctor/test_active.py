@@ -20,7 +20,7 @@ from egmctl.doctor.check import EVERYTHING, Scope
 from egmctl.doctor.checks.active import CHECKS, KINDS, NOT_ASKED
 from egmctl.model.finding import Finding, Guard, Status
 from egmctl.model.machine import Machine
-from egmctl.model.probes import Outcome, Probe, ProbeKind
+from egmctl.model.probes import Probe, ProbeKind, ProbeOutcome
 from tests.answers import diagnose
 from tests.conftest import ROOT, RunEgmctl, command_environment
 from tests.doctor.machines import of_two_gpus, patched, shipped
@@ -236,7 +236,7 @@ def failing(kind: ProbeKind, call: str, number: int, *, node: int | None = None,
         kind=kind,
         gpus=tuple(GPUS[:1] if kind in OF_ONE_GPU else GPUS[:2]),
         numa_node=node,
-        outcome=Outcome.ERROR,
+        outcome=ProbeOutcome.ERROR,
         by=GPUS[1],
         call=call,
         error_number=number,
@@ -252,7 +252,7 @@ def test_a_process_that_is_ended_while_it_is_lost_does_not_run_again() -> None:
         process._lose()
         process.kill_soon()
         answer, _ = process.ask({"do": "visible"})
-    assert answer["failed"]["outcome"] is Outcome.CRASHED
+    assert answer["failed"]["outcome"] is ProbeOutcome.CRASHED
 
 
 def test_without_a_further_thread_probes_are_made_one_by_one(
@@ -265,7 +265,7 @@ def test_without_a_further_thread_probes_are_made_one_by_one(
     node = fake_node(patched(of_two_gpus(nvl4()), "gpus[*].nvml", compute_mode="default"))
     with here(node):
         machine = probes.probed(node.machine, EVERYTHING, [ProbeKind.P2P, ProbeKind.LEGACY_IPC])
-    assert {probe.outcome for probe in machine.probes or ()} == {Outcome.OK}
+    assert {probe.outcome for probe in machine.probes or ()} == {ProbeOutcome.OK}
 
 
 OF_ONE_GPU = (ProbeKind.HOST_NUMA, ProbeKind.DEVICE_POOL, ProbeKind.LOCATION_POOL, ProbeKind.MANAGED_IPC)
@@ -297,14 +297,16 @@ class TestJudgement:
             assert "CUDA_VISIBLE_DEVICES" in finding.remedy.text
 
     def test_a_driver_that_makes_a_handle_of_managed_memory_is_noted(self) -> None:
-        made = Probe(kind=ProbeKind.MANAGED_IPC, gpus=tuple(GPUS[:1]), outcome=Outcome.OK)
+        made = Probe(kind=ProbeKind.MANAGED_IPC, gpus=tuple(GPUS[:1]), outcome=ProbeOutcome.OK)
         finding = judged(shipped("gb200-tray"), made)
         assert finding.status is Status.NOTE
         assert "does not document" in finding.summary
 
     def test_a_pool_whose_import_ends_the_process_has_a_cause(self) -> None:
         died = replace(
-            failing(ProbeKind.POOL, "cuMemPoolImportFromShareableHandle", 0), outcome=Outcome.CRASHED, error_number=None
+            failing(ProbeKind.POOL, "cuMemPoolImportFromShareableHandle", 0),
+            outcome=ProbeOutcome.CRASHED,
+            error_number=None,
         )
         finding = judged(shipped("gb200-tray"), died)
         assert finding.summary.endswith("killed its process in cuMemPoolImportFromShareableHandle")
@@ -339,7 +341,7 @@ class TestJudgement:
         assert (finding.status, "CUDA 13.0 (driver 580)" in finding.summary) == (Status.SKIP, True)
 
     def test_a_gpu_that_the_machine_does_not_have_is_no_traceback(self) -> None:
-        probe = Probe(kind=ProbeKind.P2P, gpus=("0009:01:00.0", "0009:02:00.0"), outcome=Outcome.OK)
+        probe = Probe(kind=ProbeKind.P2P, gpus=("0009:01:00.0", "0009:02:00.0"), outcome=ProbeOutcome.OK)
         assert judged(shipped("gb200-tray"), probe).status is Status.PASS
-        probe = Probe(kind=ProbeKind.HOST_NUMA, gpus=(), outcome=Outcome.CORRUPT)
+        probe = Probe(kind=ProbeKind.HOST_NUMA, gpus=(), outcome=ProbeOutcome.CORRUPT)
         assert judged(shipped("gb200-tray"), probe).status is Status.SKIP

@@ -25,7 +25,9 @@ def of_check(machine: Machine, check: str) -> Finding:
     return finding
 
 
-@pytest.mark.parametrize("name", [name for name in replay.names() if shipped(name).origin.kind is OriginKind.MODELLED])
+@pytest.mark.parametrize(
+    "name", [name for name in replay.machine_names() if shipped(name).origin.kind is OriginKind.MODELLED]
+)
 def test_a_healthy_model_is_ok_and_says_what_it_assumes(name: str) -> None:
     result = diagnosis(shipped(name))
     assert (result.answer.state, result.answer.causes) == (State.GOOD, ())
@@ -34,7 +36,7 @@ def test_a_healthy_model_is_ok_and_says_what_it_assumes(name: str) -> None:
     assert all(finding.evidence == () for finding in assumed), "what was assumed was not read"
 
 
-@pytest.mark.parametrize("name", [*replay.names(), *replay.sick()])
+@pytest.mark.parametrize("name", [*replay.machine_names(), *replay.sick()])
 def test_only_what_is_unknown_becomes_assumed(name: str) -> None:
     """Every other finding is that of the same machine without assumptions."""
     machine = shipped(name)

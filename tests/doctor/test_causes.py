@@ -20,10 +20,9 @@ from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import NODE, TOLD, Finding, Guard, Status, on_gpus, on_pairs, root_causes
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Imex, LibraryFailure, PcieLink
-from egmctl.model.kernel_log import DriverMessage as M
-from egmctl.model.kernel_log import KernelLog
+from egmctl.model.kernel_log import DriverMessage, KernelLog
 from egmctl.model.machine import Machine
-from egmctl.model.probes import Outcome, Peers
+from egmctl.model.probes import Peers, ProbeOutcome
 from egmctl.model.record import Reason, Unread
 from egmctl.report.exports.json import result_json
 from egmctl.report.exports.junit import doctor_junit
@@ -90,7 +89,12 @@ def all_denied(access: str = "EPERM") -> Machine:
 def probes_failing(machine: Machine, call: str, number: int, *checks: str) -> Machine:
     """All that was tried for these checks failed in one call."""
     kinds = {KINDS[check] for check in checks or KINDS}
-    failure: dict[str, Any] = {"outcome": Outcome.ERROR, "call": call, "error_number": number, "error_name": "EPERM"}
+    failure: dict[str, Any] = {
+        "outcome": ProbeOutcome.ERROR,
+        "call": call,
+        "error_number": number,
+        "error_name": "EPERM",
+    }
     probes = tuple(
         dataclasses.replace(probe, **failure) if probe.kind in kinds else probe for probe in machine.probes or ()
     )
@@ -133,7 +137,7 @@ def with_lines(machine: Machine, *lines: str) -> Machine:
     return patched(machine, "", kernel_log=KernelLog(source="/dev/kmsg", now_s=60.0, first_s=0.0, events=events))
 
 
-def said(machine: Machine, *messages: M) -> Machine:
+def said(machine: Machine, *messages: DriverMessage) -> Machine:
     return with_lines(machine, *(f"NVRM: something: {message.value}: so it is" for message in messages))
 
 
@@ -232,7 +236,7 @@ PAIRS: dict[tuple[str, str], Machine] = {
     ("drv.flavour", "kernel.driver-messages"): with_lines(
         patched(unlisted(healthy(), Reason.NOT_PRESENT), "driver", module_flavour="proprietary"), INIT_FAILED
     ),
-    ("drv.versions", "kernel.driver-messages"): said(UPDATED, M.VERSION_MISMATCH),
+    ("drv.versions", "kernel.driver-messages"): said(UPDATED, DriverMessage.VERSION_MISMATCH),
     ("dev.driver-binding", "kernel.driver-messages"): with_lines(NO_DRIVER, INIT_FAILED),
     ("egm.preconditions", "egm.capability"): patched(
         all_gpus(".nvml", capabilities=0), "system", kernel_configuration={"NUMA": "y", "ACPI_NUMA": "n"}
@@ -251,17 +255,21 @@ PAIRS: dict[tuple[str, str], Machine] = {
         not_listed(healthy(), "nvml", Reason.FAILED), "NVRM: Xid (PCI:0008:01:00): 119, a timeout.", INIT_FAILED
     ),
     ("imex.recovery", "gpu.health"): RECOVERING,
-    ("dev.fell-off-bus", "kernel.driver-messages"): said(OFF_THE_BUS, M.FELL_OFF_BUS),
-    ("c2c.link", "kernel.driver-messages"): said(C2C_DOWN, M.C2C_SELF_TEST),
-    ("nvlink.links", "kernel.driver-messages"): said(LINK_DOWN, M.NVLINK_ALI),
-    ("fabric.state", "kernel.driver-messages"): said(IN_PROGRESS, M.FABRIC_PROBE),
+    ("dev.fell-off-bus", "kernel.driver-messages"): said(OFF_THE_BUS, DriverMessage.FELL_OFF_BUS),
+    ("c2c.link", "kernel.driver-messages"): said(C2C_DOWN, DriverMessage.C2C_SELF_TEST),
+    ("nvlink.links", "kernel.driver-messages"): said(LINK_DOWN, DriverMessage.NVLINK_ALI),
+    ("fabric.state", "kernel.driver-messages"): said(IN_PROGRESS, DriverMessage.FABRIC_PROBE),
     ("p2p.status", "kernel.driver-messages"): said(
-        patched(healthy(), "pairs[*]", p2p_status=REFUSED), M.EGM_NO_FABRIC_ADDRESS
+        patched(healthy(), "pairs[*]", p2p_status=REFUSED), DriverMessage.EGM_NO_FABRIC_ADDRESS
     ),
-    ("imex.recovery", "kernel.driver-messages"): said(RECOVERING, M.IMEX_SHUTDOWN),
-    ("uvm.addressing-mode", "kernel.driver-messages"): said(all_gpus(".nvml", addressing_mode="none"), M.SMMU_SVA),
-    ("numa.auto-online", "kernel.driver-messages"): said(with_fault("numa.auto-online"), M.MEMORY_NOT_MOVABLE),
-    ("numa.mode", "kernel.driver-messages"): said(with_fault("numa.mode"), M.MEMORY_ADD),
+    ("imex.recovery", "kernel.driver-messages"): said(RECOVERING, DriverMessage.IMEX_SHUTDOWN),
+    ("uvm.addressing-mode", "kernel.driver-messages"): said(
+        all_gpus(".nvml", addressing_mode="none"), DriverMessage.SMMU_SVA
+    ),
+    ("numa.auto-online", "kernel.driver-messages"): said(
+        with_fault("numa.auto-online"), DriverMessage.MEMORY_NOT_MOVABLE
+    ),
+    ("numa.mode", "kernel.driver-messages"): said(with_fault("numa.mode"), DriverMessage.MEMORY_ADD),
     ("imex.channel", "fabric.alloc-active"): probes_failing(
         patched(healthy(), "driver", imex_channels=()), "cuMemCreate", 800, "fabric.alloc-active"
     ),
@@ -306,7 +314,7 @@ SEPARATE: dict[str, tuple[Machine, set[str]]] = {
     ),
     "CUDA that fails otherwise": (without_cuda(waiting(unmanaged()), 999), {"fabric.manager", "drv.libraries"}),
     "links that are down and a message about IMEX": (
-        said(LINK_DOWN, M.IMEX_SHUTDOWN),
+        said(LINK_DOWN, DriverMessage.IMEX_SHUTDOWN),
         {"nvlink.links", "kernel.driver-messages"},
     ),
     "memory errors and an exclusive mode": (

@@ -16,7 +16,7 @@ from egmctl.model.finding import Guard, Status
 from egmctl.model.host import NumaKind
 from egmctl.model.machine import Machine
 from egmctl.topology.platform import MemoryMode, memory_mode
-from egmctl.topology.routes import owners
+from egmctl.topology.routes import possible_owners
 from tests.answers import diagnose
 from tests.doctor.cases import Case, asked, case, verdicts
 from tests.doctor.faults import healthy
@@ -202,7 +202,7 @@ def test_what_is_told(case: Case) -> None:
 def test_a_card_beside_coherent_gpus_is_no_fault_and_owns_no_egm() -> None:
     findings = diagnose(STATION, EVERYTHING, CHECKS).findings
     assert [(f.check, f.summary) for f in findings if f.status in (Status.FAIL, Status.WARN)] == []
-    assert [gpu.index for gpu in owners(STATION, 0)] == [0, 1]
+    assert [gpu.index for gpu in possible_owners(STATION, 0)] == [0, 1]
 
 
 @pytest.mark.parametrize("allowed", ["0-1", "0", None])

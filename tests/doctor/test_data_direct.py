@@ -14,7 +14,7 @@ from egmctl.doctor.runner import CHECKS
 from egmctl.model.finding import Finding, Guard, Status
 from egmctl.model.host import PciFunction, System
 from egmctl.model.machine import Machine
-from egmctl.model.probes import Outcome, ProbeKind, Registration
+from egmctl.model.probes import ProbeKind, ProbeOutcome, Registration
 from egmctl.report.document import KeyValues
 from egmctl.report.views.machine import machine_section
 from tests.answers import diagnose
@@ -150,7 +150,7 @@ def test_a_libmlx5_without_data_direct_leaves_it_unknown(node: FakeNode) -> None
 
 def test_an_unaligned_base_that_kills_its_process_is_a_warning_though_the_aligned_one_works(node: FakeNode) -> None:
     machine = tried(node)
-    crashed: dict[str, Any] = {"outcome": Outcome.CRASHED, "call": "mlx5dv_reg_dmabuf_mr"}
+    crashed: dict[str, Any] = {"outcome": ProbeOutcome.CRASHED, "call": "mlx5dv_reg_dmabuf_mr"}
     changed = tuple(
         replace(each, **crashed) if each.registration is Registration.DATA_DIRECT_UNALIGNED else each
         for each in machine.probes or ()
@@ -162,7 +162,11 @@ def test_an_unaligned_base_that_kills_its_process_is_a_warning_though_the_aligne
 
 def test_a_driver_without_the_mapping_over_pcie_is_no_fault_of_a_nic(node: FakeNode) -> None:
     machine = tried(node)
-    refused: dict[str, Any] = {"outcome": Outcome.ERROR, "call": "cuMemGetHandleForAddressRange", "error_number": 1}
+    refused: dict[str, Any] = {
+        "outcome": ProbeOutcome.ERROR,
+        "call": "cuMemGetHandleForAddressRange",
+        "error_number": 1,
+    }
     changed = tuple(
         replace(each, **refused) if each.registration is Registration.DATA_DIRECT else each
         for each in machine.probes or ()
@@ -184,6 +188,6 @@ def test_without_a_data_direct_function_it_is_not_tried(
     planned = probes.plan(["0000:01:00.0"], [0], list(ProbeKind), ["mlx5_0"])
     assert {each.registration for each in planned} == {Registration.DEFAULT}
     machine = patched(with_data_direct(), "system", data_direct=functions)
-    tried_by_default = tuple(replace(each, outcome=Outcome.OK) for each in planned)
+    tried_by_default = tuple(replace(each, outcome=ProbeOutcome.OK) for each in planned)
     (finding,) = findings(replace(machine, probes=tried_by_default))
     assert finding.status is status

@@ -13,7 +13,7 @@ from egmctl.doctor.situation import NO_VERBS
 from egmctl.model.finding import Finding, Guard, Status
 from egmctl.model.host import DeviceNode, System, VerbsNode
 from egmctl.model.machine import Machine
-from egmctl.model.probes import Outcome, ProbeKind
+from egmctl.model.probes import ProbeKind, ProbeOutcome
 from tests.answers import diagnose
 from tests.doctor.machines import of_two_gpus, shipped
 from tests.doctor.test_nvml_faults import here
@@ -103,8 +103,8 @@ def test_a_nic_that_hangs_costs_no_other_probe_its_time(node: FakeNode) -> None:
         results = probes.probed(node.machine, EVERYTHING, order).probes or ()
     kinds = [probe.kind for probe in results]
     assert kinds == sorted(kinds, key=order.index)
-    assert {probe.outcome for probe in results if probe.kind is not ProbeKind.DMA_BUF} == {Outcome.OK}
-    assert next(probe for probe in results if probe.kind is ProbeKind.DMA_BUF).outcome is Outcome.TIMED_OUT
+    assert {probe.outcome for probe in results if probe.kind is not ProbeKind.DMA_BUF} == {ProbeOutcome.OK}
+    assert next(probe for probe in results if probe.kind is ProbeKind.DMA_BUF).outcome is ProbeOutcome.TIMED_OUT
 
 
 def test_one_of_several_refusals_names_the_gpu_and_the_nic(node: FakeNode) -> None:

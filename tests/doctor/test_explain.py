@@ -9,8 +9,7 @@ import pytest
 
 import egmctl
 from egmctl.api.doctor import explain, judged
-from egmctl.doctor.explain import diagnosis_of
-from egmctl.doctor.explain import explained as decided
+from egmctl.doctor.explain import diagnosis_of, explain_failures
 from egmctl.driver.signatures import Signature, signatures
 from egmctl.errors import ExitCode, UsageError
 from egmctl.model.explanation import CauseState, ErrorLog, Explanation, Failure, KnownCause, Library, Word
@@ -89,7 +88,7 @@ def test_a_note_excludes_nothing() -> None:
     diagnosis = diagnosis_of(log.failures, healthy())
     assert diagnosis is not None
     notes = tuple(replace(finding, status=Status.NOTE) for finding in diagnosis.findings)
-    (explanation,) = decided(log, replace(diagnosis, findings=notes)).explanations
+    (explanation,) = explain_failures(log, replace(diagnosis, findings=notes)).explanations
     assert set(states(explanation).values()) == {CauseState.UNKNOWN}
 
 

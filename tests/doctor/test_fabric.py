@@ -214,7 +214,7 @@ class TestDomain:
     ) -> None:
         assert verdicts("fabric.domain", machine, expecting(expected) if expected else EVERYTHING) == verdict
 
-    @pytest.mark.parametrize("name", [*replay.names(), "cluster"])
+    @pytest.mark.parametrize("name", [*replay.machine_names(), "cluster"])
     def test_no_healthy_machine_and_no_hgx_board_is_outside(self, name: str) -> None:
         """HGX boards have a cluster UUID and clique 0 (meta-pytorch/torchcomms, issue 1315)."""
         found = run("fabric.domain", with_cluster() if name == "cluster" else shipped(name))

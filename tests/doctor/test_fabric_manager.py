@@ -93,7 +93,8 @@ def test_a_log_that_may_not_be_read_is_the_reason_though_another_is_missing(
 def board(version: str | None, *, runs: bool, driver: str = "580.178.04", library: str | None = None) -> Machine:
     """DGX H100 whose GPUs are not in the fabric yet."""
     manager = FabricManager(version=version)
-    machine = patched(with_switches(), "system", daemons=("nv-fabricmanager",) * runs, fabric_manager=manager)
+    daemons = ("nv-fabricmanager",) if runs else ()
+    machine = patched(with_switches(), "system", daemons=daemons, fabric_manager=manager)
     machine = patched(machine, "driver", module_version=driver, driver_version=library or driver)
     return patched(machine, "gpus[*].nvml.fabric", state="in-progress", status=None)
 

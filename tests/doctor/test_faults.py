@@ -50,7 +50,7 @@ def test_the_healthy_machine_has_no_fault() -> None:
     ] == []
 
 
-@pytest.mark.parametrize("name", replay.names())
+@pytest.mark.parametrize("name", replay.machine_names())
 def test_no_shipped_machine_has_a_fault(name: str) -> None:
     findings = diagnose(shipped(name), EVERYTHING, CHECKS).findings
     assert [(finding.check, finding.summary) for finding in findings if finding.status in PROBLEMS] == []

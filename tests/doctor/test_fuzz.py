@@ -100,7 +100,7 @@ def test_real_processes(egmctl: RunEgmctl, tmp_path: Path, seed: int) -> None:
             done = egmctl("doctor", format, env={SYSROOT_VARIABLE: str(tree)})
             mend(held)
         else:
-            path.write_text(record.text(mutated(shipped(choice.choice(replay.names())), choice)))
+            path.write_text(record.text(mutated(shipped(choice.choice(replay.machine_names())), choice)))
             done = egmctl("doctor", format, "--machine", path)
         assert 0 <= done.code <= 4, done
         assert "Traceback" not in done.err + done.out, done
@@ -132,7 +132,7 @@ def _scope(machine: Machine, choice: random.Random) -> Scope:
 
 def _tree(directory: Path, seed: int) -> list[Path]:
     """Write the files of a node, a different one for each seed, and return them."""
-    names = replay.names()
+    names = replay.machine_names()
     if seed % 4 == 0:
         grace_hopper(directory)
     else:

@@ -20,7 +20,7 @@ from egmctl.errors import NothingToDo
 from egmctl.model.finding import Finding, Status
 from egmctl.model.gpu import GpuProcess
 from egmctl.model.machine import Machine
-from egmctl.model.probes import IsolationKind, IsolationTrial, Outcome
+from egmctl.model.probes import IsolationKind, IsolationTrial, ProbeOutcome
 from tests.conftest import Ended, RunEgmctl
 from tests.doctor.machines import patched, shipped
 from tests.fake.node import FakeNode
@@ -170,7 +170,7 @@ def judged(**seen: Any) -> list[Finding]:
     first, second, *_ = machine.gpus or ()
     plain: dict[str, Any] = {
         "kind": IsolationKind.PEER,
-        "outcome": Outcome.OK,
+        "outcome": ProbeOutcome.OK,
         "kernel_result": 700,
         "copy_result": 1,
         "pid": 5,
@@ -189,8 +189,8 @@ def judged(**seen: Any) -> list[Finding]:
         ({"copy_result": 0}, Status.FAIL, "a copy by GPU1 read it"),
         ({"kernel_result": 719}, Status.UNKNOWN, "CUresult 719"),
         ({"kernel_result": None}, Status.UNKNOWN, "did not end"),
-        ({"outcome": Outcome.TIMED_OUT, "kernel_result": None, "detail": "it hangs"}, Status.UNKNOWN, "it hangs"),
-        ({"outcome": Outcome.NOT_RUN, "detail": "same address"}, Status.SKIP, "same address"),
+        ({"outcome": ProbeOutcome.TIMED_OUT, "kernel_result": None, "detail": "it hangs"}, Status.UNKNOWN, "it hangs"),
+        ({"outcome": ProbeOutcome.NOT_RUN, "detail": "same address"}, Status.SKIP, "same address"),
     ],
 )
 def test_what_is_made_of_a_trial(seen: dict[str, Any], status: Status, words: str) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from egmctl.doctor.check import EVERYTHING, Check, Scope
-from egmctl.doctor.commands import Step, UndocumentedError, programs, steps
+from egmctl.doctor.commands import ProgramCall, UndocumentedError, programs, steps
 from egmctl.doctor.kernel_faults import catalogue
 from egmctl.doctor.remedies import fitted_anywhere, fitted_remedy, site
 from egmctl.doctor.runner import CHECKS, diagnose, texts
@@ -79,7 +79,7 @@ def cases() -> tuple[Case, ...]:
         (fault.machine(), (fault.scope, replace(fault.scope, purposes=tuple(Guard)))) for fault in faults().values()
     ]
     asked += [(machine, (EVERYTHING, NAMED)) for machine in scene_machines]
-    asked += [(shipped(name), (NAMED,)) for name in replay.names()]
+    asked += [(shipped(name), (NAMED,)) for name in replay.machine_names()]
     for _ in range(RANDOM_MACHINES):
         machine = mutated(choice.choice(scene_machines), choice)
         if not any(replay._faults(machine)):
@@ -125,7 +125,7 @@ def commands(case: Case) -> tuple[str, ...]:
     return tuple(command for command in (case.remedy.look, case.remedy.run) if command is not None)
 
 
-def changing(command: str) -> list[Step]:
+def changing(command: str) -> list[ProgramCall]:
     return [step for step in steps(command) if step.changing]
 
 

@@ -82,13 +82,15 @@ SUFFICES: Mapping[tuple[str, str], str] = {
 
 @functools.cache
 def machine_of(name: str, check: str) -> Machine:
-    return (PASSES[check]() if check in PASSES else healthy()) if name == "healthy" else shipped(name)
+    if name != "healthy":
+        return shipped(name)
+    return PASSES[check]() if check in PASSES else healthy()
 
 
 @functools.cache
 def known_values() -> dict[str, list[Any]]:
     """Return the values at each place of shipped and recorded machines, and of those with a fault."""
-    machines = [fault.machine() for fault in faults().values()] + [shipped(name) for name in replay.names()]
+    machines = [fault.machine() for fault in faults().values()] + [shipped(name) for name in replay.machine_names()]
     machines += [shipped(str(path)) for path in sorted((File(__file__).parent / "corpus").glob("*/machine.json"))]
     found: dict[str, dict[str, Any]] = defaultdict(dict)
     for machine in machines:

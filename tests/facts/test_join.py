@@ -13,7 +13,7 @@ from egmctl.driver.reading import bus_order, normal_bus_id
 from egmctl.errors import ChildFailed
 from egmctl.facts import gpus
 from egmctl.facts.gpus import CudaFacts, NvmlFacts
-from egmctl.model.gpu import Gpu, GpuCuda, GpuNvml, GpuProc, NvLink, Pair
+from egmctl.model.gpu import Gpu, GpuCuda, GpuNvml, GpuPair, GpuProc, NvLink
 from egmctl.model.host import DeviceNode, Driver, PciFunction
 from egmctl.model.record import Reason, Unread
 
@@ -116,7 +116,7 @@ def test_a_bus_id_that_cuda_cuts_short_is_found_again_by_the_uuid() -> None:
     nvml = NvmlFacts(gpus={whole: GpuNvml(index=0, uuid="GPU-a"), BUS_IDS[0]: GpuNvml(index=1, uuid="GPU-b")})
     cuda = CudaFacts(
         gpus={cut: GpuCuda(ordinal=0, uuid="GPU-a"), BUS_IDS[0]: GpuCuda(ordinal=1, uuid="GPU-b")},
-        pairs=(Pair(source=cut, target=BUS_IDS[0], can_access_peer=True),),
+        pairs=(GpuPair(source=cut, target=BUS_IDS[0], can_access_peer=True),),
     )
 
     found = joined(nvml=nvml, cuda=cuda)
@@ -153,7 +153,7 @@ def links(*remotes: str | None, kind: str = "gpu", down: int = 0) -> tuple[NvLin
     return (*active, *(NvLink(link=len(active) + i, active=False, remote_type=kind) for i in range(down)))
 
 
-def pair_of(first: tuple[NvLink, ...] | None, second: tuple[NvLink, ...] | None) -> Pair:
+def pair_of(first: tuple[NvLink, ...] | None, second: tuple[NvLink, ...] | None) -> GpuPair:
     no_links = {"nvlinks": Unread(reason=Reason.NOT_SUPPORTED, detail="field 91: 3 (Not Supported)")}
     nvml = NvmlFacts(
         gpus={
@@ -212,8 +212,8 @@ def test_nvlinks_that_cannot_be_counted_are_no_number_but_a_reason(
 def test_each_ordered_pair_of_gpus_that_a_library_knows_is_there_once_and_complete(
     nvml: list[str], cuda: list[str], pci: list[str]
 ) -> None:
-    def both(bus_ids: list[str], **values: Any) -> tuple[Pair, ...]:
-        return tuple(Pair(source=a, target=b, **values) for a in bus_ids for b in bus_ids if a != b)
+    def both(bus_ids: list[str], **values: Any) -> tuple[GpuPair, ...]:
+        return tuple(GpuPair(source=a, target=b, **values) for a in bus_ids for b in bus_ids if a != b)
 
     nvml_facts = NvmlFacts(
         gpus={b: GpuNvml(index=i, nvlinks=()) for i, b in enumerate(nvml)},

@@ -20,7 +20,7 @@ from egmctl.model.gpu import GpuProcess
 from egmctl.model.machine import Machine
 from egmctl.report.render.text import text
 from egmctl.report.views.bringup import bringup_document
-from egmctl.verdict.bringup import bringup
+from egmctl.verdict.bringup import bringup_answer
 from tests.doctor.machines import patched, shipped
 from tests.fake.node import FakeNode
 
@@ -50,7 +50,7 @@ def brought_up(change: Callable[[], None], monkeypatch: pytest.MonkeyPatch, plan
     with rereading() as reread:
         change()
         after = reread(before)
-    return bringup(doctor.diagnose(after), None, before=first, not_measured="it is not tried here"), after
+    return bringup_answer(doctor.diagnose(after), None, before=first, not_measured="it is not tried here"), after
 
 
 def failed(outcome: Bringup) -> Cause:

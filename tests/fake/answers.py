@@ -14,7 +14,7 @@ from typing import Any
 from cuda.bindings import driver as cuda
 
 from egmctl.facts.cuda import ATOMIC_CAPABILITIES
-from egmctl.model.gpu import C2cLink, Fabric, Gpu, GpuNvml, NvLink, Pair, Platform
+from egmctl.model.gpu import C2cLink, Fabric, Gpu, GpuNvml, GpuPair, NvLink, Platform
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Record
 from tests.fake.rates import link_rates
@@ -357,7 +357,7 @@ def _c2c_link(link: C2cLink, key: str) -> Iterator[tuple[str, str]]:
         yield f"{key}.field.{number}.{link.link}", _text(getattr(link, field), link, field)
 
 
-def _pair(pair: Pair, key: str) -> Iterator[tuple[str, str]]:
+def _pair(pair: GpuPair, key: str) -> Iterator[tuple[str, str]]:
     yield f"{key}.common_ancestor", _text(_number(_ANCESTORS, pair.common_ancestor), pair, "common_ancestor")
     for name, word in pair.p2p_status.items():
         yield f"{key}.p2p.{name}", _text(_number(_P2P_STATUS, word), pair, f"p2p_status.{name}")

@@ -188,11 +188,12 @@ def _gpu(tree: Tree, gpu: Gpu) -> None:
 def _proc(tree: Tree, bus_id: str, proc: GpuProc) -> None:
     folder = f"/proc/driver/nvidia/gpus/{bus_id}"
     # The driver prints question marks until something has opened the GPU.
+    excluded = "Yes" if proc.excluded else "No"
     lines = {
         "Model": proc.model,
         "GPU UUID": proc.uuid or "GPU-????????-????-????-????-????????????",
         "Device Minor": proc.minor,
-        "GPU Excluded": None if proc.excluded is None else "Yes" if proc.excluded else "No",
+        "GPU Excluded": None if proc.excluded is None else excluded,
     }
     tree.write(f"{folder}/information", _lines(f"{key}: \t {text}" for key, text in lines.items() if text is not None))
     status = {"Node": proc.numa_node, "Status": proc.numa_status}

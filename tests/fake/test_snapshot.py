@@ -48,7 +48,7 @@ def snapshot(egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path) -> Any:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", replay.names())
+@pytest.mark.parametrize("name", replay.machine_names())
 def test_every_value_of_a_shipped_machine_is_recorded_and_recorded_again_the_same(snapshot: Any, name: str) -> None:
     machine = _for_our_bindings(load(name))
     recorded = snapshot(machine)

@@ -136,7 +136,10 @@ class Lab:
         self.ip(f"address add {here}/30 dev to{number}")
         self.ip(f"link set to{number} up")
         inside = ("nsenter", "-t", str(process.pid), "-n", "ip")
-        for words in (f"address add {there}/30 dev eth0",) * listening + ("link set lo up", "link set eth0 up"):
+        commands = ["link set lo up", "link set eth0 up"]
+        if listening:
+            commands.insert(0, f"address add {there}/30 dev eth0")
+        for words in commands:
             subprocess.run((*inside, *words.split()), check=True, timeout=30)
         with (self.folder / "ssh_config").open("a") as file:
             file.write(f"Host {name}\n  HostName {there}\n")

@@ -21,10 +21,10 @@ from egmctl.fleet.folder import Folder, groups, new_folder, old_folder
 from egmctl.fleet.judge import Ended, judge, read_output, remote_words
 from egmctl.fleet.run import ERRORS_KEPT, STANDARD_ERROR, Launch, Progress, _Fleet
 from egmctl.model.answer import TABLE, State
-from egmctl.model.fleet import Asked, GroupLine, Launcher, NodeResult, Reach
+from egmctl.model.fleet import GroupLine, Launcher, NodeCommand, NodeResult, Reach
 from egmctl.model.record import Command
 
-ASKED = Asked(command=Command.DOCTOR, nodes=("node01",), remote_command="egmctl", version="egmctl 0.1.0")
+ASKED = NodeCommand(command=Command.DOCTOR, nodes=("node01",), remote_command="egmctl", version="egmctl 0.1.0")
 
 
 def document(state: State) -> str:
@@ -150,7 +150,9 @@ def test_nothing_that_is_sent_breaks_the_reading(noise: bytes) -> None:
 @pytest.mark.processes
 def test_the_line_for_the_node_is_its_words_for_any_posix_shell() -> None:
     """A node's login shell makes the words of the line; the scripts hold nothing that csh or fish would read."""
-    asked = Asked(command=Command.TOPO, arguments=("--gpus", "a b'c$(d)"), nodes=(), remote_command="x y", version="v")
+    asked = NodeCommand(
+        command=Command.TOPO, arguments=("--gpus", "a b'c$(d)"), nodes=(), remote_command="x y", version="v"
+    )
     line = shlex.join(remote_words(asked, 60))
     words = subprocess.run(["sh", "-c", f"printf '%s\\n' {line}"], capture_output=True, text=True, check=True)
     assert words.stdout.splitlines() == shlex.split(line)

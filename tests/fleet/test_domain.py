@@ -19,13 +19,13 @@ from egmctl.model.bringup import Bringup
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.comparison import Outcome
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.fleet import Asked, FleetReport, Launcher, NodeResult, Reach, counts
+from egmctl.model.fleet import FleetReport, Launcher, NodeCommand, NodeResult, Reach, counts
 from egmctl.model.machine import Machine
 from egmctl.model.record import Command
 from egmctl.report.exports.json import result_json
 from egmctl.saved import load
 from egmctl.units import fold
-from egmctl.verdict.bringup import bringup
+from egmctl.verdict.bringup import bringup_answer
 from tests.doctor.faults import OUTSIDE, healthy
 from tests.doctor.machines import of_two_gpus, patched, shipped
 from tests.doctor.sick import with_cluster
@@ -59,7 +59,9 @@ def document(machine: Machine, arguments: tuple[str, ...], command: Command) -> 
     if key not in _documents:
         expect = arguments[1] if "--expect" in arguments else None
         found = Doctor(expect=expect, strict="--strict" in arguments).diagnose(machine)
-        result: Diagnosis | Bringup = bringup(found, None, not_measured="busy") if command is Command.BRINGUP else found
+        result: Diagnosis | Bringup = (
+            bringup_answer(found, None, not_measured="busy") if command is Command.BRINGUP else found
+        )
         _documents[key] = result.answer.state, result_json(result)
     return _documents[key]
 
@@ -85,7 +87,7 @@ def rack(tmp_path: Path) -> Ask:
             file = f"nodes/{node}.json"
             (folder.path / file).write_text(text)
             answers.append(NodeResult(node=node, reach=Reach.ANSWERED, state=state, file=file))
-        asked = Asked(
+        asked = NodeCommand(
             command=command,
             arguments=arguments,
             nodes=nodes,
@@ -186,7 +188,8 @@ def test_three_faults_are_named_in_the_first_lines_with_the_gpus_they_cost(
 def test_each_gpu_that_is_not_ready_has_its_reason(
     rack: Ask, faults: Faults, expect: str, answer: State, words: str
 ) -> None:
-    report = rack(faults, *(("--expect", expect) if expect else ()), nodes=TRAYS[:6])
+    options = ("--expect", expect) if expect else ()
+    report = rack(faults, *options, nodes=TRAYS[:6])
     assert report.readiness is not None
     assert (report.answer.state, words in first(report)) == (answer, True), first(report)
 

@@ -15,7 +15,7 @@ from egmctl.errors import UsageError
 from egmctl.fleet.folder import groups, lines_of
 from egmctl.model.answer import State
 from egmctl.model.bringup import Bringup
-from egmctl.model.fleet import Asked, FleetReport, GroupLine, Launcher, NodeResult, Reach, counts
+from egmctl.model.fleet import FleetReport, GroupLine, Launcher, NodeCommand, NodeResult, Reach, counts
 from egmctl.model.machine import Machine
 from egmctl.model.record import Command
 from egmctl.report.document import Document, Tone, Verdict
@@ -24,7 +24,7 @@ from egmctl.report.render.html import html
 from egmctl.saved import Saved, load, viewed
 from egmctl.units import fold
 from egmctl.verdict.answers import answered
-from egmctl.verdict.bringup import bringup
+from egmctl.verdict.bringup import bringup_answer
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import with_verdict
 from tests.answers import render
@@ -39,12 +39,12 @@ from tests.verdict.test_explain import PROFILE, links_down, narrow
 
 @functools.cache
 def go() -> Bringup:
-    return bringup(healthy(), measured())
+    return bringup_answer(healthy(), measured())
 
 
 @functools.cache
 def no_go() -> Bringup:
-    return bringup(sick(("nvlink.links", LINKS)), measured(value=slow_at("GPU2")))
+    return bringup_answer(sick(("nvlink.links", LINKS)), measured(value=slow_at("GPU2")))
 
 
 def saved(folder: Path, name: str, result: Bringup) -> Path:
@@ -62,7 +62,7 @@ def load_of(result: Bringup) -> Saved:
 def rack() -> FleetReport:
     """Return 72 nodes, of which two have links down, one was not measured, and one is silent."""
     nodes = [f"node{n:02}" for n in range(1, 73)]
-    kinds = {"go": go(), "no-go": no_go(), "incomplete": bringup(healthy(), None, not_measured="no idle GPU")}
+    kinds = {"go": go(), "no-go": no_go(), "incomplete": bringup_answer(healthy(), None, not_measured="no idle GPU")}
     with TemporaryDirectory() as folder:
         lines = {name: lines_of(load(saved(Path(folder), name, result))) for name, result in kinds.items()}
     odd = {"node05": "no-go", "node23": "no-go", "node40": "incomplete"}
@@ -74,7 +74,7 @@ def rack() -> FleetReport:
     )
     return answered(
         FleetReport(
-            asked=Asked(command=Command.BRINGUP, nodes=tuple(nodes), remote_command="egmctl", version=""),
+            asked=NodeCommand(command=Command.BRINGUP, nodes=tuple(nodes), remote_command="egmctl", version=""),
             folded=fold(nodes),
             launcher=Launcher.SSH,
             folder="rack",
@@ -167,19 +167,19 @@ def test_what_nothing_explains_says_so() -> None:
 
 
 def test_a_slow_node_without_a_known_cause_names_its_slowest_path_and_the_command_to_run_there() -> None:
-    slow = bringup(healthy(), measured(value=slow_at("GPU2")))
+    slow = bringup_answer(healthy(), measured(value=slow_at("GPU2")))
     for line in (lines(H200, "GPU2")[2], lines_of(load_of(slow))[0]):
         assert line.status == "fail"
         assert line.remedy is not None
         assert line.remedy.look == "egmctl doctor --active --gpus 0,2"
         assert line.remedy.text.startswith("Look for the cause of GPU0 -> GPU2 (198.1 GB/s, 396.2 expected) with ")
-    unmeasured = lines_of(load_of(bringup(healthy(), None, not_measured="no idle GPU")))[0]
+    unmeasured = lines_of(load_of(bringup_answer(healthy(), None, not_measured="no idle GPU")))[0]
     assert unmeasured.remedy is not None
     assert "'egmctl bringup' on the node" in unmeasured.remedy.text
 
 
 def test_a_node_without_a_whole_answer_is_tagged_with_its_state_and_not_as_a_warning() -> None:
-    incomplete = bringup(healthy(), None, not_measured="no idle GPU")
+    incomplete = bringup_answer(healthy(), None, not_measured="no idle GPU")
     assert [line.status for line in lines_of(load_of(incomplete)) if line.status] == ["incomplete"]
     text = " ".join(text_of(rack()).split())
     assert "INCOMPLETE node40: nothing was measured: no idle GPU" in text

@@ -19,13 +19,13 @@ from egmctl.fleet.folder import Folder, new_folder
 from egmctl.fleet.judge import Ended, judge
 from egmctl.model.answer import TABLE, State
 from egmctl.model.bringup import Bringup
-from egmctl.model.fleet import Asked, FleetReport, Launcher, Reach
+from egmctl.model.fleet import FleetReport, Launcher, NodeCommand, Reach
 from egmctl.model.record import Command
 from egmctl.report.exports.json import result_json
 from egmctl.report.kinds import Format, render
 from egmctl.saved import load
 from egmctl.units import fold
-from egmctl.verdict.bringup import bringup
+from egmctl.verdict.bringup import bringup_answer
 from tests.answers import diagnose
 from tests.doctor.machines import of_two_gpus
 from tests.doctor.scenes import scenes
@@ -38,13 +38,13 @@ def lacking_gpus() -> Bringup:
     """Return the bring-up with ``--expect gpus=4`` of a node with two GPUs."""
     node = of_two_gpus(H200)
     scope = Scope(expectation=Expectation(gpus=4))
-    return bringup(diagnose(node, scope, CHECKS), Row(bench="", bringup=State.GOOD, machine=node).run)
+    return bringup_answer(diagnose(node, scope, CHECKS), Row(bench="", bringup=State.GOOD, machine=node).run)
 
 
 def with_lost_gpu() -> Bringup:
     """Return the bring-up of a node whose GPU3 fell off the bus."""
     node = scenes()["h200-off-the-bus"].machine()
-    return bringup(diagnose(node, EVERYTHING, CHECKS), Row(bench="", bringup=State.GOOD, machine=node).run)
+    return bringup_answer(diagnose(node, EVERYTHING, CHECKS), Row(bench="", bringup=State.GOOD, machine=node).run)
 
 
 NODES: Mapping[str, tuple[State, Bringup | None]] = {
@@ -60,7 +60,7 @@ NODES: Mapping[str, tuple[State, Bringup | None]] = {
     "lost": (State.BAD, with_lost_gpu()),
 }
 """The nodes by name, with what each answers; without a document, the fleet was stopped before."""
-ASKED = Asked(command=Command.BRINGUP, nodes=tuple(NODES), remote_command="egmctl", version="")
+ASKED = NodeCommand(command=Command.BRINGUP, nodes=tuple(NODES), remote_command="egmctl", version="")
 
 
 def sent(result: Bringup) -> str:

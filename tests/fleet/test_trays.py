@@ -19,14 +19,14 @@ from egmctl.model.bringup import Bringup
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.fleet import FleetReport, NodeResult, Reach
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import RunReport, Status
+from egmctl.model.measurement import MeasurementStatus, RunReport
 from egmctl.model.record import Command
 from egmctl.model.remedy import Remedy
 from egmctl.report.kinds import Format
 from egmctl.saved import Saved
 from egmctl.units import fold
 from egmctl.verdict.answers import answered
-from egmctl.verdict.bringup import bringup
+from egmctl.verdict.bringup import bringup_answer
 from tests.answers import diagnose, render, with_answer
 from tests.doctor.faults import OUTSIDE, healthy
 from tests.doctor.machines import of_two_gpus, patched, shipped
@@ -130,9 +130,9 @@ def test_a_cause_names_the_gpu_where_no_outlier_does() -> None:
 
 def test_a_bringup_counts_only_the_gpus_of_the_slow_paths_as_not_ready() -> None:
     """Its cause of unexplained paths names no GPU; the run does."""
-    slow = bringup(doctor(H200), judged(run(WRITE, H2D, value=slow_at("GPU2"))))
-    broken = bringup(doctor(H200), judged(with_status(run(WRITE, LOCAL), Status.CORRUPT, [0])))
-    report = fleet({"a": bringup(doctor(H200), RUN), "b": slow, "c": broken}, Command.BRINGUP)
+    slow = bringup_answer(doctor(H200), judged(run(WRITE, H2D, value=slow_at("GPU2"))))
+    broken = bringup_answer(doctor(H200), judged(with_status(run(WRITE, LOCAL), MeasurementStatus.CORRUPT, [0])))
+    report = fleet({"a": bringup_answer(doctor(H200), RUN), "b": slow, "c": broken}, Command.BRINGUP)
     kinds = ["".join(gpu.kind or "-" for gpu in answer.gpus) for answer in report.answers]
     assert kinds == ["----", "--fault-", "faultfault--"]
 

@@ -17,13 +17,13 @@ from egmctl.fleet.folder import new_folder
 from egmctl.model.answer import State
 from egmctl.model.codec import from_json
 from egmctl.model.comparison import ComparedNode, Comparison, Outcome, PathDifference
-from egmctl.model.finding import Status as Found
+from egmctl.model.finding import Status
 from egmctl.model.fleet import (
-    Asked,
     FleetGpu,
     FleetReport,
     GroupLine,
     Launcher,
+    NodeCommand,
     NodeGroup,
     NodeResult,
     Reach,
@@ -54,7 +54,7 @@ ANSWERS = (
 )
 REPORT = answered(
     FleetReport(
-        asked=Asked(
+        asked=NodeCommand(
             command=Command.DOCTOR,
             arguments=("--for", "egm"),
             nodes=tuple(answer.node for answer in ANSWERS),
@@ -191,7 +191,7 @@ def test_a_difference_that_slows_is_in_the_sentence() -> None:
         value="off",
         usual="on",
         others="node01",
-        status=Found.WARN,
+        status=Status.WARN,
     )
     sentence = answered(replace(REPORT, answers=ANSWERS[:2], unlike=(item,))).answer.sentence
     assert sentence.endswith("; GPU2 of node03: ECC is off; on node01 it is on")

@@ -19,7 +19,7 @@ from egmctl.doctor.runner import CHECKS
 from egmctl.errors import UsageError
 from egmctl.facts import replay as record
 from egmctl.facts.kernel_log import event
-from egmctl.journal.events import Begin, Journal, Logged, Note, Outcome, StepBegun
+from egmctl.journal.events import Begin, Journal, Logged, Note, StepBegun, TaskOutcome
 from egmctl.model.answer import Cause
 from egmctl.model.bringup import Bringup
 from egmctl.model.codec import to_json
@@ -30,7 +30,7 @@ from egmctl.model.measurement import RunReport
 from egmctl.model.task import NumberedTask
 from egmctl.report.exports.json import result_json
 from egmctl.topology.topology import topology
-from egmctl.verdict.bringup import bringup
+from egmctl.verdict.bringup import bringup_answer
 from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.profiles import load
 from tests.answers import diagnose
@@ -67,7 +67,7 @@ def _journal(folder: Path) -> str:
     journal(Begin(report=replace(report, measurements=(), verdict=None, doubts=(), causes=()), steps=3))
     for number, measurement in enumerate(report.measurements[:12]):
         journal(StepBegun(tasks=(NumberedTask(number=number, task=measurement),)))
-        journal(Outcome(number=number, measurement=measurement))
+        journal(TaskOutcome(number=number, measurement=measurement))
     journal(Logged(events=tuple(report.kernel_messages.events) if report.kernel_messages else ()))
     journal(Note(text="a note"))
     journal(StepBegun(tasks=(NumberedTask(number=12, task=report.measurements[12]),)))
@@ -98,7 +98,7 @@ _ORIGINALS: dict[str, Callable[[Path], str]] = {
     "journal": _journal,
     "fleet": lambda folder: result_json(replace(REPORT, comparison=_compared(folder))),
     "comparison": lambda folder: result_json(_compared(folder)),
-    "bringup": lambda _: result_json(bringup(_diagnosed(), judged_run())),
+    "bringup": lambda _: result_json(bringup_answer(_diagnosed(), judged_run())),
     "profile": lambda _: (profiles_dir() / "hgx-h200.toml").read_text(),
 }
 KINDS = tuple(_ORIGINALS)

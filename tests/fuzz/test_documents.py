@@ -86,12 +86,11 @@ def faulty(words: Sequence[str], totals: Totals) -> str:
     totals.codes[ended.code] += 1
     totals.longest_s = max(totals.longest_s, took)
     totals.most_kib = most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # 4 of a fleet: nodes that could not be reached; of a journal: damaged lines.
-    if (
-        ended.code not in (0, 1, 2, 3, *([4] if words[0] in ("fleet", "show") else []))
-        or "Traceback" in ended.err
-        or "please report it" in ended.err
-    ):
+    codes = [0, 1, 2, 3]
+    if words[0] in ("fleet", "show"):
+        # Of a fleet: nodes that could not be reached; of a journal: damaged lines.
+        codes.append(4)
+    if ended.code not in codes or "Traceback" in ended.err or "please report it" in ended.err:
         return f"{ended.code}: {ended.err[-300:]}"
     for stream in (ended.out, ended.err):
         text = COLOUR.sub("", stream) if "always" in words else stream

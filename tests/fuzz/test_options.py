@@ -97,7 +97,9 @@ def _combination(name: str, choice: random.Random) -> list[str]:
     options = [one for one in parameters if one.param_type_name == "option"]
     must = LOOKS.get(name, ())
     for option in must:
-        words += [option, *([choice.choice(MACHINES)] if option == "--machine" else [])]
+        words.append(option)
+        if option == "--machine":
+            words.append(choice.choice(MACHINES))
     for argument in arguments:
         for _ in range(choice.choice((0, 1, 1, 1, 2)) if argument.nargs == -1 or not argument.required else 1):
             words.append(_value(argument, choice))

@@ -23,7 +23,7 @@ from egmctl.doctor.prober import Prober, attempt
 from egmctl.model.finding import Status
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine, Origin, OriginKind
-from egmctl.model.probes import Outcome, Probe, ProbeKind
+from egmctl.model.probes import Probe, ProbeKind, ProbeOutcome
 from tests.answers import diagnose
 from tests.conftest import ROOT, RunEgmctl
 from tests.doctor.cgroups import denying_v2
@@ -84,7 +84,7 @@ def table(gpus: tuple[str, str], owner: Prober, start_importer: Callable[[], Pro
     probes = {}
     importer = start_importer()
     for kind, node in COLUMNS:
-        blank = Probe(kind=kind, gpus=gpus, numa_node=node, outcome=Outcome.NOT_RUN)
+        blank = Probe(kind=kind, gpus=gpus, numa_node=node, outcome=ProbeOutcome.NOT_RUN)
         probes[kind, node] = attempt(blank, (owner, importer))
         assert not owner.is_lost, shown(probes)
         if importer.is_lost:
@@ -127,9 +127,9 @@ def test_the_same_import_works_with_cuda_visible_devices_and_fails_under_a_devic
     for found in tables:
         print(shown(found))  # noqa: T201 - with -s: the measured table
     for found in tables[:2]:
-        assert {found[column].outcome for column in (*UNDER_A_CGROUP, (EVENT, None))} == {Outcome.OK}, shown(found)
+        assert {found[column].outcome for column in (*UNDER_A_CGROUP, (EVENT, None))} == {ProbeOutcome.OK}, shown(found)
     denied = tables[2]
-    assert denied[EVENT, None].outcome is Outcome.OK, shown(denied)
+    assert denied[EVENT, None].outcome is ProbeOutcome.OK, shown(denied)
     answers = {column: (denied[column].call, denied[column].error_number) for column in UNDER_A_CGROUP}
     assert answers == UNDER_A_CGROUP, shown(denied)
     probes = tuple(denied[column] for column in UNDER_A_CGROUP)

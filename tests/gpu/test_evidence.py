@@ -12,7 +12,7 @@ import pytest
 from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.probes import probed
 from egmctl.facts.collect import collect
-from egmctl.model.probes import Outcome, ProbeKind
+from egmctl.model.probes import ProbeKind, ProbeOutcome
 from egmctl.verdict.evidence import questions
 from tests.conftest import RunEgmctl
 
@@ -41,8 +41,8 @@ def test_memory_becomes_a_dma_buf_or_is_refused_with_the_reason() -> None:
     for probe in probes:
         print(probe.gpus, probe.numa_node, probe.nic, probe.outcome, probe.detail)  # noqa: T201 - what to note down
     assert {probe.numa_node is None for probe in probes} == {True, False}
-    assert {probe.outcome for probe in probes} <= {Outcome.OK, Outcome.ERROR}
-    assert all(probe.call and probe.detail for probe in probes if probe.outcome is Outcome.ERROR)
+    assert {probe.outcome for probe in probes} <= {ProbeOutcome.OK, ProbeOutcome.ERROR}
+    assert all(probe.call and probe.detail for probe in probes if probe.outcome is ProbeOutcome.ERROR)
     # What CUDA says it supports, it exports.
     supporting = {g.bus_id for g in machine.gpus or () if g.cuda and g.cuda.attributes.get("DMA_BUF_SUPPORTED")}
     refused = {probe.gpus[0] for probe in probes if probe.numa_node is None and (probe.call or "").startswith("cu")}

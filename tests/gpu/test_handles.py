@@ -15,7 +15,7 @@ from egmctl.bench.processes.group import Group, GroupFailed
 from egmctl.facts.collect import collect
 from egmctl.facts.host import node_memory_free
 from egmctl.facts.root import Root
-from egmctl.model.measurement import Measurement, Status, Verification
+from egmctl.model.measurement import Measurement, MeasurementStatus, Verification
 from egmctl.model.route import Rank
 from egmctl.model.task import Engine, HandleKind
 from tests.conftest import ROOT
@@ -86,7 +86,7 @@ def test_each_kind_of_each_memory_arrives_and_leaves_nothing_behind(group: Group
         said = ask(group, ranks, task, lives=100)
         (found,) = said.measurements
         show(found, f"{handle} {'device' if node is None else 'HOST_NUMA'} 2 MiB, 100 lives")
-        assert (found.status, found.verification) == (Status.OK, Verification.GPU_EVERY_SAMPLE), found.reason
+        assert (found.status, found.verification) == (MeasurementStatus.OK, Verification.GPU_EVERY_SAMPLE), found.reason
         assert [stage.name for stage in found.stages] == stages_of(handle)
         assert said.after == said.before == first.after, (handle, node)
     finish(group)
@@ -99,7 +99,7 @@ def test_large_memory_after_large_memory_of_another_kind(group: Group, ranks: li
             said = ask(group, ranks, life_cycle_task(ranks, handle, node, size_bytes=256 * MIB), lives=1)
             (found,) = said.measurements
             show(found, f"{handle} {'device' if node is None else 'HOST_NUMA'} 256 MiB")
-            assert found.status is Status.OK, found.reason
+            assert found.status is MeasurementStatus.OK, found.reason
             # What the driver keeps for later it keeps after the first time.
             assert said.before == said.after or not again
     finish(group)
@@ -113,7 +113,7 @@ def test_pools_of_host_memory_go_both_ways_and_leave_nothing_behind(group: Group
                     task = life_cycle_task(ranks, handle, node, size_bytes=size_bytes, owner=owner, importer=1 - owner)
                     (found,) = ask(group, ranks, task, lives=1).measurements
                     show(found, f"{handle} {'device' if node is None else 'HOST_NUMA'} {size_bytes // MIB} of {owner}")
-                    assert found.status is Status.OK, found.reason
+                    assert found.status is MeasurementStatus.OK, found.reason
 
     both_ways()
     task = life_cycle_task(ranks, POOL, 0)
@@ -130,7 +130,7 @@ def test_flags_take_less_than_events_and_events_more_than_messages(group: Group,
     def latency_ns(of: str) -> float:
         (found,) = ask(group, ranks, tasks[of]).measurements
         show(found, of)
-        assert found.status in (Status.OK, Status.UNSTABLE), found.reason
+        assert found.status in (MeasurementStatus.OK, MeasurementStatus.UNSTABLE), found.reason
         assert found.latency_ns is not None
         return found.latency_ns.median
 
@@ -176,7 +176,7 @@ def test_a_denied_owner_is_named_and_with_cuda_visible_devices_the_same_passes(r
     with start_confined(visible=importer.uuid) as group:
         for handle, node in (*DENIED, (POOL, None), (POOL, 0)):
             (found,) = ask(group, ranks, life_cycle_task(ranks, handle, node)).measurements
-            assert found.status is Status.OK, found.reason
+            assert found.status is MeasurementStatus.OK, found.reason
         finish(group)
     with denying_v2(owner.proc.minor) as cgroup, start_confined(cgroup=cgroup.directory) as group:
         for (handle, node), words in DENIED.items():

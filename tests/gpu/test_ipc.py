@@ -26,7 +26,7 @@ from egmctl.bench.supervisor import supervise
 from egmctl.errors import ExitCode
 from egmctl.facts.collect import collect
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import RunReport, Settings, Status
+from egmctl.model.measurement import MeasurementStatus, RunReport, Settings
 from egmctl.units import MIB
 from tests.conftest import ROOT, RunEgmctl, command_environment
 from tests.doctor.cgroups import denying_v2
@@ -184,11 +184,13 @@ def test_an_importer_in_a_cgroup_that_denies_the_owner(machine: Machine, monkeyp
     failed = [m for m in report.measurements if m.flows[0].initiator_rank == 1]
     assert len(failed) == 2
     for m in failed:
-        assert m.status is Status.FAILED, m.reason
+        assert m.status is MeasurementStatus.FAILED, m.reason
         assert (m.known_cause, m.failed_rank) == (True, 1)
         assert "its device cgroup or container denies it" in (m.reason or "")
     # The other way round the importer is not confined.
-    assert all(m.status in (Status.OK, Status.UNSTABLE) for m in report.measurements if m not in failed)
+    assert all(
+        m.status in (MeasurementStatus.OK, MeasurementStatus.UNSTABLE) for m in report.measurements if m not in failed
+    )
     assert nothing_left(before)
 
 
@@ -198,7 +200,7 @@ def test_an_importer_that_cuda_visible_devices_hides_the_owner_from(machine: Mac
         return Group({0: start_rank(0, 2), 1: launch.Child(WORKER, {"rank": 1, "size": 2}, environment=hidden)})
 
     report = measure(machine, *DENIED, "ipc_posix_fd_host_numa_read_ce", start=start)
-    assert {m.status for m in report.measurements} <= {Status.OK, Status.UNSTABLE}, [
+    assert {m.status for m in report.measurements} <= {MeasurementStatus.OK, MeasurementStatus.UNSTABLE}, [
         m.reason for m in report.measurements
     ]
 
@@ -218,14 +220,14 @@ def test_a_rank_that_is_killed_leaves_nothing_and_another_group_goes_on(machine:
 
     names = ("ipc_posix_fd_device_write_ce", "ipc_legacy_device_read_ce", "ipc_posix_fd_host_numa_write_ce")
     report = measure(machine, *names, start=start, samples=30)
-    lost = [m for m in report.measurements if m.status is Status.CRASHED]
+    lost = [m for m in report.measurements if m.status is MeasurementStatus.CRASHED]
     assert starts == [2, 2]
     before_a_step = any("died from SIGKILL" in p and "a new one took over" in p for p in report.problems)
     assert bool(lost) != before_a_step, report.problems
     assert {m.failed_rank for m in lost} <= {1}
     assert all("died from SIGKILL" in (m.reason or "") for m in lost)
     rest = [m for m in report.measurements if m not in lost]
-    assert {m.status for m in rest} <= {Status.OK, Status.UNSTABLE}
+    assert {m.status for m in rest} <= {MeasurementStatus.OK, MeasurementStatus.UNSTABLE}
     assert nothing_left(before)
 
 
@@ -233,7 +235,7 @@ def test_a_hundred_lives_in_the_same_processes(machine: Machine) -> None:
     before = used_memory_mib()
     names = ("ipc_legacy_device_life_cycle", "ipc_posix_fd_device_life_cycle", "ipc_pool_device_life_cycle")
     report = measure(machine, *names, samples=100)
-    assert {m.status for m in report.measurements} == {Status.OK}, [m.reason for m in report.measurements]
+    assert {m.status for m in report.measurements} == {MeasurementStatus.OK}, [m.reason for m in report.measurements]
     assert nothing_left(before)
 
 

@@ -15,7 +15,7 @@ from egmctl.bench.plan.make import SECTIONS, make_plan
 from egmctl.bench.suites import CASES
 from egmctl.bench.supervisor import supervise
 from egmctl.facts.collect import collect
-from egmctl.model.measurement import Measurement, RunReport, Settings, Status
+from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport, Settings
 from egmctl.model.task import Engine, HandleKind
 from egmctl.units import MIB
 from tests.gpu.test_doctor_active import imex_channel
@@ -42,7 +42,11 @@ def measured(*, fabric: bool) -> tuple[Measurement, ...]:
 
 
 def complaints(measurements: tuple[Measurement, ...]) -> list[str]:
-    return [f"{m.case}: {m.status}: {m.reason}" for m in measurements if m.status not in (Status.OK, Status.UNSTABLE)]
+    return [
+        f"{m.case}: {m.status}: {m.reason}"
+        for m in measurements
+        if m.status not in (MeasurementStatus.OK, MeasurementStatus.UNSTABLE)
+    ]
 
 
 def test_every_kind_of_handle_between_two_processes_on_one_gpu_is_measured_and_verified() -> None:

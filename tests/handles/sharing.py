@@ -14,7 +14,7 @@ from egmctl.driver.cuda import call, initialise
 from egmctl.gpu.context import Context
 from egmctl.gpu.handles import ImportedEvent, ImportedMemory, SharedEvent, SharedMemory
 from egmctl.gpu.isolation_trials import result_of
-from egmctl.gpu.memory import DeviceMemory, Memory
+from egmctl.gpu.memory import DeviceMemory, MappedMemory
 from egmctl.gpu.timing import Stream
 from egmctl.launch import Channel, Child, close_all
 from egmctl.model.task import HandleKind
@@ -76,7 +76,7 @@ _Answer = tuple[dict[str, Any], list[int]]
 class _Orders:
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._memory: Memory | None = None
+        self._memory: MappedMemory | None = None
         self._event: SharedEvent | ImportedEvent | None = None
         self._stream = Stream(context)
         self._more: dict[str, Context] = {}

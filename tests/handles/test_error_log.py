@@ -25,9 +25,11 @@ def failures(*calls: str) -> list[tuple[str, str]]:
     cuda.call("cuCtxSetCurrent", cuda.call("cuDevicePrimaryCtxRetain", device))
     result = []
     for name in calls:
-        arguments: tuple[Any, ...] = (2 << 20, cuda.bindings().CUmemAllocationProp(), 0)
+        given: tuple[Any, ...] = (4096,)
+        if name == "cuMemCreate":
+            given = (2 << 20, cuda.bindings().CUmemAllocationProp(), 0)
         try:
-            cuda.call(name, *(arguments if name == "cuMemCreate" else (4096,)))
+            cuda.call(name, *given)
         except DriverCallError as error:
             result.append((str(error), error.log))
     return result

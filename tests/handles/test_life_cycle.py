@@ -13,7 +13,7 @@ import pytest
 from egmctl.bench.engines import life_cycle
 from egmctl.bench.processes.context import Stopwatch
 from egmctl.bench.processes.group import Group, GroupFailed
-from egmctl.model.measurement import Status, Verification
+from egmctl.model.measurement import MeasurementStatus, Verification
 from egmctl.model.task import HandleKind
 from tests import forked
 from tests.conftest import ROOT
@@ -80,7 +80,7 @@ def test_a_hundred_lives_arrive_stage_by_stage_and_leave_no_file_no_mapping_and_
         first = ask(group, RANKS, task, lives=1)
         last = ask(group, RANKS, task, lives=100)
     (found,) = last.measurements
-    assert (found.status, found.reason) == (Status.OK, None)
+    assert (found.status, found.reason) == (MeasurementStatus.OK, None)
     assert found.verification is Verification.GPU_EVERY_SAMPLE
     assert [stage.name for stage in found.stages] == stages_of(handle)
     assert all(0 < stage.ms.min <= stage.ms.median <= stage.ms.max for stage in found.stages)
@@ -93,7 +93,7 @@ def test_a_rank_that_has_opened_a_pool_of_host_memory_can_make_one(fake_node: Ma
     with nothing_left(node, group):
         tasks = [life_cycle_task(RANKS, POOL, 1, owner=owner, importer=1 - owner) for owner in (0, 1, 0)]
         found = [ask(group, RANKS, task).measurements[0] for task in tasks]
-    assert [one.status for one in found] == [Status.OK] * 3
+    assert [one.status for one in found] == [MeasurementStatus.OK] * 3
     refused = [call for call in node.calls("cuMemAllocFromPoolAsync") if call.result]
     assert len(refused) == 2, "as by driver 580, in each of the processes once"
 
@@ -103,7 +103,7 @@ def test_addresses_that_the_driver_has_mapped_already_are_not_taken(fake_node: M
     group = launch(node, "cuMemSetAccess@2=error:208")
     (found,) = ask(group, RANKS, life_cycle_task(RANKS, POSIX_FD), lives=3).measurements
     finish(group)
-    assert found.status is Status.OK
+    assert found.status is MeasurementStatus.OK
     refused = {(call.pid, call.arguments["address"]) for call in node.calls("cuMemSetAccess") if call.result == 208}
     assert len(refused) == 2
     assert sorted(node.leaks()) == sorted(f"process {pid}: reserved addresses {address}" for pid, address in refused)
@@ -112,7 +112,7 @@ def test_addresses_that_the_driver_has_mapped_already_are_not_taken(fake_node: M
 def test_addresses_that_are_always_mapped_already_are_an_error(fake_node: MakeFakeNode, launch: Launch) -> None:
     group = launch(fake_node(nvl4()), "cuMemSetAccess=error:208")
     (found,) = ask(group, RANKS, life_cycle_task(RANKS, POSIX_FD)).measurements
-    assert (found.status, found.last_call) == (Status.FAILED, "cuMemSetAccess")
+    assert (found.status, found.last_call) == (MeasurementStatus.FAILED, "cuMemSetAccess")
     finish(group)
 
 
@@ -143,7 +143,7 @@ def test_what_is_imported_is_mapped_for_all_gpus_of_the_node_by_one_call(
     group = launch(node, count=3)
     with nothing_left(node, group):
         (found,) = ask(group, THREE, life_cycle_task(THREE, handle, numa_node, importer=2), lives=1).measurements
-    assert found.status is Status.OK, found.reason
+    assert found.status is MeasurementStatus.OK, found.reason
     # The importer's own GPU is the first, and the others need no context there.
     assert opened_to(node) == [["DEVICE:2:RW", "DEVICE:0:RW", "DEVICE:1:RW"]] * 2
     assert "import-access" in [stage.name for stage in found.stages]
@@ -165,7 +165,7 @@ def test_gpus_that_the_importer_does_not_see_get_no_access(fake_node: MakeFakeNo
     node = fake_node(nvl4())
     group = launch(node, count=3, visible="2,1")
     (found,) = ask(group, THREE, life_cycle_task(THREE, POSIX_FD, importer=2), lives=1).measurements
-    assert found.status is Status.OK, found.reason
+    assert found.status is MeasurementStatus.OK, found.reason
     assert opened_to(node) == [["DEVICE:0:RW", "DEVICE:1:RW"]] * 2
 
 
@@ -179,7 +179,7 @@ def test_those_who_have_no_part_only_keep_step(fake_node: MakeFakeNode, launch: 
             life_cycle_task(ranks, POOL, owner=1, importer=2),
         ]
         said = ask(group, ranks, *tasks)
-    assert [found.status for found in said.measurements] == [Status.OK, Status.OK]
+    assert [found.status for found in said.measurements] == [MeasurementStatus.OK, MeasurementStatus.OK]
     assert said.before == said.after
 
 
@@ -189,7 +189,7 @@ def test_bytes_that_do_not_arrive_are_seen_by_the_owner(fake_node: MakeFakeNode,
     group = launch(node, "cuLaunchKernel@1=corrupt:4096")
     with nothing_left(node, group):
         (found,) = ask(group, RANKS, life_cycle_task(RANKS, POSIX_FD)).measurements
-    assert found.status is Status.CORRUPT
+    assert found.status is MeasurementStatus.CORRUPT
     assert found.mismatch is not None
     assert (found.mismatch.sample, found.mismatch.first_offset_bytes) == (0, 4096)
     assert "what the other GPU wrote in life 1 did not arrive: 1 words differ" in (found.reason or "")
@@ -236,11 +236,11 @@ def test_a_call_that_fails_ends_the_life_in_both_and_leaves_nothing(
         said = ask(group, RANKS, life_cycle_task(RANKS, handle), lives=3)
         (found,) = said.measurements
         again = ask(group, RANKS, life_cycle_task(RANKS, handle)).measurements[0]
-    assert found.status is Status.FAILED, found
+    assert found.status is MeasurementStatus.FAILED, found
     assert found.last_call == call
     assert re.match(r"rank [01] \(GPU[01]\): ", found.reason or "")
     assert said.before == said.after
-    assert again.status is Status.OK
+    assert again.status is MeasurementStatus.OK
 
 
 @pytest.mark.long
@@ -262,7 +262,7 @@ def test_a_failure_to_give_back_is_said_and_the_rest_is_given_back(
     group = launch(node, f"{call}@2=error:999,once")
     (found,) = ask(group, RANKS, life_cycle_task(RANKS, handle), lives=3).measurements
     finish(group)
-    assert (found.status, found.last_call) == (Status.FAILED, call)
+    assert (found.status, found.last_call) == (MeasurementStatus.FAILED, call)
     (leak,) = {re.sub(r"0x\w+", "it", line.partition(": ")[2]) for line in node.leaks()} or {""}
     assert leak, "what could not be given back is still there, and nothing else"
 
@@ -290,7 +290,7 @@ def test_an_owner_that_a_device_cgroup_denies_to_the_importer_is_named_as_the_ca
     owner._members[1], importer._members[1] = importer._members[1], owner._members[1]
     said = ask(owner, RANKS, life_cycle_task(RANKS, handle, numa_node))
     (found,) = said.measurements
-    assert (found.status, found.known_cause, found.failed_rank) == (Status.FAILED, True, 1)
+    assert (found.status, found.known_cause, found.failed_rank) == (MeasurementStatus.FAILED, True, 1)
     assert f"{call} failed" in (found.reason or "")
     assert f"({number})" in (found.reason or "")
     assert "device cgroup" in (found.reason or "")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from egmctl.driver.messages import Message, messages
+from egmctl.driver.messages import KnownMessage, messages
 from egmctl.driver.signatures import signatures
 from egmctl.model.explanation import KnownCause, Severity, Word
 from egmctl.model.remedy import ON_HOST, Need
@@ -42,7 +42,7 @@ def causes() -> Iterator[KnownCause]:
         yield from signature.causes
 
 
-def foreign(entry: Message) -> Iterator[str]:
+def foreign(entry: KnownMessage) -> Iterator[str]:
     """Yield the variables in an answer that the program of the line does not read, and that name no program."""
     for cause in entry.causes:
         for text in texts(cause):
@@ -56,7 +56,7 @@ def foreign(entry: Message) -> Iterator[str]:
 
 
 @EVERY
-def test_a_setting_is_of_the_program_that_prints_the_line(entry: Message) -> None:
+def test_a_setting_is_of_the_program_that_prints_the_line(entry: KnownMessage) -> None:
     assert list(foreign(entry)) == []
 
 
@@ -97,13 +97,13 @@ RETIRED = r"\basked for\b|\balike\b|\ba GPU a \w+|\bNothing at once\b|\bgives? [
 
 
 @EVERY
-def test_its_words_are_those_of_the_glossary(entry: Message) -> None:
+def test_its_words_are_those_of_the_glossary(entry: KnownMessage) -> None:
     said = [entry.means, *(text for cause in entry.causes for text in texts(cause))]
     assert [text for text in said if re.search(RETIRED, text)] == []
 
 
 @EVERY
-def test_its_next_step_refers_to_something(entry: Message) -> None:
+def test_its_next_step_refers_to_something(entry: KnownMessage) -> None:
     answer = explained(entry.example).answer
     text = answer.next_step.text if answer.next_step else ""
     assert "If so" not in text

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from egmctl.api.doctor import judged
 from egmctl.doctor.runner import CHECKS
-from egmctl.driver.messages import Message, messages
+from egmctl.driver.messages import KnownMessage, messages
 from egmctl.errors import ExitCode
 from egmctl.facts.error_log import read_failures
 from egmctl.model.explanation import Explanations, Severity, Word
@@ -32,13 +32,13 @@ def messages_of(result: Explanations) -> list[str]:
     return [each.failure.message for each in result.explanations]
 
 
-def expected(entry: Message) -> list[str]:
+def expected(entry: KnownMessage) -> list[str]:
     """The messages of its example; an Xid that it repeats has none."""
     return [entry.id, ""] if entry.reports_xid else [entry.id]
 
 
 @EVERY
-def test_its_example_is_found_and_it_alone_leads(entry: Message) -> None:
+def test_its_example_is_found_and_it_alone_leads(entry: KnownMessage) -> None:
     result = explained(entry.example)
     assert messages_of(result) == expected(entry)
     if entry.severity is Severity.HARMLESS:
@@ -66,14 +66,14 @@ def varied(text: str, number: int, host: str, folder: str) -> str:
     folder=st.sampled_from(["opt/x", "usr/src/y"]),
 )
 def test_it_is_found_with_other_numbers_paths_addresses_and_times(
-    entry: Message, number: int, host: str, folder: str
+    entry: KnownMessage, number: int, host: str, folder: str
 ) -> None:
     result = explained(varied(entry.example, number, host, folder))
     assert messages_of(result) == expected(entry)
 
 
 @EVERY
-def test_it_says_what_to_do_and_where(entry: Message) -> None:
+def test_it_says_what_to_do_and_where(entry: KnownMessage) -> None:
     assert entry.source
     assert entry.program
     for cause in entry.causes:
@@ -85,7 +85,7 @@ def test_it_says_what_to_do_and_where(entry: Message) -> None:
 
 
 @EVERY
-def test_a_warning_and_what_is_harmless_ends_no_work(entry: Message) -> None:
+def test_a_warning_and_what_is_harmless_ends_no_work(entry: KnownMessage) -> None:
     if entry.severity is Severity.HARMLESS:
         assert all(not HARMFUL.search(cause.remedy.text) for cause in entry.causes)
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from egmctl.bench.engines import round_trips as socket_message
-from egmctl.bench.engines.round_trips import APART_BYTES, WARM_UP_LAPS, Messages
+from egmctl.bench.engines.round_trips import APART_BYTES, WARM_UP_LAPS, SocketRoundTrips
 from egmctl.bench.processes.collective import ResourceScope
 from egmctl.bench.processes.group import GroupFailed
 from egmctl.gpu import chase
 from egmctl.gpu.chase import FLAG_BYTES
-from egmctl.model.measurement import Status
+from egmctl.model.measurement import MeasurementStatus
 from egmctl.model.task import Engine, Task
 from tests.fake.machines import nvl4
 from tests.fake.plugin import MakeFakeNode
@@ -39,7 +39,7 @@ def test_both_sides_agree_on_what_the_first_one_has_timed(fake_node: MakeFakeNod
     with nothing_left(node, group):
         said = ask(group, RANKS, task)
         (found,) = said.measurements
-    assert found.status in (Status.OK, Status.UNSTABLE), found.reason
+    assert found.status in (MeasurementStatus.OK, MeasurementStatus.UNSTABLE), found.reason
     assert len(found.samples) == SETTINGS.samples
     for sample in found.samples:
         assert 0 < (sample.p50_ns or 0) <= (sample.p99_ns or 0)
@@ -105,9 +105,9 @@ def test_an_answer_that_came_too_late_is_not_taken_for_that_to_the_next_message(
     monkeypatch.setattr(socket_message, "SILENCE_S", 0.1)
     task = TASKS["socket"]
 
-    def side(rank: int) -> Messages:
+    def side(rank: int) -> SocketRoundTrips:
         collective: Any = SimpleNamespace(exchange=SimpleNamespace(rank=rank), ranks=RANKS, tasks=[task])
-        return Messages(collective, None, 0, ResourceScope())  # type: ignore[arg-type]  # messages ask nothing of the worker
+        return SocketRoundTrips(collective, None, 0, ResourceScope())  # type: ignore[arg-type]  # messages ask nothing of the worker
 
     first, other = side(0), side(1)
     offered = [first.make(), other.make()]
@@ -133,7 +133,7 @@ def test_disjoint_pairs_are_measured_at_the_same_time(fake_node: MakeFakeNode, l
     group = launch(node, count=4)
     with nothing_left(node, group):
         found = ask(group, ranks, flag_task(ranks, first=0, other=3), flag_task(ranks, first=2, other=1)).measurements
-    assert [one.status for one in found] == [Status.OK, Status.OK]
+    assert [one.status for one in found] == [MeasurementStatus.OK, MeasurementStatus.OK]
 
 
 @pytest.mark.long
@@ -156,9 +156,9 @@ def test_a_call_that_fails_ends_it_in_both_and_leaves_nothing(
         said = ask(group, RANKS, TASKS[name])
         (found,) = said.measurements
         again = ask(group, RANKS, TASKS[name]).measurements[0]
-    assert (found.status, found.last_call) == (Status.FAILED, call)
+    assert (found.status, found.last_call) == (MeasurementStatus.FAILED, call)
     assert said.before == said.after
-    assert again.status in (Status.OK, Status.UNSTABLE)
+    assert again.status in (MeasurementStatus.OK, MeasurementStatus.UNSTABLE)
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ import sys
 
 from egmctl.cli import app
 from egmctl.journal import events
-from egmctl.journal.events import Event, Outcome, StepBegun
+from egmctl.journal.events import JournalEvent, StepBegun, TaskOutcome
 from egmctl.model.answer import Answer
 
 PIPE = int(sys.argv.pop(1))
@@ -19,11 +19,11 @@ PIPE = int(sys.argv.pop(1))
 class Told(events.Journal):
     """The journal, and a line for each event after it."""
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: JournalEvent) -> None:
         super().__call__(event)
         if isinstance(event, StepBegun):
             os.write(PIPE, f"step {' '.join(str(numbered.number) for numbered in event.tasks)}\n".encode())
-        if isinstance(event, Outcome):
+        if isinstance(event, TaskOutcome):
             os.write(PIPE, f"measurement {event.number}\n".encode())
 
     def end(self, answer: Answer) -> None:

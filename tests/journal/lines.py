@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from egmctl.journal import events
-from egmctl.journal.events import State
+from egmctl.journal.events import RunState
 
 
 def stamped(entry: dict[str, Any]) -> bytes:
@@ -27,7 +27,7 @@ def with_state(content: bytes, **state: Any) -> bytes:
     """Return a journal whose first line says this."""
     _, begin, *_ = content.splitlines(keepends=True)
     run = (events.entry(begin) or {}).get("run", "")
-    return events.state_line(State(run=run, **state)) + content[events.STATE_BYTES :]
+    return events.state_line(RunState(run=run, **state)) + content[events.STATE_BYTES :]
 
 
 def ended(content: bytes) -> bytes:

@@ -18,9 +18,9 @@ from egmctl.errors import ExitCode, UsageError
 from egmctl.journal import events
 from egmctl.journal import read as reading
 from egmctl.journal.events import BEGIN_LINES
-from egmctl.journal.read import Kept, is_journal
+from egmctl.journal.read import JournalContent, is_journal
 from egmctl.model.codec import ITEMS_LIMIT
-from egmctl.model.measurement import RunReport, Status
+from egmctl.model.measurement import MeasurementStatus, RunReport
 from egmctl.report.kinds import BENCH
 from tests.answers import code_of
 from tests.fuzz.documents import original
@@ -41,12 +41,12 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return ended(b"".join(lines))
 
 
-def read(content: bytes) -> Kept:
+def read(content: bytes) -> JournalContent:
     """Return what a journal holds, read as every document is."""
     return reading.read(content, "journal x", partial(saved._result, RunReport))
 
 
-def outcome(content: bytes, whole: Kept) -> str:
+def outcome(content: bytes, whole: JournalContent) -> str:
     """Say what becomes of a damaged journal: the only bad answer is that something is missing and nothing says so."""
     if not is_journal(content):
         return "refused"
@@ -110,7 +110,7 @@ def test_cut_at_any_byte_it_is_read_up_to_there(content: bytes) -> None:
                 read(part)
             continue
         kept = read(part)
-        finished = [m for m in kept.report.measurements if m.status is not Status.CRASHED]
+        finished = [m for m in kept.report.measurements if m.status is not MeasurementStatus.CRASHED]
         assert len(finished) == len(measured(part.split(b"\n")[:-1]))
         assert kept.exit_code is None
 

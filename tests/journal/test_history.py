@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from egmctl.journal.events import Begin, Journal, read_state, state_line
-from egmctl.model.answer import TABLE, Answer
-from egmctl.model.answer import State as AnswerState
+from egmctl.model.answer import TABLE, Answer, State
 from egmctl.model.listing import History, KeptRun
 from egmctl.report.document import Matrix, Span, Tone
 from egmctl.report.views.lists import history_document
@@ -27,15 +26,15 @@ def ended(folder: Path, answer: Answer | None) -> Path:
     return journal.path
 
 
-@pytest.mark.parametrize("state", AnswerState)
-def test_a_journal_keeps_what_its_run_answered_as_well_as_its_code(state: AnswerState, tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", State)
+def test_a_journal_keeps_what_its_run_answered_as_well_as_its_code(state: State, tmp_path: Path) -> None:
     kept = load_journal(ended(tmp_path, Answer(state=state, word="")))
     assert (kept.state, kept.exit_code) == (state, TABLE[state].exit_code)
 
 
 def test_a_run_that_did_not_end_broke(tmp_path: Path) -> None:
     kept = load_journal(ended(tmp_path, None))
-    assert (kept.state, kept.exit_code) == (AnswerState.BROKE, None)
+    assert (kept.state, kept.exit_code) == (State.BROKE, None)
 
 
 @pytest.mark.parametrize(
@@ -43,15 +42,15 @@ def test_a_run_that_did_not_end_broke(tmp_path: Path) -> None:
     [(0, "good"), (1, "bad"), (2, "broke"), (3, "incomplete"), (4, "broke"), (130, "interrupted")],
 )
 def test_of_a_journal_of_version_0_1_only_the_code_is_known(code: int, state: str, tmp_path: Path) -> None:
-    path = ended(tmp_path, Answer(state=AnswerState.GOOD, word=""))
+    path = ended(tmp_path, Answer(state=State.GOOD, word=""))
     first, _, rest = path.read_bytes().partition(b"\n")
     state_then = replace(known(read_state(first + b"\n")), exit_code=code, answer=None)
     path.write_bytes(state_line(state_then) + rest)
     assert load_journal(path).state == state
 
 
-@pytest.mark.parametrize("state", AnswerState)
-def test_its_colour_is_that_of_the_answer(state: AnswerState) -> None:
+@pytest.mark.parametrize("state", State)
+def test_its_colour_is_that_of_the_answer(state: State) -> None:
     kept = KeptRun(
         file="a.journal", started_at="", gpus=(), measurements=1, ok=1, exit_code=0, state=state, ending="as it ended"
     )

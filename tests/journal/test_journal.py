@@ -22,7 +22,7 @@ from egmctl.journal import events
 from egmctl.journal import read as reading
 from egmctl.journal.events import what
 from egmctl.journal.read import earlier
-from egmctl.model.measurement import Status
+from egmctl.model.measurement import MeasurementStatus
 from egmctl.saved import load_journal
 from tests.bench.four import OPTIONS
 from tests.cli.test_private import check, planted
@@ -121,7 +121,7 @@ def test_what_was_under_way_is_named(egmctl: RunEgmctl, whole: Path, tmp_path: P
     kept = load_journal(path)
     (task,) = kept.under_way
     assert kept.ending == f"ended while measuring {task.path} by copy engine ({task.case})"
-    assert kept.report.measurements[-1].status is Status.CRASHED
+    assert kept.report.measurements[-1].status is MeasurementStatus.CRASHED
     shown = egmctl("show", path)
     assert shown.code == 0
     assert f"the run ended while measuring {task.path}" in " ".join(shown.out.split())

@@ -31,7 +31,7 @@ DERIVED = ("gb300-nvl72", "gb200-nvl72-cdmm", "gh200x2", "dgx-station-gb300", "h
 """Another model with what is known to differ (tools/machine_models/derived.py)."""
 
 
-@pytest.fixture(params=replay.names())
+@pytest.fixture(params=replay.machine_names())
 def machine(request: pytest.FixtureRequest) -> Machine:
     """Every machine that ships, recorded or modelled."""
     return shipped(request.param)
@@ -92,7 +92,7 @@ def test_an_edited_file_is_found_and_written_anew(tmp_path: Path) -> None:
 
 
 def test_all_are_there_and_say_that_they_are_models() -> None:
-    assert {*MODELLED, *DERIVED} <= set(replay.names())
+    assert {*MODELLED, *DERIVED} <= set(replay.machine_names())
     for name in (*MODELLED, *DERIVED):
         origin = shipped(name).origin
         assert (origin.kind, origin.name) == (OriginKind.MODELLED, name)

@@ -101,5 +101,7 @@ def egmctl_under_mpi(
         removed = [part for name, value in env.items() if value is None for part in ("-u", name)]
         given = [f"{name}={value}" for name, value in env.items() if value is not None]
         command = [*start, *map(str, arguments)]
-        job += [":"] * bool(job) + ["-n", str(place.ranks), "env", *removed, *given, *command]
+        if job:
+            job.append(":")
+        job += ["-n", str(place.ranks), "env", *removed, *given, *command]
     return launch(job, options=options, timeout_s=timeout_s)

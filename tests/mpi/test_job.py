@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from egmctl.bench.processes.group import Coordinator, Kind, LocalRank, RankMessage
+from egmctl.bench.processes.group import Coordinator, LocalRank, MessageKind, RankMessage
 from egmctl.launch import Child
 from egmctl.mpi.world import RanksMissing, World
 
@@ -30,7 +30,7 @@ def test_a_message_comes_out_of_the_job_as_it_went_in() -> None:
         def all_gather(self, given: object, _timeout_s: float) -> list[object]:
             return [given, given]
 
-    sent = RankMessage(rank=0, kind=Kind.CONTRIBUTE, call="exchange 3", data=[{"a": 1.5}, None])
+    sent = RankMessage(rank=0, kind=MessageKind.CONTRIBUTE, call="exchange 3", data=[{"a": 1.5}, None])
     here, other = LocalRank(cast(World, Two()), cast(Child, object())).join([sent], 1.0)
     assert here == sent
     assert (other.rank, other.kind, other.call, other.data) == (1, sent.kind, sent.call, sent.data)

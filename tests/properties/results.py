@@ -16,19 +16,18 @@ from egmctl.model.bringup import Bringup
 from egmctl.model.comparison import Comparison
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.explanation import CauseState, Explanation, Explanations, Failure, KnownCause, Library
-from egmctl.model.finding import Status as Found
-from egmctl.model.finding import Waiver, WaiverKind
-from egmctl.model.fleet import Asked, Fabric, FleetReport, Launcher, NodeResult, Reach
+from egmctl.model.finding import Status, Waiver, WaiverKind
+from egmctl.model.fleet import FabricRun, FleetReport, Launcher, NodeCommand, NodeResult, Reach
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import (
-    Evidence,
     GpuEvidence,
     HostLoad,
     LinkEvidence,
     LinkProof,
     Measurement,
+    MeasurementStatus,
     RunReport,
-    Status,
+    TaskEvidence,
     finish,
 )
 from egmctl.model.record import Command
@@ -39,7 +38,7 @@ from egmctl.saved import Saved
 from egmctl.topology.topology import Topology, topology
 from egmctl.verdict.answers import answered
 from egmctl.verdict.answers.run import of_run
-from egmctl.verdict.bringup import bringup
+from egmctl.verdict.bringup import bringup_answer
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.profiles import load_all
@@ -50,13 +49,19 @@ from tests.verdict.runs import D2H, H2D, H200, LATENCY, LOCAL, WRITE, run, usual
 PROFILE = next(profile for profile, _ in load_all() if profile.name == "hgx-h200")
 DENIED = shipped("h200-cgroup-denied")
 NODES = (H200, H200, DENIED, shipped("h200-links-down"), shipped("gb200-nvl72"), shipped("gh200"))
-REFUTED = Evidence(
+REFUTED = TaskEvidence(
     gpus=(),
     route=LinkEvidence(link=LinkKind.NVLINK, expected_bytes=100, carried_bytes=0, verdict=LinkProof.REFUTED),
 )
 BUSY = HostLoad(cpus=64, load_average=40.0, wall_s=10.0, others_cpu_s=400.0)
 CASES = (WRITE, H2D, D2H, LOCAL, LATENCY)
-_ERRORS = (Status.CORRUPT, Status.FAILED, Status.CRASHED, Status.TIMED_OUT, Status.UNSTABLE)
+_ERRORS = (
+    MeasurementStatus.CORRUPT,
+    MeasurementStatus.FAILED,
+    MeasurementStatus.CRASHED,
+    MeasurementStatus.TIMED_OUT,
+    MeasurementStatus.UNSTABLE,
+)
 
 
 def random_result(seed: int) -> RunReport | Diagnosis | Bringup | Topology | Comparison | FleetReport | Explanations:
@@ -81,8 +86,8 @@ def random_diagnosis(dice: random.Random, machine: Machine | None = None) -> Dia
     found = diagnose(node, Scope(), CHECKS, strict=dice.random() < 0.2)
     part = dice.choice((0, 0, 0, 0.02, 0.7))
     findings = tuple(
-        replace(finding, status=Found.UNKNOWN, remedy=None)
-        if finding.status is Found.PASS and dice.random() < part
+        replace(finding, status=Status.UNKNOWN, remedy=None)
+        if finding.status is Status.PASS and dice.random() < part
         else finding
         for finding in found.findings
     )
@@ -134,11 +139,11 @@ def _changed(dice: random.Random, m: Measurement) -> Measurement:
         kind = dice.choice(list(WaiverKind))
         gpus = (m.flows[0].source.bus_id or m.flows[0].destination.bus_id or "",)
         waiver = Waiver(kind=kind, reason=f"it was not made ({kind})", gpus=gpus)
-        return finish(Task(**task), Status.WAIVED, reason=waiver.reason, waivers=(waiver,))
+        return finish(Task(**task), MeasurementStatus.WAIVED, reason=waiver.reason, waivers=(waiver,))
     if fate == 1:
         return replace(m, evidence=REFUTED)
     status, known = dice.choice(_ERRORS), dice.random() < 0.5
-    if status is Status.UNSTABLE:
+    if status is MeasurementStatus.UNSTABLE:
         return replace(m, status=status, reason="the samples differ too much") if m.measured else m
     return replace(
         m,
@@ -156,7 +161,7 @@ def _changed(dice: random.Random, m: Measurement) -> Measurement:
 def _beside_others(m: Measurement) -> Measurement:
     end = m.flows[0].source if m.flows[0].source.bus_id else m.flows[0].destination
     gpu = GpuEvidence(bus_id=end.bus_id or "0000:00:00.0", label=end.label, other_processes=(4711,))
-    return replace(m, evidence=Evidence(gpus=(gpu,)))
+    return replace(m, evidence=TaskEvidence(gpus=(gpu,)))
 
 
 def random_bringup(dice: random.Random) -> Bringup:
@@ -164,7 +169,7 @@ def random_bringup(dice: random.Random) -> Bringup:
     made = random_run(dice) if dice.random() < 0.8 else None
     node = made.machines[0] if made else None
     before = random_diagnosis(dice, H200) if dice.random() < 0.3 else None
-    return bringup(
+    return bringup_answer(
         replace(random_diagnosis(dice, node), strict=False),
         made,
         before=before,
@@ -214,7 +219,7 @@ def random_fleet(dice: random.Random) -> FleetReport:
             loaded[name] = saved(name, result, command)
             answer = result.answer
             nodes.append(NodeResult(node=name, reach=Reach.ANSWERED, state=answer.state, word=answer.word))
-    asked = Asked(
+    asked = NodeCommand(
         command=command,
         nodes=tuple(node.node for node in nodes),
         remote_command="egmctl",
@@ -224,7 +229,7 @@ def random_fleet(dice: random.Random) -> FleetReport:
     fabric = None
     if command is Command.BRINGUP and dice.random() < 0.4:
         measured = dice.random() < 0.7
-        fabric = Fabric(run=random_run(dice, whole_node=True)) if measured else Fabric(reason="no MPI here")
+        fabric = FabricRun(run=random_run(dice, whole_node=True)) if measured else FabricRun(reason="no MPI here")
     report = session.report_of(asked, nodes, "2026-11-20T22:00:00Z", None if fabric else Launcher.SSH)
     report = replace(report, fabric=fabric)
     return session.folded(report, lambda node: loaded[node.node], lambda _sentence: None)

@@ -10,7 +10,7 @@ from egmctl.bench.engines import ucx as ucx_side
 from egmctl.bench.processes.group import Group, start_rank
 from egmctl.bench.processes.worker import start_driver
 from egmctl.gpu import ucx
-from egmctl.gpu.ucx import Link, RegisteredMemory
+from egmctl.gpu.ucx import RegisteredMemory, UcxConnection
 from egmctl.launch import Channel
 from egmctl.model.measurement import Settings
 from tests.handles import ranks
@@ -32,11 +32,11 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
         ucx._ucx_library()
         setattr(ucx._library(), function, lambda *_: _NO_MEMORY)
     if "EGMCTL_TEST_SPOILT" in os.environ and arguments["rank"] == 1:
-        vars(ucx_side)["Link"] = _Spoiling
+        vars(ucx_side)["UcxConnection"] = _Spoiling
     ranks.run(parent, arguments)
 
 
-class _Spoiling(Link):
+class _Spoiling(UcxConnection):
     """Overwrites a byte of each message that has come."""
 
     _address = 0

@@ -15,7 +15,7 @@ from egmctl.bench.cases import rdma
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.plan.task import COPIES_LIMIT
 from egmctl.bench.processes.group import Group
-from egmctl.model.measurement import Measurement, Status
+from egmctl.model.measurement import Measurement, MeasurementStatus
 from egmctl.model.route import UcxRoute
 from tests.bench.conftest import cases
 from tests.conftest import RunEgmctl
@@ -32,7 +32,7 @@ WITHOUT_CUDA = {
     "UCX_MODULES": "^cuda",
     "UCX_CUDA_COPY_MAX_REG_RATIO": "0.1",
 }
-MEASURED = (Status.OK, Status.UNSTABLE)
+MEASURED = (MeasurementStatus.OK, MeasurementStatus.UNSTABLE)
 """How much the samples differ depends on what else this machine does."""
 
 MIB = 1 << 20
@@ -110,7 +110,7 @@ def test_a_sample_has_messages_for_its_time_however_short_they_are(measure: Meas
 @pytest.mark.long
 def test_a_byte_that_arrives_wrong_is_found_and_located(measure: Measure) -> None:
     (first, second) = measure("ucx_host_to_host 1 MiB", EGMCTL_TEST_SPOILT="1")
-    assert (first.status, second.status in MEASURED) == (Status.CORRUPT, True)
+    assert (first.status, second.status in MEASURED) == (MeasurementStatus.CORRUPT, True)
     assert first.mismatch is not None
     assert first.mismatch.words == 1
     assert first.mismatch.first_offset_bytes % MIB == SPOILT_OFFSET // 8 * 8
@@ -120,7 +120,7 @@ def test_a_byte_that_arrives_wrong_is_found_and_located(measure: Measure) -> Non
 @pytest.mark.long
 def test_a_transport_that_reaches_nobody_is_an_error_with_the_call(measure: Measure) -> None:
     found = measure("ucx_host_to_host 64 KiB", UCX_TLS="self")
-    assert {m.status for m in found} == {Status.FAILED}
+    assert {m.status for m in found} == {MeasurementStatus.FAILED}
     assert {m.last_call for m in found} == {"ucp_ep_create"}
     assert all(m.reason is not None and "unreachable" in m.reason.lower() for m in found)
 
@@ -147,7 +147,7 @@ def test_every_byte_is_where_it_is_to_be_and_registering_is_timed(measure: Measu
 @pytest.mark.parametrize("case", ["ucx_put_host_to_host 1 MiB", "ucx_get_host_to_host 1 MiB"])
 def test_a_byte_that_is_put_or_got_wrong_is_found_and_located(measure: Measure, case: str) -> None:
     (first, *_) = (m for m in measure(case, EGMCTL_TEST_SPOILT="1") if m.flows[0].destination.rank == 1)
-    assert first.status is Status.CORRUPT
+    assert first.status is MeasurementStatus.CORRUPT
     assert first.mismatch is not None
     assert first.mismatch.first_offset_bytes % MIB == SPOILT_OFFSET // 8 * 8
 
@@ -156,7 +156,7 @@ def test_a_byte_that_is_put_or_got_wrong_is_found_and_located(measure: Measure, 
 @pytest.mark.parametrize("call", ["ucp_mem_map", "ucp_rkey_pack", "ucp_ep_rkey_unpack", "ucp_put_nbx"])
 def test_each_call_that_fails_is_named_by_both(measure: Measure, call: str) -> None:
     found = measure("ucx_put_host_to_host 1 MiB", EGMCTL_TEST_UCX_FAILS=call)
-    assert {m.status for m in found} == {Status.FAILED}
+    assert {m.status for m in found} == {MeasurementStatus.FAILED}
     assert {m.last_call for m in found} == {call}
 
 

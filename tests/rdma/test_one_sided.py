@@ -16,7 +16,7 @@ from egmctl.bench.engines.ucx import Side
 from egmctl.bench.plan.make import make_plan
 from egmctl.errors import DriverCallError
 from egmctl.gpu import ucx as ucx_rma
-from egmctl.gpu.ucx import Link, RegisteredMemory, RemoteMemory
+from egmctl.gpu.ucx import RegisteredMemory, RemoteMemory, UcxConnection
 from tests.doctor.machines import shipped
 from tests.rdma.ranks import SETTINGS
 
@@ -68,7 +68,7 @@ def test_of_a_status_one_byte_is_read() -> None:
     RegisteredMemory(1, 4096, 64, stages_ms).close()
     RemoteMemory(1, b"key", 4096, stages_ms)
     assert list(stages_ms) == ["register", "pack", "deregister", "unpack"]
-    assert ucx_rma.Request("ucp_put_nbx", 4096).completed
+    assert ucx_rma.UcxRequest("ucp_put_nbx", 4096).completed
 
 
 def test_a_status_that_is_an_error_is_named_by_its_number(calls: Calls) -> None:
@@ -121,7 +121,7 @@ class Traffic:
         return self._begun
 
 
-class OneSided(Link):
+class OneSided(UcxConnection):
     """A link whose worker is a stand-in, and whose messages are there at once."""
 
     def __init__(self, traffic: Traffic) -> None:
@@ -130,7 +130,7 @@ class OneSided(Link):
         self.word = None
 
     def send(self, buffer: Any, tag: int) -> Any:  # noqa: ARG002 - as Link names them
-        return ucx_rma.Request("ucp_tag_send_nbx", None)
+        return ucx_rma.UcxRequest("ucp_tag_send_nbx", None)
 
     def close(self) -> str:
         return ""

@@ -278,7 +278,7 @@ def test_no_more_of_a_report_is_read_than_its_bound(monkeypatch: pytest.MonkeyPa
     with memory_file("report") as log:
         monkeypatch.setattr(ucx, "_log", lambda: log)
         log.write(b"of an earlier one\n")
-        link = object.__new__(ucx.Link)
+        link = object.__new__(ucx.UcxConnection)
         link._endpoint = link._worker = link._context = None
         link._log_start = ucx._log_size()
         log.write(b"of this one\n")

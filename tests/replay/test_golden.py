@@ -19,7 +19,7 @@ from tests.in_process import run
 FOLDER = Path(__file__).parent
 
 
-@pytest.mark.parametrize("machine", replay.names())
+@pytest.mark.parametrize("machine", replay.machine_names())
 def test_text_and_that_it_fits_80_columns(machine: str) -> None:
     done = run("topo", "--machine", machine)
     assert done.code == 0

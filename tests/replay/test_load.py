@@ -19,7 +19,7 @@ from egmctl.data import machines_dir
 from egmctl.errors import UsageError
 from egmctl.facts import replay
 from egmctl.facts.cuda import ATTRIBUTES
-from egmctl.model.gpu import Gpu, GpuNvml, Pair
+from egmctl.model.gpu import Gpu, GpuNvml, GpuPair
 from egmctl.model.host import Host, Nic, NumaKind, NumaNode
 from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin, OriginKind, SectionStatus
 from egmctl.model.record import Reason, Unread
@@ -45,7 +45,7 @@ MACHINE = Machine(
         Gpu(bus_id=FIRST, index=0, nvml=GpuNvml(index=0, cpu_affinity="0-3,8", compute_capability=(9, 0))),
         Gpu(bus_id=SECOND, index=1),
     ),
-    pairs=(Pair(source=FIRST, target=SECOND, p2p_status={"read": "OK"}), Pair(source=SECOND, target=FIRST)),
+    pairs=(GpuPair(source=FIRST, target=SECOND, p2p_status={"read": "OK"}), GpuPair(source=SECOND, target=FIRST)),
     nics=(Nic(name="mlx5_0"),),
 )
 
@@ -130,8 +130,8 @@ def test_any_machine_fits_the_schema_and_survives_writing_and_reading(
 
 
 def test_shipped_machines_load_by_their_names() -> None:
-    assert replay.names() == sorted(path.stem for path in data.machines_dir().glob("*.json"))
-    for name in replay.names():
+    assert replay.machine_names() == sorted(path.stem for path in data.machines_dir().glob("*.json"))
+    for name in replay.machine_names():
         machine = replay.load(name)
         assert machine.origin.kind is not OriginKind.LIVE
         assert machine.origin.name == name
@@ -290,7 +290,7 @@ def test_an_attribute_that_the_tool_has_learnt_since_is_not_stated(tmp_path: Pat
     assert "attributes.NUMA_ID" not in cuda.unread
 
 
-@pytest.mark.parametrize("name", replay.names())
+@pytest.mark.parametrize("name", replay.machine_names())
 def test_a_shipped_file_says_nothing_that_the_loader_says_by_itself(name: str) -> None:
     stored = json.loads((data.machines_dir() / f"{name}.json").read_text())
     assert json.dumps({"reason": "not-stated", "detail": ""}) not in json.dumps(stored)
@@ -307,7 +307,7 @@ def test_the_file_is_what_the_generator_writes() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("name", replay.names())
+@pytest.mark.parametrize("name", replay.machine_names())
 def test_shipped_machines_fit(name: str) -> None:
     validate(json.loads((machines_dir() / f"{name}.json").read_text()), "machine")
 

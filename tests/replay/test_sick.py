@@ -50,7 +50,7 @@ def test_doctor_names_the_fault_and_its_gpus(name: str) -> None:
 
 def _like(name: str) -> str:
     like = json.loads((machines_dir() / "sick" / f"{name}.json").read_text())["like"]
-    assert like in replay.names()
+    assert like in replay.machine_names()
     return str(like)
 
 
@@ -84,6 +84,6 @@ def test_the_list_has_them_after_the_healthy_ones_and_a_wrong_name_is_told() -> 
     text = run("topo", "--machine", "list").out
     assert "h200-links-down" in text
     assert "two NVLinks of GPU2 down" in text
-    assert replay.names() + replay.sick() == [line.split()[0] for line in text.splitlines() if line[:1].strip()]
+    assert replay.machine_names() + replay.sick() == [line.split()[0] for line in text.splitlines() if line[:1].strip()]
     with pytest.raises(UsageError, match="did you mean h200-links-down"):
         replay.load("h200-links")

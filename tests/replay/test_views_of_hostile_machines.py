@@ -57,7 +57,7 @@ def test_any_machine_can_be_shown_and_its_document_fits_the_schema(machine: Mach
 @pytest.mark.long
 @settings(suppress_health_check=list(HealthCheck))
 @given(
-    name=st.sampled_from(replay.names()),
+    name=st.sampled_from(replay.machine_names()),
     choice=st.randoms(use_true_random=False),
     values=st.lists(JSON, min_size=1, max_size=4),
 )

@@ -11,7 +11,7 @@ from egmctl.doctor.runner import CHECKS
 from egmctl.model.comparison import Comparison
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Guard
-from egmctl.model.measurement import Status
+from egmctl.model.measurement import MeasurementStatus
 from egmctl.model.record import Command
 from egmctl.saved import Saved
 from egmctl.topology.platform import platform
@@ -25,7 +25,7 @@ def two_runs() -> Comparison:
     """Return a run in which what leaves GPU2 is slower, a path from the host faster, and one path corrupt."""
     slow = changed(run(seed=2), times(0.8, from_gpu("GPU2")))
     mixed = changed(slow, times(1.3, on_path("NUMA0 -> GPU0")))
-    broken = changed(mixed, ended(Status.CORRUPT, "byte 64 of 1048576 differs", on_path("GPU0 -> GPU1")))
+    broken = changed(mixed, ended(MeasurementStatus.CORRUPT, "byte 64 of 1048576 differs", on_path("GPU0 -> GPU1")))
     newer = replace(broken.machines[0], driver=replace(broken.machines[0].driver, driver_version="999.1"))  # type: ignore[type-var]
     return compare([saved("monday", run(seed=1)), saved("today", replace(broken, machines=(newer,)))])
 
@@ -44,7 +44,7 @@ def findings() -> Comparison:
 
 def hostile() -> Comparison:
     """Return a run of which all words that a machine or a file gives are hostile."""
-    made = changed(run(seed=2), ended(Status.FAILED, HOSTILE, from_gpu("GPU2")))
+    made = changed(run(seed=2), ended(MeasurementStatus.FAILED, HOSTILE, from_gpu("GPU2")))
     machine = made.machines[0]
     driver = replace(machine.driver, driver_version=HOSTILE) if machine.driver else None
     made = replace(made, machines=(replace(machine, driver=driver),), started_at=HOSTILE)

@@ -10,7 +10,7 @@ from egmctl.bench.plan.make import make_plan
 from egmctl.bench.results import summarize
 from egmctl.bench.suites import CASES
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Measurement, RunReport, Sample, Settings, Status, finish
+from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport, Sample, Settings, finish
 from egmctl.model.task import Point, Quantity, Task
 from egmctl.model.verdict import (
     ClassVerdict,
@@ -72,8 +72,8 @@ def hostile_run() -> RunReport:
     made = run(node=node, cases=("device_to_device_memcpy_write_ce", "host_numa_to_device_memcpy_ce"))
     first, second, *others = made.measurements
     broken = (
-        replace(first, status=Status.FAILED, reason=HOSTILE, bandwidth_gb_s=None, flows_gb_s=()),
-        replace(second, status=Status.WAIVED, reason=HOSTILE, bandwidth_gb_s=None, flows_gb_s=()),
+        replace(first, status=MeasurementStatus.FAILED, reason=HOSTILE, bandwidth_gb_s=None, flows_gb_s=()),
+        replace(second, status=MeasurementStatus.WAIVED, reason=HOSTILE, bandwidth_gb_s=None, flows_gb_s=()),
     )
     return replace(
         made,
@@ -131,10 +131,10 @@ def _measured(task: Task, value: float) -> Measurement:
     if task.quantity is Quantity.LATENCY:
         sample = Sample(latency_ns=value, p50_ns=value, p99_ns=value + 50, elapsed_ms=20, wall_ms=21)
         load = summarize([value]) if task.point.load else None
-        return finish(task, Status.OK, samples=(sample,), latency_ns=summarize([value]), bandwidth_gb_s=load)
+        return finish(task, MeasurementStatus.OK, samples=(sample,), latency_ns=summarize([value]), bandwidth_gb_s=load)
     return finish(
         task,
-        Status.OK,
+        MeasurementStatus.OK,
         samples=(Sample(bandwidth_gb_s=sum(flows), flows_gb_s=tuple(flows), elapsed_ms=20, wall_ms=21),),
         bandwidth_gb_s=summarize([sum(flows)]),
         flows_gb_s=tuple(summarize([flow]) for flow in flows),

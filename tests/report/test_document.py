@@ -15,22 +15,22 @@ from hypothesis import strategies as st
 from egmctl.report.document import (
     Align,
     Better,
-    Block,
     Bullets,
     Cell,
     Chart,
-    Command,
+    CurvePoint,
     Diagram,
     Document,
+    DocumentBlock,
     Entry,
     Hint,
     KeyValues,
     Level,
     Matrix,
     Paragraph,
-    Point,
     Section,
     Series,
+    ShellCommand,
     Span,
     Tone,
     Verdict,
@@ -86,16 +86,16 @@ def matrices(draw: st.DrawFn) -> Matrix:
     return Matrix(caption=draw(SENTENCE), rows=rows, groups=tuple(groups), better=better, level=draw(LEVEL))
 
 
-SIMPLE: st.SearchStrategy[Block] = st.one_of(
+SIMPLE: st.SearchStrategy[DocumentBlock] = st.one_of(
     st.builds(Paragraph, words=WORDS, tone=TONE, level=LEVEL),
     st.builds(Bullets, items=st.lists(WORDS, min_size=1, max_size=3).map(tuple), level=LEVEL),
     st.builds(KeyValues, rows=st.lists(st.tuples(WORD, WORDS), min_size=1, max_size=3).map(tuple), level=LEVEL),
-    st.builds(Command, text=SENTENCE, name=st.sampled_from(["look", "run"]), level=LEVEL),
+    st.builds(ShellCommand, text=SENTENCE, name=st.sampled_from(["look", "run"]), level=LEVEL),
     tables(),
     matrices(),
 )
 NESTED = st.lists(SIMPLE, max_size=3).map(tuple)
-BLOCK: st.SearchStrategy[Block] = st.one_of(
+BLOCK: st.SearchStrategy[DocumentBlock] = st.one_of(
     SIMPLE,
     st.builds(Verdict, word=st.just("OK"), tone=TONE, sentence=WORDS, advice=st.one_of(st.just(""), WORDS)),
     st.builds(Entry, word=st.just("FAIL"), tone=TONE, title=WORDS, id=WORD, body=NESTED, level=LEVEL),
@@ -122,7 +122,7 @@ def words_of(shown: str) -> list[str]:
 def test_text_keeps_within_its_width_and_is_harmless(document: Document, width: int) -> None:
     shown = text(document, width=width, level=Level.VERBOSE).plain
     # Tables and matrices have at least one column, commands are never broken: all others are.
-    whole = any(isinstance(one, (Matrix, Command)) for one in _all(document.body))
+    whole = any(isinstance(one, (Matrix, ShellCommand)) for one in _all(document.body))
     for line in shown.split("\n"):
         assert line.isprintable()
         assert line == line.rstrip()
@@ -194,8 +194,8 @@ def test_a_matrix_is_split_into_blocks_of_columns_where_the_terminal_is_narrow()
 
 def test_a_picture_and_curves_are_on_the_page_only() -> None:
     drawing = partial(element, "svg", element("text", "GPU<0>", x=1, y=2), width=100, height=50)
-    curve = ("GPU0", (Point(x=1, y=2, low=1, high=3), Point(x=4, y=5, low=4, high=6)))
-    body: tuple[Block, ...] = (Diagram(drawing), Chart(caption="c", x="size", y="ns", curves=(curve,)))
+    curve = ("GPU0", (CurvePoint(x=1, y=2, low=1, high=3), CurvePoint(x=4, y=5, low=4, high=6)))
+    body: tuple[DocumentBlock, ...] = (Diagram(drawing), Chart(caption="c", x="size", y="ns", curves=(curve,)))
     document = Document(command="x", subject="y", body=body)
     assert text(document).plain == ""
     assert markdown(document) == "## x: y\n"
@@ -224,7 +224,7 @@ def test_bodies_of_sections_are_called_where_they_are_shown_and_only_there(
 ) -> None:
     called: list[Level] = []
 
-    def body(of: Level) -> list[Block]:
+    def body(of: Level) -> list[DocumentBlock]:
         called.append(of)
         return [Paragraph(words=f"{of.name.lower()}-words", level=Level.SUMMARY)]
 
@@ -251,9 +251,9 @@ def test_a_hint_stands_below_what_it_continues_and_goes_with_what_it_promises() 
         assert "and 3 more" not in told
 
 
-def _all(blocks: Iterable[Block]) -> list[Block]:
+def _all(blocks: Iterable[DocumentBlock]) -> list[DocumentBlock]:
     """Return blocks with those in their bodies."""
-    found: list[Block] = []
+    found: list[DocumentBlock] = []
     for block in shown(blocks, Level.ALL):
         inner = block.body if isinstance(block, Entry) else ()
         found += [block, *_all(body_of(block) if isinstance(block, Section) else inner)]

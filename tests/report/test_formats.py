@@ -25,7 +25,7 @@ from egmctl.report.render.figures import best, shade
 from egmctl.report.render.text import STYLES
 from egmctl.report.views.lists import machine_list, match_document
 from egmctl.topology.topology import Topology, topology
-from egmctl.verdict.bringup import bringup
+from egmctl.verdict.bringup import bringup_answer
 from egmctl.verdict.profiles import load_all, match_profile
 from tests.answers import diagnose, render
 from tests.doctor.machines import shipped
@@ -81,7 +81,7 @@ def results() -> list[tuple[object, Format, bool]]:
         (topo, kinds.TOPO),
         (doctor, kinds.DOCTOR),
         (compared, kinds.COMPARISON),
-        (bringup(doctor, None, not_measured="why"), kinds.BRINGUP),
+        (bringup_answer(doctor, None, not_measured="why"), kinds.BRINGUP),
         (RACK, kinds.FLEET),
         (HISTORY, kinds.HISTORY),
         (History(runs=()), kinds.HISTORY),

@@ -18,7 +18,7 @@ from egmctl.doctor.runner import CHECKS
 from egmctl.facts.redact import redact
 from egmctl.model.gpu import FAKE
 from egmctl.model.machine import OriginKind
-from egmctl.model.measurement import Status
+from egmctl.model.measurement import MeasurementStatus
 from egmctl.report.document import Better, Cell, Matrix, Series
 from egmctl.report.kinds import Format
 from egmctl.report.render.page import style
@@ -186,7 +186,7 @@ def test_a_matrix_of_nothing_but_waived_paths_is_not_drawn() -> None:
     made = run(cases=("device_to_device_latency_sm", "device_to_device_latency_uncached"), gpus=3)
     first = made.measurements[0].case
     found = [
-        replace(m, status=Status.WAIVED, reason="no peer access", latency_ns=None) if m.case == first else m
+        replace(m, status=MeasurementStatus.WAIVED, reason="no peer access", latency_ns=None) if m.case == first else m
         for m in made.measurements
     ]
     tree = parse(str(render(replace(made, measurements=tuple(found)), Format.HTML)))

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from egmctl.doctor.check import Scope
 from egmctl.doctor.runner import CHECKS
 from egmctl.model.answer import State
-from egmctl.model.measurement import Status
+from egmctl.model.measurement import MeasurementStatus
 from egmctl.report.exports.prom import bench_prom, doctor_prom
 from egmctl.units import printable
 from tests.answers import diagnose, with_answer
@@ -90,7 +90,9 @@ def test_what_failed_is_counted_and_has_no_median() -> None:
     made = with_answer(hostile_run())
     found = metrics(bench_prom(made))
     counts = {one.labels["status"]: one.value for one in found["egmctl_bench_measurements"].samples}
-    assert counts == {status.value: float(sum(m.status is status for m in made.measurements)) for status in Status}
+    assert counts == {
+        status.value: float(sum(m.status is status for m in made.measurements)) for status in MeasurementStatus
+    }
     assert len(found["egmctl_bench_bandwidth_bytes_per_second"].samples) == len(made.measurements) - 2
     assert found["egmctl_exit_code"].samples[0].value == 4
 

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from egmctl.report.document import Chart, Point
+from egmctl.report.document import Chart, CurvePoint
 from egmctl.report.kinds import Format
 from egmctl.report.render.figures import HEIGHT, WIDTH, plot, ticks
 from egmctl.report.views.bench import painted
@@ -124,7 +124,7 @@ class TestPlots:
     @pytest.mark.parametrize("steep", [True, False])
     @pytest.mark.parametrize("sizes", [True, False])
     def test_every_point_is_within_the_axes(self, sizes: bool, steep: bool, phone: bool) -> None:
-        curve = tuple(Point(x=4096.0 * 4**n, y=10.0 * n + 1, low=10.0 * n, high=10.0 * n + 5) for n in range(8))
+        curve = tuple(CurvePoint(x=4096.0 * 4**n, y=10.0 * n + 1, low=10.0 * n, high=10.0 * n + 5) for n in range(8))
         drawn = plot(
             Chart(
                 caption="caption",
@@ -137,14 +137,15 @@ class TestPlots:
             phone=phone,
         )
         circles = [(float(one.get("cx", "")), float(one.get("cy", ""))) for one in elements(drawn, "circle")]
-        assert len(circles) == len(curve) + 1 + 2 * steep, "a ring at half of the best of each curve"
+        rings = 2 if steep else 0
+        assert len(circles) == len(curve) + 1 + rings, "a ring at half of the best of each curve"
         assert all(0 < x < WIDTH and 0 < y < HEIGHT for x, y in circles)
 
     @pytest.mark.parametrize(("last", "named"), [(70, ["GPU3 → GPU1 70 %"]), (90, [])])
     def test_a_path_that_leaves_its_family_is_named_in_its_small_chart(self, last: float, named: list[str]) -> None:
         ends = {"GPU0 -> GPU1": 100.0, "GPU2 -> GPU1": 100.0, "GPU3 -> GPU1": last}
         curves = tuple(
-            (name, tuple(Point(x=x, y=y * x / 64, low=y, high=y) for x in (4.0, 64.0))) for name, y in ends.items()
+            (name, tuple(CurvePoint(x=x, y=y * x / 64, low=y, high=y) for x in (4.0, 64.0))) for name, y in ends.items()
         )
         drawn = plot(Chart(caption="caption", x="x", y="GB/s", curves=curves, sizes=True, small=True))
         assert [words(text) for text in elements(drawn, "text") if "warn" in text.get("class", "")] == named
@@ -156,7 +157,9 @@ class TestPlots:
                 caption="caption",
                 x="x",
                 y="GB/s",
-                curves=tuple((n, tuple(Point(x=x, y=y, low=y, high=y) for x in (1.0, 2.0))) for n, y in curves.items()),
+                curves=tuple(
+                    (n, tuple(CurvePoint(x=x, y=y, low=y, high=y) for x in (1.0, 2.0))) for n, y in curves.items()
+                ),
             )
         )
         lines = [line for line in elements(drawn, "polyline") if "curve" in line.get("class", "")]
@@ -165,7 +168,7 @@ class TestPlots:
 
     @pytest.mark.parametrize(("limit", "is_drawn"), [(450.0, True), (30.0, False)])
     def test_a_ceiling_below_the_axis_is_not_drawn_at_its_edge(self, limit: float, is_drawn: bool) -> None:
-        curve = tuple(Point(x=x, y=300 + x, low=300 + x, high=300 + x) for x in (1.0, 2.0, 4.0))
+        curve = tuple(CurvePoint(x=x, y=300 + x, low=300 + x, high=300 + x) for x in (1.0, 2.0, 4.0))
         limits = (("NV18", limit),)
         chart = Chart(
             caption="c", x="x", y="GB/s", curves=(("one", curve),), limits=limits, logarithmic=True, steep=True
@@ -175,7 +178,7 @@ class TestPlots:
         assert ("all values are above NV18" in map(words, elements(drawn, "text"))) is not is_drawn
 
     def test_names_of_curves_that_end_together_do_not_meet(self) -> None:
-        curves = tuple((name, (Point(x=1, y=5, low=5, high=5),)) for name in ("one", "two", "three"))
+        curves = tuple((name, (CurvePoint(x=1, y=5, low=5, high=5),)) for name in ("one", "two", "three"))
         drawn = plot(Chart(caption="caption", x="x", y="ns", curves=curves))
         ends = [text for text in elements(drawn, "text") if words(text).split()[-1] in ("one", "two", "three")]
         assert [words(text) for text in ends] == ["5.0 one", "5.0 two", "5.0 three"]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from egmctl.model.measurement import RunReport
-from egmctl.report.document import Block, Chart, Document, Level, Matrix, Section, body_of, shown
+from egmctl.report.document import Chart, Document, DocumentBlock, Level, Matrix, Section, body_of, shown
 from egmctl.report.kinds import Format
 from egmctl.report.render.text import WIDTH, text
 from egmctl.report.views.bench_details import all_series, families, swept
@@ -27,7 +27,7 @@ def tables_of(report: RunReport) -> list[Matrix | Chart]:
     return list(_tables(shown(sections, Level.ALL)))
 
 
-def _tables(blocks: Iterable[Block]) -> Iterator[Matrix | Chart]:
+def _tables(blocks: Iterable[DocumentBlock]) -> Iterator[Matrix | Chart]:
     for block in blocks:
         if isinstance(block, Section):
             yield from _tables(body_of(block))

@@ -12,7 +12,7 @@ from egmctl.bench.plan.make import make_plan
 from egmctl.bench.results import summarize
 from egmctl.facts.redact import redact
 from egmctl.model.machine import Machine, Origin, OriginKind
-from egmctl.model.measurement import RunReport, Sample, Settings, Status, finish
+from egmctl.model.measurement import MeasurementStatus, RunReport, Sample, Settings, finish
 from egmctl.report.exports.json import result_json
 from egmctl.units import MIB
 from tests.answers import with_answer
@@ -41,7 +41,7 @@ def _measured_report(name: str, values: tuple[float, ...]) -> RunReport:
     found = summarize(values)
     samples = tuple(Sample(bandwidth_gb_s=value, flows_gb_s=(value,), elapsed_ms=8.5, wall_ms=9.5) for value in values)
     measurements = [
-        finish(planned, Status.OK, samples=samples, bandwidth_gb_s=found, flows_gb_s=(found,), seeds=(1,))
+        finish(planned, MeasurementStatus.OK, samples=samples, bandwidth_gb_s=found, flows_gb_s=(found,), seeds=(1,))
         for planned in plan.tasks
     ]
     return replace(report(plan, measurements), machines=(machine,))

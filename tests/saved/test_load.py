@@ -22,8 +22,7 @@ from egmctl.facts.redact import redact
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.explanation import Explanations
-from egmctl.model.finding import Finding
-from egmctl.model.finding import Status as Found
+from egmctl.model.finding import Finding, Status
 from egmctl.model.fleet import FleetReport
 from egmctl.model.measurement import RunReport
 from egmctl.model.record import Command
@@ -60,7 +59,7 @@ def test_a_run_of_the_bench(tmp_path: Path) -> None:
     assert loaded.machines == report.machines
 
 
-@pytest.mark.parametrize("name", few(replay.names(), every=4))
+@pytest.mark.parametrize("name", few(replay.machine_names(), every=4))
 def test_a_run_shown_again_is_what_the_command_printed(tmp_path: Path, name: str) -> None:
     report = measured_report(name)
     printed = str(render(report, Format.TEXT))
@@ -71,7 +70,7 @@ def test_a_run_shown_again_is_what_the_command_printed(tmp_path: Path, name: str
 @pytest.mark.long
 @settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    name=st.sampled_from(replay.names()),
+    name=st.sampled_from(replay.machine_names()),
     values=st.lists(st.floats(min_value=0, max_value=1e6, allow_subnormal=False), min_size=1, max_size=9),
 )
 def test_any_numbers_come_back_as_they_were(name: str, values: list[float]) -> None:
@@ -79,7 +78,7 @@ def test_any_numbers_come_back_as_they_were(name: str, values: list[float]) -> N
     assert from_json(RunReport, json.loads(json.dumps(to_json(report)))) == report
 
 
-@pytest.mark.parametrize("name", few(replay.names(), every=4))
+@pytest.mark.parametrize("name", few(replay.machine_names(), every=4))
 def test_a_diagnosis(tmp_path: Path, name: str) -> None:
     diagnosis = diagnose(shipped(name), EVERYTHING, CHECKS, strict=True)
     loaded = saved.load(write(tmp_path, result_json(diagnosis)))
@@ -90,7 +89,7 @@ def test_a_diagnosis(tmp_path: Path, name: str) -> None:
     assert loaded.machines == (redact(shipped(name)),)
 
 
-@pytest.mark.parametrize("name", few(replay.names(), every=4))
+@pytest.mark.parametrize("name", few(replay.machine_names(), every=4))
 def test_a_topology(tmp_path: Path, name: str) -> None:
     written = result_json(with_answer(topology(shipped(name))))
     loaded = saved.load(write(tmp_path, written))
@@ -205,7 +204,7 @@ def test_what_unpacks_to_more_than_the_bound_is_refused_there(tmp_path: Path) ->
 @pytest.mark.parametrize("number", [-1, 10**6])
 def test_a_cause_explains_measurements_that_are_there(tmp_path: Path, number: int) -> None:
     document = bench_document(measured_report("hgx-h200x4"))
-    finding = to_json(Finding(status=Found.FAIL, summary="x"))
+    finding = to_json(Finding(status=Status.FAIL, summary="x"))
     document["result"]["causes"] = [{"status": "fail", "finding": finding, "measurements": [number]}]
     count = len(document["result"]["measurements"])
     assert f"result.causes[0]: there is no measurement {number} of {count}" in refusal(write(tmp_path, document))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from egmctl.model.gpu import C2cLink, Fabric, Gpu, GpuCuda, GpuNvml, NvLink, Pair
+from egmctl.model.gpu import C2cLink, Fabric, Gpu, GpuCuda, GpuNvml, GpuPair, NvLink
 from egmctl.model.host import DeviceNode, Driver, Host, Nic, NumaKind, NumaNode, PcieLink, PciFunction, Process
 from egmctl.model.machine import Machine, Origin, OriginKind
 
@@ -75,7 +75,7 @@ def out_of_sight(known: Gpu, *, access: str | None = "EPERM", exists: bool = Tru
     return replace(known, nvml=None, cuda=None, node=replace(known.node, access=access, exists=exists))
 
 
-def pairs(gpus: Sequence[Gpu], *, nvlinks: int | Mapping[tuple[int, int], int], **values: Any) -> tuple[Pair, ...]:
+def pairs(gpus: Sequence[Gpu], *, nvlinks: int | Mapping[tuple[int, int], int], **values: Any) -> tuple[GpuPair, ...]:
     """All ordered pairs of the GPUs that NVML lists, joined by a number of NVLinks."""
     seen = [g for g in gpus if g.nvml is not None]
     found = []
@@ -99,7 +99,7 @@ def pairs(gpus: Sequence[Gpu], *, nvlinks: int | Mapping[tuple[int, int], int], 
                     "CUDA_ARRAY_ACCESS_SUPPORTED": 1,
                 },
             }
-            found.append(Pair(source=one.bus_id, target=other.bus_id, **(fields | values)))
+            found.append(GpuPair(source=one.bus_id, target=other.bus_id, **(fields | values)))
     return tuple(found)
 
 

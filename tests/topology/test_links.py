@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egmctl.model.gpu import Pair
+from egmctl.model.gpu import GpuPair
 from egmctl.model.host import Driver, LibraryFailure, PciFunction
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
@@ -186,7 +186,7 @@ def test_two_gpus_have_one_link(directions: list[tuple[int | None, str | None]])
     gpus = [gpu(0), gpu(1)]
     ends = ((gpus[0], gpus[1]), (gpus[1], gpus[0]))
     seen = tuple(
-        Pair(source=a.bus_id, target=b.bus_id, nvlink_count=count, common_ancestor=ancestor)
+        GpuPair(source=a.bus_id, target=b.bus_id, nvlink_count=count, common_ancestor=ancestor)
         for (a, b), (count, ancestor) in zip(ends, directions, strict=True)
     )
     machine = builders.machine(gpus, pairs=seen)

@@ -63,7 +63,7 @@ def drawn(machine: Machine, width: int = 80) -> str:
     return "\n".join(plain(line) for line in node_text(topology(machine), width))
 
 
-@pytest.mark.parametrize("name", replay.names())
+@pytest.mark.parametrize("name", replay.machine_names())
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_drawing_of_every_machine_fits_the_width_and_its_boxes_are_closed(name: str, width: int) -> None:
     machine = shipped(name)

@@ -13,11 +13,19 @@ from egmctl.model.bringup import Bringup
 from egmctl.model.gpu import GpuProcess
 from egmctl.model.host import LibraryFailure
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Evidence, GpuEvidence, Measurement, Placement, RunReport, Sample, Status
+from egmctl.model.measurement import (
+    GpuEvidence,
+    Measurement,
+    MeasurementStatus,
+    Placement,
+    RunReport,
+    Sample,
+    TaskEvidence,
+)
 from egmctl.model.profile import Profile
 from egmctl.model.task import Flow, Task
 from egmctl.verdict.answers import answered
-from egmctl.verdict.bringup import bringup
+from egmctl.verdict.bringup import bringup_answer
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import with_verdict
 from tests.answers import diagnose
@@ -59,7 +67,7 @@ def rerouted(m: Measurement) -> Measurement:
     return replace(m, evidence=REFUTED)
 
 
-def ended(status: Status, *more: Status) -> Change:
+def ended(status: MeasurementStatus, *more: MeasurementStatus) -> Change:
     """Return the change to how it ended: of several, the first path's way, the others on other paths."""
     ways = dict(zip((PATH, "GPU1 -> GPU0"), (status, *more), strict=False))
 
@@ -73,7 +81,7 @@ def ended(status: Status, *more: Status) -> Change:
 
 def beside_others(m: Measurement) -> Measurement:
     gpus = tuple(GpuEvidence(bus_id=bus_id, label="GPU1", other_processes=(1066,)) for bus_id in GPUS[1:2])
-    return replace(m, evidence=Evidence(gpus=gpus)) if "GPU1" in m.path else m
+    return replace(m, evidence=TaskEvidence(gpus=gpus)) if "GPU1" in m.path else m
 
 
 def a_little_slow(task: Task, flow: Flow) -> float:
@@ -112,11 +120,13 @@ class Row:
 
     @property
     def whole(self) -> Bringup:
-        return bringup(diagnose(self.machine, Scope(gpus=tuple(GPUS)) if self.named else EVERYTHING, CHECKS), self.run)
+        return bringup_answer(
+            diagnose(self.machine, Scope(gpus=tuple(GPUS)) if self.named else EVERYTHING, CHECKS), self.run
+        )
 
 
 GOOD, WARN, BAD, BROKE, INCOMPLETE = State.GOOD, State.WARN, State.BAD, State.BROKE, State.INCOMPLETE
-CRASHED, CORRUPT = Status.CRASHED, Status.CORRUPT
+CRASHED, CORRUPT = MeasurementStatus.CRASHED, MeasurementStatus.CORRUPT
 ROWS = {
     "well": Row(bench="PASS", bringup=GOOD),
     "GPU3 is busy": Row(bench="INCOMPLETE", bringup=INCOMPLETE, machine=BUSY),

@@ -10,7 +10,7 @@ from egmctl.bench.results import summarize
 from egmctl.bench.suites import CASES
 from egmctl.model.listing import PlannedTask
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Measurement, RunReport, Settings, Status, finish
+from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport, Settings, finish
 from egmctl.model.task import Flow, Quantity, Task
 from egmctl.units import MIB
 from tests.bench.reports import report
@@ -66,7 +66,7 @@ def run(
 
 
 def _waived(task: PlannedTask) -> Measurement:
-    return finish(task, Status.WAIVED, reason=task.waiver, waivers=task.waivers)
+    return finish(task, MeasurementStatus.WAIVED, reason=task.waiver, waivers=task.waivers)
 
 
 def waived_on(report: RunReport, machine: Machine) -> RunReport:
@@ -81,16 +81,16 @@ def measured(task: Task, value: Value) -> Measurement:
     """Return the measurement of a task."""
     values = [value(task, flow) for flow in task.flows]
     if task.quantity is Quantity.LATENCY:
-        return finish(task, Status.OK, latency_ns=summarize(values[:1]))
+        return finish(task, MeasurementStatus.OK, latency_ns=summarize(values[:1]))
     return finish(
         task,
-        Status.OK,
+        MeasurementStatus.OK,
         bandwidth_gb_s=summarize([sum(values)]),
         flows_gb_s=tuple(summarize([one]) for one in values),
     )
 
 
-def with_status(report: RunReport, status: Status, numbers: Sequence[int]) -> RunReport:
+def with_status(report: RunReport, status: MeasurementStatus, numbers: Sequence[int]) -> RunReport:
     """Return the report with another status for some measurements."""
     changed = tuple(
         replace(m, status=status, reason="as the test wants it") if number in numbers else m

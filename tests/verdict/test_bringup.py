@@ -17,14 +17,13 @@ from egmctl.doctor.runner import CHECKS
 from egmctl.model.answer import Cause, GapKind, State
 from egmctl.model.bringup import Bringup
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import UNEXPLAINED, Finding, on_gpus
-from egmctl.model.finding import Status as Found
+from egmctl.model.finding import UNEXPLAINED, Finding, Status, on_gpus
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import RunReport, Status
+from egmctl.model.measurement import MeasurementStatus, RunReport
 from egmctl.model.remedy import Remedy
 from egmctl.model.task import Flow, Task
 from egmctl.report.kinds import BRINGUP, Format
-from egmctl.verdict.bringup import bringup, identity_of
+from egmctl.verdict.bringup import bringup_answer, identity_of
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge, with_verdict
 from egmctl.verdict.profiles import load
@@ -84,24 +83,24 @@ def shown(found: Bringup, width: int = 80) -> str:
 
 
 def test_a_healthy_node_that_is_fast_goes() -> None:
-    found = bringup(healthy(), measured())
+    found = bringup_answer(healthy(), measured())
     assert (found.answer.state, found.answer.causes, found.answer.gaps, found.exit_code) == (State.GOOD, (), (), 0)
 
 
 def test_a_failed_check_alone_is_no_go() -> None:
-    found = bringup(sick(("pcie.link", PCIE)), measured())
+    found = bringup_answer(sick(("pcie.link", PCIE)), measured())
     assert (found.answer.state, found.exit_code, found.answer.causes[0].measurements) == (State.BAD, 1, ())
 
 
 def test_slow_paths_alone_are_no_go_and_one_cause() -> None:
-    found = bringup(healthy(), measured(value=slow_at("GPU2")))
+    found = bringup_answer(healthy(), measured(value=slow_at("GPU2")))
     (cause,) = found.answer.causes
-    assert (found.answer.state, cause.finding.check, cause.status) == (State.BAD, UNEXPLAINED, Found.FAIL)
+    assert (found.answer.state, cause.finding.check, cause.status) == (State.BAD, UNEXPLAINED, Status.FAIL)
     assert paths(found, cause) == OF_GPU2 | {"NUMA0 -> GPU2"}
 
 
 def test_links_that_are_down_explain_the_slow_paths_of_their_gpu() -> None:
-    found = bringup(sick(("nvlink.links", LINKS)), measured(WRITE, value=slow_at("GPU2")))
+    found = bringup_answer(sick(("nvlink.links", LINKS)), measured(WRITE, value=slow_at("GPU2")))
     (cause,) = found.answer.causes
     assert (cause.finding.check, paths(found, cause)) == ("nvlink.links", OF_GPU2)
     text = shown(found)
@@ -111,14 +110,14 @@ def test_links_that_are_down_explain_the_slow_paths_of_their_gpu() -> None:
 
 
 def test_a_cause_says_what_it_costs_and_explains_in_words_and_what_an_rma_needs() -> None:
-    retrains = replace(LINKS, summary="7 retrains", status=Found.WARN)
-    found = bringup(sick(("nvlink.links", LINKS), ("nvlink.errors", retrains)), measured(value=slow_at("GPU2")))
+    retrains = replace(LINKS, summary="7 retrains", status=Status.WARN)
+    found = bringup_answer(sick(("nvlink.links", LINKS), ("nvlink.errors", retrains)), measured(value=slow_at("GPU2")))
     text = " ".join(shown(found).split())
     assert "costs GPU -> GPU, push, copy engine: 6 of 12 paths at 50 % of the expected 396.2 GB/s" in text
     assert "explains WARN GPU2: 7 retrains [nvlink.errors]" in text
     assert "RMA Before a reset or a reboot, run nvidia-bug-report.sh as root" in text
     assert text.index("RMA") < text.index("FAIL"), "before the first remedy, which may be a reset"
-    assert "nvidia-bug-report.sh" not in shown(bringup(healthy(), measured()))
+    assert "nvidia-bug-report.sh" not in shown(bringup_answer(healthy(), measured()))
 
 
 @pytest.mark.parametrize(
@@ -128,15 +127,15 @@ def test_a_cause_says_what_it_costs_and_explains_in_words_and_what_an_rma_needs(
 def test_the_definition_of_a_check_says_whether_its_failure_may_be_of_a_broken_part(
     check_id: str, is_part: bool
 ) -> None:
-    (cause,) = bringup(sick((check_id, PCIE)), measured()).answer.causes
+    (cause,) = bringup_answer(sick((check_id, PCIE)), measured()).answer.causes
     assert (cause.finding.hardware, cause.is_broken_part) == (is_part, is_part)
-    (warned,) = bringup(sick((check_id, replace(PCIE, status=Found.WARN))), measured()).answer.causes
+    (warned,) = bringup_answer(sick((check_id, replace(PCIE, status=Status.WARN))), measured()).answer.causes
     assert not warned.is_broken_part
 
 
 def test_names_and_serial_numbers_are_on_the_page_only_where_they_are_asked_for() -> None:
     machine = patched(shipped("hgx-h200x4"), "gpus[1].nvml", serial="1650123000042")
-    found = bringup(diagnose(machine, EVERYTHING, CHECKS), None)
+    found = bringup_answer(diagnose(machine, EVERYTHING, CHECKS), None)
     assert "1650123000042" not in str(render(found, Format.HTML))
     named = replace(found, identity=identity_of(patched(machine, "host", hostname="node17")))
     page = str(render(named, Format.HTML))
@@ -146,12 +145,12 @@ def test_names_and_serial_numbers_are_on_the_page_only_where_they_are_asked_for(
 
 
 def test_a_warning_that_explains_failing_paths_is_a_failure() -> None:
-    found = bringup(sick(("nvlink.links", replace(LINKS, status=Found.WARN))), measured(value=slow_at("GPU2")))
-    assert {cause.finding.check: cause.status for cause in found.answer.causes}["nvlink.links"] is Found.FAIL
+    found = bringup_answer(sick(("nvlink.links", replace(LINKS, status=Status.WARN))), measured(value=slow_at("GPU2")))
+    assert {cause.finding.check: cause.status for cause in found.answer.causes}["nvlink.links"] is Status.FAIL
 
 
 def test_two_independent_faults_stay_two() -> None:
-    found = bringup(sick(("pcie.link", PCIE)), measured(WRITE, value=slow_at("GPU2")))
+    found = bringup_answer(sick(("pcie.link", PCIE)), measured(WRITE, value=slow_at("GPU2")))
     assert [(cause.finding.check, bool(cause.measurements)) for cause in found.answer.causes] == [
         (UNEXPLAINED, True),
         ("pcie.link", False),
@@ -164,7 +163,7 @@ def test_two_independent_faults_stay_two() -> None:
 
 def test_a_denied_gpu_is_incomplete_and_named_by_its_cgroup() -> None:
     machine = with_gpu_denied(H200, 3)
-    found = bringup(healthy(machine), judged(run(WRITE, H2D, machine=machine, waives=True)))
+    found = bringup_answer(healthy(machine), judged(run(WRITE, H2D, machine=machine, waives=True)))
     assert (found.answer.state, found.exit_code, found.answer.gaps[0].kind) == (State.INCOMPLETE, 3, GapKind.WAIVED)
     (place,) = found.answer.gaps[0].causes
     assert found.answer.causes[place].finding.check == "dev.cgroup-restricted"
@@ -172,20 +171,20 @@ def test_a_denied_gpu_is_incomplete_and_named_by_its_cgroup() -> None:
 
 
 def test_a_denied_gpu_is_named_above_the_summary_where_nothing_was_measured() -> None:
-    lines = shown(bringup(healthy(shipped("h200-cgroup-denied")), None)).partition("doctor  ")[0]
+    lines = shown(bringup_answer(healthy(shipped("h200-cgroup-denied")), None)).partition("doctor  ")[0]
     assert "GPU3: the device cgroup denies /dev/nvidia3" in lines
-    assert "NOTE" not in shown(bringup(healthy(), None)).partition("doctor  ")[0]
+    assert "NOTE" not in shown(bringup_answer(healthy(), None)).partition("doctor  ")[0]
 
 
 def test_a_denied_gpu_that_was_asked_for_is_no_go() -> None:
     machine = with_gpu_denied(H200, 3)
     asked = diagnose(machine, Scope(gpus=tuple(gpu.bus_id for gpu in machine.gpus or ())), CHECKS)
-    found = bringup(asked, None, not_measured="as the test wants it")
+    found = bringup_answer(asked, None, not_measured="as the test wants it")
     assert (found.answer.state, found.answer.causes[0].finding.check) == (State.BAD, "dev.cgroup-restricted")
 
 
 def test_a_waived_measurement_that_nothing_explains_is_incomplete_with_its_own_reason() -> None:
-    found = bringup(healthy(), judged(with_status(run(WRITE), Status.WAIVED, [0])))
+    found = bringup_answer(healthy(), judged(with_status(run(WRITE), MeasurementStatus.WAIVED, [0])))
     (gap,) = found.answer.gaps
     assert (gap.kind, gap.measurements, gap.causes) == (GapKind.WAIVED, (0,), ())
     assert shown(found).startswith("INCOMPLETE: 1 of 12 measurements were not made: as the test wants it\n")
@@ -195,7 +194,7 @@ def test_a_waived_measurement_that_nothing_explains_is_incomplete_with_its_own_r
     ("report", "kind", "code"),
     [
         (replace(measured(WRITE), interrupted=True), GapKind.INTERRUPTED, 130),
-        (judged(with_status(run(WRITE), Status.CRASHED, [1])), GapKind.BROKE, 4),
+        (judged(with_status(run(WRITE), MeasurementStatus.CRASHED, [1])), GapKind.BROKE, 4),
         (replace(measured(WRITE), problems=("the worker did not start",)), GapKind.BROKE, 4),
         (run(WRITE), GapKind.NO_REFERENCE, 3),
         (measured(WRITE, known=False), GapKind.NO_REFERENCE, 3),
@@ -203,7 +202,7 @@ def test_a_waived_measurement_that_nothing_explains_is_incomplete_with_its_own_r
     ],
 )
 def test_what_is_not_known_is_a_gap(report: RunReport | None, kind: GapKind, code: int) -> None:
-    found = bringup(healthy(), report)
+    found = bringup_answer(healthy(), report)
     assert ([gap.kind for gap in found.answer.gaps], found.exit_code) == ([kind], code)
 
 
@@ -213,7 +212,7 @@ def test_a_path_class_without_a_reference_is_incomplete_and_named() -> None:
         made = run(WRITE, H2D, value=value)
         verdict = judge(made, SITE)
         assert {str(one.grade) for one in verdict.classes} == grades
-        found = bringup(healthy(), replace(made, verdict=verdict))
+        found = bringup_answer(healthy(), replace(made, verdict=verdict))
         (gap,) = found.answer.gaps
         assert (found.answer.state, found.exit_code, gap.kind) == (State.INCOMPLETE, 3, GapKind.NO_REFERENCE)
         assert {made.measurements[number].case for number in gap.measurements} == {H2D}
@@ -229,13 +228,13 @@ def slower_than_peers(task: Task, flow: Flow) -> float:
 
 def test_a_slow_path_is_no_go_where_another_has_no_reference() -> None:
     made = run(WRITE, H2D, value=slow_at("GPU2"))
-    assert bringup(healthy(), with_verdict(made, SITE)).answer.state is State.BAD
+    assert bringup_answer(healthy(), with_verdict(made, SITE)).answer.state is State.BAD
 
 
-@pytest.mark.parametrize("status", [Status.CRASHED, Status.TIMED_OUT, Status.FAILED])
-def test_what_broke_for_no_known_cause_is_not_called_slow(status: Status) -> None:
+@pytest.mark.parametrize("status", [MeasurementStatus.CRASHED, MeasurementStatus.TIMED_OUT, MeasurementStatus.FAILED])
+def test_what_broke_for_no_known_cause_is_not_called_slow(status: MeasurementStatus) -> None:
     made = judged(with_status(run(WRITE, H2D), status, range(16)))
-    found = bringup(healthy(), made)
+    found = bringup_answer(healthy(), made)
     assert (found.answer.state, found.answer.causes, found.exit_code) == (State.BROKE, (), 4)
     for result in (found, made):
         words = " ".join(str(render(result, Format.TEXT)).split())
@@ -245,25 +244,27 @@ def test_what_broke_for_no_known_cause_is_not_called_slow(status: Status) -> Non
 
 def test_what_broke_is_not_counted_among_slow_path_classes() -> None:
     made = run(WRITE, H2D, value=slow_at("GPU2"))
-    made = judged(with_status(made, Status.CRASHED, [n for n, m in enumerate(made.measurements) if m.case == H2D]))
+    made = judged(
+        with_status(made, MeasurementStatus.CRASHED, [n for n, m in enumerate(made.measurements) if m.case == H2D])
+    )
     words = " ".join(str(render(made, Format.TEXT)).split())
     assert words.startswith("FAIL: 1 of 2 path classes are slower than expected; ")
     assert "BROKE: 4 of 16 measurements crashed, timed out or broke" in words
 
 
 def test_a_machine_of_which_most_is_unknown_is_incomplete() -> None:
-    found = bringup(healthy(shipped("gb200-tray")), measured())
+    found = bringup_answer(healthy(shipped("gb200-tray")), measured())
     assert [gap.kind for gap in found.answer.gaps] == [GapKind.NOT_DETERMINED]
 
 
 def test_a_fault_outranks_a_gap_and_an_interrupt() -> None:
-    found = bringup(sick(("pcie.link", PCIE)), replace(measured(WRITE), interrupted=True))
+    found = bringup_answer(sick(("pcie.link", PCIE)), replace(measured(WRITE), interrupted=True))
     assert (found.answer.state, found.exit_code) == (State.BAD, 1)
 
 
 @pytest.mark.parametrize("name", scenes())
 def test_no_machine_takes_more_than_25_lines_and_a_fault_is_named_first(name: str) -> None:
-    found = bringup(healthy(scenes()[name].machine()), None, not_measured="it is recorded")
+    found = bringup_answer(healthy(scenes()[name].machine()), None, not_measured="it is recorded")
     lines = shown(found).splitlines()
     assert len(lines) <= 25, "\n".join(lines)
     assert max(map(len, lines)) <= 80 or any(" $ " in line for line in lines)
@@ -275,12 +276,15 @@ def test_no_machine_takes_more_than_25_lines_and_a_fault_is_named_first(name: st
 @pytest.mark.parametrize(
     ("name", "found"),
     [
-        ("bringup-go", bringup(healthy(), measured())),
+        ("bringup-go", bringup_answer(healthy(), measured())),
         (
             "bringup-no-go",
-            bringup(sick(("nvlink.links", LINKS), ("pcie.link", PCIE)), measured(value=slow_at("GPU2"))),
+            bringup_answer(sick(("nvlink.links", LINKS), ("pcie.link", PCIE)), measured(value=slow_at("GPU2"))),
         ),
-        ("bringup-incomplete", bringup(healthy(), judged(with_status(run(WRITE), Status.WAIVED, [0, 1])))),
+        (
+            "bringup-incomplete",
+            bringup_answer(healthy(), judged(with_status(run(WRITE), MeasurementStatus.WAIVED, [0, 1]))),
+        ),
     ],
 )
 def test_text(name: str, found: Bringup) -> None:
@@ -298,13 +302,13 @@ ANSWERS = {
 
 @pytest.mark.parametrize("format", BRINGUP.formats)
 def test_every_format_has_the_answer(format: Format) -> None:
-    told = str(render(bringup(sick(("nvlink.links", LINKS)), measured(value=slow_at("GPU2"))), format))
+    told = str(render(bringup_answer(sick(("nvlink.links", LINKS)), measured(value=slow_at("GPU2"))), format))
     assert ANSWERS.get(format, "NO-GO") in told
     assert "18 NVLinks down" in told or format in (Format.SVG, Format.PROM)
 
 
 def test_the_page_holds_all_three_and_each_anchor_once() -> None:
-    page = str(render(bringup(healthy(), measured()), Format.HTML))
+    page = str(render(bringup_answer(healthy(), measured()), Format.HTML))
     ids = Counter(part.partition('"')[0] for part in page.split('id="')[1:])
     assert max(ids.values()) == 1
     assert ids.keys() >= {"doctor", "topology", "bench"}
@@ -312,12 +316,12 @@ def test_the_page_holds_all_three_and_each_anchor_once() -> None:
 
 
 def test_the_document_fits_its_schema() -> None:
-    for found in (bringup(healthy(), measured()), bringup(sick(("nvlink.links", LINKS)), None)):
+    for found in (bringup_answer(healthy(), measured()), bringup_answer(sick(("nvlink.links", LINKS)), None)):
         validate(json.loads(str(render(found, Format.JSON))), "bringup")
 
 
 def test_nagios_first_line_names_answer_check_and_cause() -> None:
-    found = bringup(sick(("nvlink.links", LINKS)), measured(WRITE, value=slow_at("GPU2")))
+    found = bringup_answer(sick(("nvlink.links", LINKS)), measured(WRITE, value=slow_at("GPU2")))
     first, second, *_ = str(render(found, Format.NAGIOS)).splitlines()
     told = "nvlink.links: GPU2: 2 of 18 NVLinks down (links 4, 11); explains 6 paths"
     assert first.startswith(f"EGMCTL CRITICAL - NO-GO: {told} | fail=1 ")
@@ -329,13 +333,17 @@ def test_nagios_first_line_names_answer_check_and_cause() -> None:
 @pytest.mark.parametrize(
     ("found", "state", "told"),
     [
-        (bringup(healthy(), measured()), 0, "EGMCTL OK - GO: "),
+        (bringup_answer(healthy(), measured()), 0, "EGMCTL OK - GO: "),
         (
-            bringup(sick(("pcie.link", replace(PCIE, status=Found.WARN))), measured()),
+            bringup_answer(sick(("pcie.link", replace(PCIE, status=Status.WARN))), measured()),
             1,
             "EGMCTL WARNING - GO WITH WARNINGS: ",
         ),
-        (bringup(healthy(), None, not_measured="why"), 3, "EGMCTL UNKNOWN - INCOMPLETE: nothing was measured: why | "),
+        (
+            bringup_answer(healthy(), None, not_measured="why"),
+            3,
+            "EGMCTL UNKNOWN - INCOMPLETE: nothing was measured: why | ",
+        ),
     ],
 )
 def test_nagios_states(found: Bringup, state: int, told: str) -> None:
@@ -344,7 +352,7 @@ def test_nagios_states(found: Bringup, state: int, told: str) -> None:
 
 
 def test_junit_has_what_broke_and_what_was_not_measured_without_a_verdict_too() -> None:
-    run = with_status(with_status(measured(WRITE), Status.CRASHED, [0]), Status.WAIVED, [1, 2])
+    run = with_status(with_status(measured(WRITE), MeasurementStatus.CRASHED, [0]), MeasurementStatus.WAIVED, [1, 2])
     shown = ElementTree.fromstring(str(render(replace(run, verdict=None), Format.JUNIT)))  # noqa: S314
     assert (shown.get("failures"), shown.get("errors"), shown.get("skipped")) == ("0", "2", "10")
     whole, crashed = shown.iter("error")
@@ -358,6 +366,8 @@ def test_a_gpu_that_mig_takes_away_and_that_was_asked_for_is_no_go() -> None:
     """MIG by itself is a warning; that what --gpus named was not measured is a failure."""
     machine = patched(H200, "gpus[3].nvml", mig_mode=True)
     made = judged(run(WRITE, H2D, machine=machine, waives=True))
-    found = [bringup(healthy(machine), with_causes(made, asked=asked)) for asked in ((), [gpu.bus_id for gpu in GPUS])]
+    found = [
+        bringup_answer(healthy(machine), with_causes(made, asked=asked)) for asked in ((), [gpu.bus_id for gpu in GPUS])
+    ]
     assert [one.answer.state for one in found] == [State.INCOMPLETE, State.BAD]
     assert shown(found[1]).startswith("NO-GO: GPU3: MIG is on")

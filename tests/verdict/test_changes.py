@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from egmctl.model.change import ChangeKind
-from egmctl.model.finding import Status as Found
-from egmctl.model.finding import Waiver, WaiverKind
+from egmctl.model.finding import Status, Waiver, WaiverKind
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import RunReport, Status
+from egmctl.model.measurement import MeasurementStatus, RunReport
 from egmctl.verdict.changes import changes
 from egmctl.verdict.explain import CHANGED, with_causes
 from egmctl.verdict.judge import with_verdict
@@ -69,13 +68,13 @@ def test_a_fault_that_was_there_before_is_no_change() -> None:
 def test_a_gpu_that_is_denied_during_a_run_is_the_first_cause_of_what_failed() -> None:
     made = run(WRITE, H2D)
     failed = [number for number, m in enumerate(made.measurements) if "GPU1" in m.path]
-    broke = with_status(made, Status.FAILED, failed)
+    broke = with_status(made, MeasurementStatus.FAILED, failed)
     broke = with_verdict(replace(broke, changes=changes(H200, denied())), load("hgx-h200"))
     first = with_causes(broke, denied()).causes[0]
     assert first.finding.check == CHANGED
     assert set(first.measurements) == set(failed)
     assert first.finding.place.label == "GPU1"
-    assert first.status is Found.WARN, "a GPU that somebody took away is not broken"
+    assert first.status is Status.WARN, "a GPU that somebody took away is not broken"
 
 
 def test_a_gpu_that_is_denied_during_a_run_is_one_cause_with_all_that_follows() -> None:
@@ -97,7 +96,9 @@ def unusable(machine: Machine, index: int) -> Waiver:
 
 def with_waivers(report: RunReport, waivers: dict[int, Waiver]) -> RunReport:
     measurements = tuple(
-        replace(m, status=Status.WAIVED, reason=waivers[n].reason, waivers=(waivers[n],)) if n in waivers else m
+        replace(m, status=MeasurementStatus.WAIVED, reason=waivers[n].reason, waivers=(waivers[n],))
+        if n in waivers
+        else m
         for n, m in enumerate(report.measurements)
     )
     return replace(report, measurements=measurements)
@@ -107,7 +108,7 @@ def test_a_gpu_that_falls_off_during_a_run_is_a_fault() -> None:
     lost = patched(H200, "gpus[1]", nvml=None)
     made = run(WRITE)
     failed = [number for number, m in enumerate(made.measurements) if "GPU1" in m.path]
-    broke = with_status(made, Status.FAILED, failed)
+    broke = with_status(made, MeasurementStatus.FAILED, failed)
     broke = with_verdict(replace(broke, changes=changes(H200, lost)), load("hgx-h200"))
     first = with_causes(broke, lost).causes[0]
-    assert (first.finding.check, first.status) == (CHANGED, Found.FAIL)
+    assert (first.finding.check, first.status) == (CHANGED, Status.FAIL)

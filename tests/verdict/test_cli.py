@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from egmctl.model.codec import from_json
-from egmctl.model.profile import Profile, Reference, Signature, Unit
+from egmctl.model.profile import MachineSignature, Profile, Reference, Unit
 from egmctl.verdict.learning import dump
 from egmctl.verdict.profiles import load
 from tests.conftest import RunEgmctl
@@ -49,7 +49,7 @@ def result(text: str) -> dict[str, Any]:
 def profile_of(warn: float, fail: float) -> Profile:
     """Return a profile of the fake node that knows one thing."""
     reference = Reference(case=WRITE, link="NV18", unit=Unit.GB_S, typical=warn, warn=warn, fail=fail, source="runs")
-    match = Signature(
+    match = MachineSignature(
         gpu_names=("FAKE NVIDIA H200",), device_ids=("10de:2335",), most_gpus=8, nvlinks=18, c2c=False, source="runs"
     )
     return replace(load("hgx-h200"), name="site", match=match, references=(reference,), links=())

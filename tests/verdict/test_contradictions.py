@@ -24,13 +24,13 @@ from egmctl.model.answer import TABLE, State, worst
 from egmctl.model.bringup import Bringup
 from egmctl.model.comparison import Comparison
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import Status as FindingStatus
-from egmctl.model.fleet import Asked, FleetReport, NodeResult, Reach
+from egmctl.model.finding import Status
+from egmctl.model.fleet import FleetReport, NodeCommand, NodeResult, Reach
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import RunReport, Status
+from egmctl.model.measurement import MeasurementStatus, RunReport
 from egmctl.model.record import Command
 from egmctl.verdict.answers import answered
-from egmctl.verdict.bringup import bringup
+from egmctl.verdict.bringup import bringup_answer
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.learning import Run, learn
@@ -78,7 +78,7 @@ def fleet(command: Command, results: Mapping[str, Diagnosis | Bringup]) -> Fleet
         )
         for name, result in results.items()
     ]
-    asked = Asked(command=command, nodes=tuple(results), remote_command="egmctl", version="")
+    asked = NodeCommand(command=command, nodes=tuple(results), remote_command="egmctl", version="")
     report = session.report_of(asked, nodes, "2026-11-20T22:00:00Z")
     return session.folded(report, lambda node: loaded[node.node], lambda _sentence: None)
 
@@ -100,12 +100,12 @@ def of_rack(change: Change) -> Bringup:
     made = run(WRITE, machine=tray, value=lambda *_: 700.0)
     first, *rest = made.measurements
     made = with_verdict(replace(made, measurements=(change(first), *rest)), load("gb200-nvl72"))
-    return bringup(diagnose(tray, EVERYTHING, CHECKS), with_causes(made))
+    return bringup_answer(diagnose(tray, EVERYTHING, CHECKS), with_causes(made))
 
 
 @pytest.mark.parametrize(
     "change",
-    [ended(Status.CRASHED), ended(Status.CORRUPT), rerouted, lambda m: m],
+    [ended(MeasurementStatus.CRASHED), ended(MeasurementStatus.CORRUPT), rerouted, lambda m: m],
     ids=["crash", "corrupt", "rerouted", "well"],
 )
 def test_a_rack_is_no_worse_than_the_worst_of_its_trays(change: Change) -> None:
@@ -187,9 +187,9 @@ def test_doctor_of_a_machine_without_data_is_not_determined() -> None:
 )
 def test_a_node_is_healthy_only_if_more_checks_passed_than_had_no_data(passed: int, unknown: int, state: State) -> None:
     whole = answered_doctor(H200)
-    by_check = {finding.check: finding for finding in whole.findings if finding.status is FindingStatus.PASS}
+    by_check = {finding.check: finding for finding in whole.findings if finding.status is Status.PASS}
     kept = [*by_check.values()][: passed + unknown]
-    blind = (replace(finding, status=FindingStatus.UNKNOWN) for finding in kept[passed:])
+    blind = (replace(finding, status=Status.UNKNOWN) for finding in kept[passed:])
     assert answered(replace(whole, findings=(*kept[:passed], *blind))).answer.state is state
 
 

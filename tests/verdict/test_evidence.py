@@ -17,13 +17,11 @@ from egmctl.bench.suites import CASES
 from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.runner import CHECKS
 from egmctl.errors import ExitCode
-from egmctl.model.evidence import EvidenceReport, State
+from egmctl.model.evidence import EvidenceReport, EvidenceState
 from egmctl.model.finding import Status, Waiver, WaiverKind
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import BufferCost, Measurement, Placement, RunReport
-from egmctl.model.measurement import Status as Outcome
-from egmctl.model.probes import Outcome as ProbeOutcome
-from egmctl.model.probes import ProbeKind
+from egmctl.model.measurement import BufferCost, Measurement, MeasurementStatus, Placement, RunReport
+from egmctl.model.probes import ProbeKind, ProbeOutcome
 from egmctl.report.kinds import Format
 from egmctl.verdict.evidence import cases, evidence, questions
 from egmctl.verdict.judge import with_verdict
@@ -92,13 +90,13 @@ def settled(report: RunReport | None, machine: Machine | None = None) -> Evidenc
     return evidence(diagnose(machine or healthy(), EVERYTHING, CHECKS), report, not_measured="GPUs are in use")
 
 
-def states(report: EvidenceReport) -> dict[str, State]:
+def states(report: EvidenceReport) -> dict[str, EvidenceState]:
     return {answer.question: answer.state for answer in report.answers}
 
 
 def test_a_healthy_tray_settles_the_claims_and_the_first_line_counts_them() -> None:
     report = settled(measured())
-    assert {name for name, state in states(report).items() if state is not State.SETTLED} == {
+    assert {name for name, state in states(report).items() if state is not EvidenceState.SETTLED} == {
         "nvlink-counters",
         "data-direct",
         "granularity",
@@ -111,36 +109,41 @@ def test_a_driver_that_takes_no_pool_of_host_memory_contradicts_the_guide_and_on
     tried = healthy()
     number = [probe.kind for probe in tried.probes or ()].index(ProbeKind.DEVICE_POOL)
 
-    def state(**ending: Any) -> State:
+    def state(**ending: Any) -> EvidenceState:
         machine = patched(tried, f"probes[{number}]", **ending)
         return states(settled(measured(), machine))["egm-device-pool"]
 
     refused = {"outcome": ProbeOutcome.ERROR, "call": "cuDeviceSetMemPool", "error_number": 1, "detail": "refused"}
-    assert state() is State.SETTLED
-    assert state(**refused) is State.CONTRADICTED
-    assert state(outcome=ProbeOutcome.CRASHED, call="cuDeviceSetMemPool") is State.NOT_SETTLED
+    assert state() is EvidenceState.SETTLED
+    assert state(**refused) is EvidenceState.CONTRADICTED
+    assert state(outcome=ProbeOutcome.CRASHED, call="cuDeviceSetMemPool") is EvidenceState.NOT_SETTLED
 
 
 def test_an_owner_that_is_another_gpu_contradicts_the_claim_and_is_named_first() -> None:
     report = settled(measured(FIRST_OF_CPU))
     answer = next(answer for answer in report.answers if answer.question == "egm-owner")
-    assert answer.state is State.CONTRADICTED
+    assert answer.state is EvidenceState.CONTRADICTED
     assert (answer.observations[0].value, answer.observations[0].locations[0]) == ("the owner is GPU0", "NUMA0 by GPU1")
     # What is said of the owner and of the others holds of whoever the owner is.
-    assert (states(report)["egm-own-link"], states(report)["egm-sibling"]) == (State.SETTLED, State.SETTLED)
+    assert (states(report)["egm-own-link"], states(report)["egm-sibling"]) == (
+        EvidenceState.SETTLED,
+        EvidenceState.SETTLED,
+    )
     assert "contradicted: egm-owner; " in plain(str(render(report, Format.TEXT)))
 
 
 def test_memory_that_each_gpu_reaches_over_its_own_link_has_no_sibling_route() -> None:
     found = states(settled(measured(dict.fromkeys(EACH_ITSELF))))
-    assert (found["egm-owner"], found["egm-sibling"]) == (State.NOT_SETTLED, State.CONTRADICTED)
+    assert (found["egm-owner"], found["egm-sibling"]) == (EvidenceState.NOT_SETTLED, EvidenceState.CONTRADICTED)
 
 
 def lacking(case: str, reason: str, kind: WaiverKind, paths: int) -> RunReport:
     """Return a run of which a case's first paths were not measured."""
     made = measured()
     numbers = [number for number, each in enumerate(made.measurements) if each.case == case][:paths]
-    waived = partial(replace, status=Outcome.WAIVED, reason=reason, waivers=(Waiver(kind=kind, reason=reason),))
+    waived = partial(
+        replace, status=MeasurementStatus.WAIVED, reason=reason, waivers=(Waiver(kind=kind, reason=reason),)
+    )
     changed = [waived(each) if n in numbers else each for n, each in enumerate(made.measurements)]
     made = replace(made, measurements=tuple(changed))
     return with_verdict(made, None)
@@ -149,11 +152,11 @@ def lacking(case: str, reason: str, kind: WaiverKind, paths: int) -> RunReport:
 def test_one_measured_path_among_several_settles_nothing_and_says_how_many_were_measured() -> None:
     report = settled(lacking("system_to_device_memcpy_ce", "GPUs are in use", WaiverKind.GPU_BUSY, 7))
     answer = next(answer for answer in report.answers if answer.question == "system-link")
-    assert answer.state is State.NOT_SETTLED
+    assert answer.state is EvidenceState.NOT_SETTLED
     values = [(each.value, len(each.locations)) for each in answer.observations]
     assert values[0] == ("1 of 4 observations agree: only all of them settle it", 0)
     assert values[2:] == [("GPUs are in use", 3)]
-    assert states(report)["egm-own-link"] is State.SETTLED
+    assert states(report)["egm-own-link"] is EvidenceState.SETTLED
     text = plain(str(render(report, Format.TEXT)))
     assert "NOT SETTLED plain memory" in text
     assert "1 of 4 observations agree" in text
@@ -162,18 +165,22 @@ def test_one_measured_path_among_several_settles_nothing_and_says_how_many_were_
 def test_a_path_that_was_not_measured_leaves_open_only_what_it_would_have_shown() -> None:
     first_is_near = lacking(CASE, "GPUs are in use", WaiverKind.GPU_BUSY, 1)
     found = states(settled(first_is_near))
-    assert (found["egm-own-link"], found["egm-sibling"]) == (State.NOT_SETTLED, State.SETTLED)
+    assert (found["egm-own-link"], found["egm-sibling"]) == (EvidenceState.NOT_SETTLED, EvidenceState.SETTLED)
 
 
 def test_memory_that_the_gpus_cannot_use_leaves_no_rate_open() -> None:
     report = lacking("system_to_device_memcpy_ce", "no system memory", WaiverKind.UNSUPPORTED_MEMORY, 8)
     found = states(settled(report))
-    assert (found["rates"], found["system-link"]) == (State.SETTLED, State.NOT_SETTLED)
+    assert (found["rates"], found["system-link"]) == (EvidenceState.SETTLED, EvidenceState.NOT_SETTLED)
     assert states(settled(lacking("system_to_device_memcpy_ce", "no", WaiverKind.NO_ROOM, 1)))["rates"] == "not-settled"
 
 
 def test_pages_elsewhere_contradict_and_pages_there_settle() -> None:
-    for right, state in ((True, State.SETTLED), (False, State.CONTRADICTED), (None, State.NOT_SETTLED)):
+    for right, state in (
+        (True, EvidenceState.SETTLED),
+        (False, EvidenceState.CONTRADICTED),
+        (None, EvidenceState.NOT_SETTLED),
+    ):
         placement = Placement(label="NUMA0", proof="move_pages", detail="where", right=right)
         assert states(settled(measured(placements=(placement,))))["location"] is state
 
@@ -184,7 +191,7 @@ def test_a_rate_above_its_link_contradicts_it() -> None:
         replace(each, bandwidth_gb_s=replace(each.bandwidth_gb_s, median=300.0)) if each.bandwidth_gb_s else each
         for each in made.measurements
     )
-    assert states(settled(replace(made, measurements=faster)))["rates"] is State.CONTRADICTED
+    assert states(settled(replace(made, measurements=faster)))["rates"] is EvidenceState.CONTRADICTED
 
 
 @pytest.mark.parametrize("status", [Status.UNKNOWN, Status.SKIP])
@@ -192,7 +199,7 @@ def test_a_question_of_several_checks_is_open_while_one_of_them_is(status: Statu
     diagnosis = diagnose(healthy(), EVERYTHING, CHECKS)
     changed = [replace(each, status=status) if each.check == "imex.domain" else each for each in diagnosis.findings]
     report = evidence(replace(diagnosis, findings=tuple(changed)), None)
-    assert (states(settled(None))["imex"], states(report)["imex"]) == (State.SETTLED, State.NOT_SETTLED)
+    assert (states(settled(None))["imex"], states(report)["imex"]) == (EvidenceState.SETTLED, EvidenceState.NOT_SETTLED)
 
 
 def test_a_nic_that_registers_gpu_memory_by_nvidia_peermem_does_not_settle_dma_buf() -> None:
@@ -200,7 +207,7 @@ def test_a_nic_that_registers_gpu_memory_by_nvidia_peermem_does_not_settle_dma_b
     (noted, *_) = [each for each in diagnosis.findings if each.check == "rdma.dmabuf-active"]
     changed = [replace(each, status=Status.NOTE) if each is noted else each for each in diagnosis.findings]
     report = evidence(replace(diagnosis, findings=tuple(changed)), None)
-    assert states(report)["dma-buf"] is State.NOT_SETTLED
+    assert states(report)["dma-buf"] is EvidenceState.NOT_SETTLED
 
 
 def test_dma_buf_is_open_on_a_node_without_a_nic_though_all_memory_can_be_exported() -> None:
@@ -208,12 +215,12 @@ def test_dma_buf_is_open_on_a_node_without_a_nic_though_all_memory_can_be_export
     without = replace(diagnosis, machines=(replace(diagnosis.machine, nics=()),))
     answers = [*evidence(diagnosis, None).answers, *evidence(without, None).answers]
     states_and_words = [(each.state, each.observations[0].value) for each in answers if each.question == "dma-buf"]
-    assert states_and_words[0][0] is State.SETTLED
-    assert states_and_words[1] == (State.NOT_SETTLED, "no NIC here")
+    assert states_and_words[0][0] is EvidenceState.SETTLED
+    assert states_and_words[1] == (EvidenceState.NOT_SETTLED, "no NIC here")
 
 
 def test_a_granularity_that_is_not_known_settles_nothing() -> None:
-    for size, state in ((2 << 20, State.SETTLED), (None, State.NOT_SETTLED)):
+    for size, state in ((2 << 20, EvidenceState.SETTLED), (None, EvidenceState.NOT_SETTLED)):
         cost = BufferCost(memory="host-numa", label="NUMA0", size_bytes=4 << 20, allocate_ms=1.0)
         cost = replace(cost, granularity_bytes=size, recommended_granularity_bytes=size)
         assert states(settled(measured(costs=(cost,))))["granularity"] is state

@@ -12,24 +12,24 @@ from egmctl.bench.path_class import ceiling
 from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.runner import CHECKS
 from egmctl.model.answer import State
-from egmctl.model.finding import Status as FindingStatus
+from egmctl.model.finding import Status
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import (
-    Evidence,
     GpuEvidence,
     HostLoad,
     LinkEvidence,
     LinkProof,
     Measurement,
+    MeasurementStatus,
     RunReport,
-    Status,
+    TaskEvidence,
 )
 from egmctl.model.profile import Unit
 from egmctl.model.route import LinkKind
 from egmctl.model.task import Flow, Task
 from egmctl.report.kinds import Format
-from egmctl.report.views.bench_answer import seen
-from egmctl.verdict.bringup import bringup
+from egmctl.report.views.bench_answer import seen_by_bench
+from egmctl.verdict.bringup import bringup_answer
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.profiles import load
@@ -83,7 +83,7 @@ def beside(report: RunReport, *labels: str, **seen: object) -> RunReport:
             for label in labels
             if label in ends
         )
-        return replace(m, evidence=Evidence(gpus=gpus))
+        return replace(m, evidence=TaskEvidence(gpus=gpus))
 
     return replace(report, measurements=tuple(map(one, report.measurements)))
 
@@ -105,7 +105,7 @@ def loaded(load: HostLoad | None) -> Change:
 def strayed(report: RunReport) -> RunReport:
     """Let the bytes of one path take another link."""
     route = LinkEvidence(link=LinkKind.NVLINK, expected_bytes=9, carried_bytes=0, verdict=LinkProof.REFUTED)
-    evidence = Evidence(gpus=(), route=route)
+    evidence = TaskEvidence(gpus=(), route=route)
     changed = (replace(m, evidence=evidence) if m.path == "GPU0 -> GPU2" else m for m in report.measurements)
     return replace(report, measurements=tuple(changed))
 
@@ -113,7 +113,7 @@ def strayed(report: RunReport) -> RunReport:
 def copied_by_the_cpu(report: RunReport) -> RunReport:
     """Let the driver have the CPU copy, as it did between host memory of two H200 with PCIe."""
     route = LinkEvidence(link=LinkKind.PCIE, expected_bytes=9, carried_bytes=0, verdict=LinkProof.REFUTED)
-    evidence = Evidence(gpus=(), route=route)
+    evidence = TaskEvidence(gpus=(), route=route)
     return replace(report, measurements=tuple(replace(m, evidence=evidence) for m in report.measurements))
 
 
@@ -121,7 +121,7 @@ def test_a_copy_between_host_memory_that_the_cpu_made_blames_no_link() -> None:
     made = copied_by_the_cpu(run("host_numa_to_host_numa_memcpy_ce", value=lambda _task, _flow: 20.0, machine=H200))
     report = with_causes(with_verdict(replace(made, machines=(H200,)), PROFILE))
     ((finding, numbers),) = [(cause.finding, cause.measurements) for cause in report.causes]
-    assert (finding.check, finding.status) == ("bench.other-link", FindingStatus.NOTE)
+    assert (finding.check, finding.status) == ("bench.other-link", Status.NOTE)
     assert finding.summary.endswith("the driver probably let the CPU copy between host memory")
     assert set(numbers) == set(range(len(report.measurements)))
 
@@ -165,7 +165,8 @@ def test_each_cause_explains_the_slow_paths_that_it_touches_and_no_other(name: s
     report = explained(machine, *slow.split(), change=change)
     assert told(report) == causes
     excused = causes.keys() == {"bench.other-processes"}
-    assert code_of(report) == (3 if excused else 1 if slow else 0)
+    failing = 1 if slow else 0
+    assert code_of(report) == (3 if excused else failing)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +187,7 @@ def test_where_only_host_memory_is_slow_a_busy_host_is_the_cause_and_links_are_n
 
     made = replace(run(WRITE, H2D, value=value), host_load=BUSY)
     report = with_causes(with_verdict(made, PROFILE))
-    node = bringup(diagnose(H200, EVERYTHING, CHECKS), report)
+    node = bringup_answer(diagnose(H200, EVERYTHING, CHECKS), report)
     assert (node.answer.state, node.answer.causes) == (State.INCOMPLETE, report.causes)
     for result in (report, node):
         words = " ".join(str(render(result, Format.TEXT)).split())
@@ -206,8 +207,8 @@ def test_a_cause_on_one_gpu_hides_no_warning_of_another() -> None:
 
     report = explained(H200, "GPU2", change=throttled)
     assert list(told(report)) == ["bench.throttled"]
-    assert list(seen(report, causes=False)) == ["clocks of GPU3 throttled: hw-power-brake-slowdown"]
-    node = bringup(diagnose(H200, EVERYTHING, CHECKS), report)
+    assert list(seen_by_bench(report, causes=False)) == ["clocks of GPU3 throttled: hw-power-brake-slowdown"]
+    node = bringup_answer(diagnose(H200, EVERYTHING, CHECKS), report)
     for words in (str(render(report, Format.TEXT)), str(render(node, Format.TEXT))):
         plain = " ".join(words.split())
         assert "clocks of GPU3 throttled: hw-power-brake-slowdown (5 paths)" in plain
@@ -221,7 +222,7 @@ def test_users_that_change_while_a_gpu_is_measured_are_told_once() -> None:
         pairs = zip(one.measurements, two.measurements, strict=True)
         return replace(made, measurements=tuple(pair[n % 2] for n, pair in enumerate(pairs)))
 
-    assert seen(explained(H200, "GPU2", change=used), causes=False) == {}
+    assert seen_by_bench(explained(H200, "GPU2", change=used), causes=False) == {}
 
 
 @pytest.mark.long
@@ -229,7 +230,7 @@ def test_no_machine_is_too_strange_to_be_explained() -> None:
     choice = random.Random(7)  # noqa: S311
     made = run(WRITE, H2D, value=slow_at("GPU2"))
     judged = with_verdict(made, PROFILE)
-    waived = with_status(judged, Status.WAIVED, range(0, len(made.measurements), 3))
+    waived = with_status(judged, MeasurementStatus.WAIVED, range(0, len(made.measurements), 3))
     for _ in range(200):
         machine = mutated(choice.choice((H200, shipped("gh200"))), choice)
         with_causes(replace(choice.choice((judged, waived)), machines=(machine,)), asked=["", "0000:00:06.0"])

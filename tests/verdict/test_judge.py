@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from egmctl.errors import ExitCode
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Evidence, GpuEvidence, RunReport, Status
+from egmctl.model.measurement import GpuEvidence, MeasurementStatus, RunReport, TaskEvidence
 from egmctl.model.profile import Profile
 from egmctl.model.route import Route
 from egmctl.model.task import Flow, Task
@@ -296,8 +296,11 @@ def test_what_the_host_carries_is_not_held_against_peers(case: str) -> None:
     }
 
 
-@pytest.mark.parametrize("status", [Status.CORRUPT, Status.FAILED, Status.CRASHED, Status.TIMED_OUT])
-def test_a_class_of_which_something_broke_is_not_well(status: Status) -> None:
+@pytest.mark.parametrize(
+    "status",
+    [MeasurementStatus.CORRUPT, MeasurementStatus.FAILED, MeasurementStatus.CRASHED, MeasurementStatus.TIMED_OUT],
+)
+def test_a_class_of_which_something_broke_is_not_well(status: MeasurementStatus) -> None:
     verdict = verdict_of(with_status(run(WRITE, READ), status, [0]))
     assert grades(verdict) == {WRITE: Grade.FAIL, READ: Grade.PASS}
     assert 0 not in {judged.measurement for judged in verdict.judged}
@@ -305,13 +308,15 @@ def test_a_class_of_which_something_broke_is_not_well(status: Status) -> None:
 
 def test_what_was_waived_is_not_judged() -> None:
     report = run(WRITE, READ)
-    waived = with_status(report, Status.WAIVED, [n for n, m in enumerate(report.measurements) if m.case == READ])
+    waived = with_status(
+        report, MeasurementStatus.WAIVED, [n for n, m in enumerate(report.measurements) if m.case == READ]
+    )
     assert grades(verdict_of(waived)) == {WRITE: Grade.PASS}
 
 
 def test_error_counters_that_rose_are_a_warning() -> None:
     report = run(WRITE)
-    seen = Evidence(gpus=(GpuEvidence(bus_id="0000:00:07.0", label="GPU1", errors={"nvlink-crc-errors": 2}),))
+    seen = TaskEvidence(gpus=(GpuEvidence(bus_id="0000:00:07.0", label="GPU1", errors={"nvlink-crc-errors": 2}),))
     marked = tuple(replace(m, evidence=seen) if n < 2 else m for n, m in enumerate(report.measurements))
     verdict = verdict_of(replace(report, measurements=marked))
     assert (grades(verdict), verdict.warnings) == ({WRITE: Grade.PASS}, ("nvlink-crc-errors of GPU1 rose by 4",))
@@ -324,9 +329,9 @@ def test_the_exit_code_takes_it_into_account() -> None:
 
     assert (code(396.2), code(380.0), code(300.0)) == (ExitCode.OK, ExitCode.OK, ExitCode.FAILED)
     assert (code(396.2, strict=True), code(380.0, strict=True)) == (ExitCode.OK, ExitCode.FAILED)
-    crashed = with_status(run(WRITE, value=lambda *_: 396.2), Status.CRASHED, [0])
+    crashed = with_status(run(WRITE, value=lambda *_: 396.2), MeasurementStatus.CRASHED, [0])
     assert code_of(replace(crashed, verdict=verdict_of(crashed))) is ExitCode.CRASHED
-    crashed = with_status(run(WRITE, value=lambda *_: 300.0), Status.CRASHED, [0])
+    crashed = with_status(run(WRITE, value=lambda *_: 300.0), MeasurementStatus.CRASHED, [0])
     assert code_of(replace(crashed, verdict=verdict_of(crashed))) is ExitCode.FAILED, "a rerun takes no fault back"
 
 
@@ -339,7 +344,7 @@ def test_every_machine_can_be_judged_without_a_profile(name: str) -> None:
 
 def test_of_nothing_measured_no_class_is_judged() -> None:
     report = run(WRITE)
-    nothing = with_status(report, Status.WAIVED, range(len(report.measurements)))
+    nothing = with_status(report, MeasurementStatus.WAIVED, range(len(report.measurements)))
     assert verdict_of(nothing).classes == ()
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from egmctl.errors import UsageError
-from egmctl.model.measurement import Evidence, GpuEvidence, RunReport, Status
+from egmctl.model.measurement import GpuEvidence, MeasurementStatus, RunReport, TaskEvidence
 from egmctl.model.profile import Profile, Reference
 from egmctl.model.task import Point
 from egmctl.model.verdict import Grade
@@ -59,7 +59,9 @@ def test_how_far_runs_are_apart_is_told_where_there_are_several_of_a_node() -> N
 
 def used_by_others(report: RunReport) -> RunReport:
     gpu = GpuEvidence(bus_id="0000:00:06.0", label="GPU0", other_processes=(1066,))
-    return replace(report, measurements=tuple(replace(m, evidence=Evidence(gpus=(gpu,))) for m in report.measurements))
+    return replace(
+        report, measurements=tuple(replace(m, evidence=TaskEvidence(gpus=(gpu,))) for m in report.measurements)
+    )
 
 
 def test_nothing_is_learnt_of_gpus_that_other_processes_used() -> None:
@@ -73,15 +75,19 @@ def test_of_latencies_the_bounds_are_above() -> None:
     assert (reference.warn, reference.fail) == (917.4, 1042.0)
 
 
-@pytest.mark.parametrize("status", [Status.UNSTABLE, Status.CORRUPT])
-def test_it_learns_nothing_from_what_is_not_ok(status: Status) -> None:
+@pytest.mark.parametrize("status", [MeasurementStatus.UNSTABLE, MeasurementStatus.CORRUPT])
+def test_it_learns_nothing_from_what_is_not_ok(status: MeasurementStatus) -> None:
     bad = with_status(run(WRITE, READ), status, range(12))
     assert [reference.case for reference in learnt_of(bad).references] == [READ]
 
 
 @pytest.mark.parametrize(
     "report",
-    [used_by_others(run(WRITE)), with_status(run(WRITE), Status.UNSTABLE, range(12)), run(WRITE, size_bytes=MIB)],
+    [
+        used_by_others(run(WRITE)),
+        with_status(run(WRITE), MeasurementStatus.UNSTABLE, range(12)),
+        run(WRITE, size_bytes=MIB),
+    ],
     ids=["on GPUs that others used", "unstable", "of small buffers"],
 )
 def test_runs_that_teach_nothing_are_refused(report: RunReport) -> None:

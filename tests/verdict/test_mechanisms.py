@@ -15,8 +15,7 @@ from egmctl.model.finding import NODE, OF_GPUS, Finding, Place, PlaceKind, RootC
 from egmctl.model.gpu import Gpu, NvLink
 from egmctl.model.kernel_log import KernelLog
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Measurement, RunReport
-from egmctl.model.measurement import Status as Outcome
+from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport
 from egmctl.model.route import Carrier, Hop, LinkKind, MemoryKind, Route
 from egmctl.model.task import Flow, HandleKind
 from egmctl.verdict.explain import Shortfalls, explained_by
@@ -135,11 +134,11 @@ TABLE: dict[str, tuple[Does, ...]] = {
 }
 
 OUTCOMES = {
-    Symptom.SLOW: Outcome.OK,
-    Symptom.DEGRADED: Outcome.OK,
-    Symptom.CORRUPT: Outcome.CORRUPT,
-    Symptom.FAILED: Outcome.FAILED,
-    Symptom.LOST: Outcome.CRASHED,
+    Symptom.SLOW: MeasurementStatus.OK,
+    Symptom.DEGRADED: MeasurementStatus.OK,
+    Symptom.CORRUPT: MeasurementStatus.CORRUPT,
+    Symptom.FAILED: MeasurementStatus.FAILED,
+    Symptom.LOST: MeasurementStatus.CRASHED,
 }
 
 
@@ -160,7 +159,7 @@ def with_symptom(path: Measurement, symptom: Symptom) -> tuple[RunReport, Shortf
 
 def stopped(path: Measurement, kind: WaiverKind) -> tuple[RunReport, Shortfalls]:
     waiver = Waiver(kind=kind, reason="", gpus=(GPU2,) if kind in OF_GPUS else ())
-    one = replace(path, status=Outcome.WAIVED, waivers=(waiver,))
+    one = replace(path, status=MeasurementStatus.WAIVED, waivers=(waiver,))
     return replace(RUN, measurements=(one,)), Shortfalls(waived=frozenset({0}))
 
 

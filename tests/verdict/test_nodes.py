@@ -12,7 +12,15 @@ from egmctl.bench.suites import FABRIC_CASES
 from egmctl.facts.redact import redact
 from egmctl.model.listing import PlannedTask
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Evidence, GpuEvidence, Measurement, RunReport, Settings, Status, finish
+from egmctl.model.measurement import (
+    GpuEvidence,
+    Measurement,
+    MeasurementStatus,
+    RunReport,
+    Settings,
+    TaskEvidence,
+    finish,
+)
 from egmctl.verdict.answers.words import cause_words
 from egmctl.verdict.explain import during, with_causes
 from tests.bench.reports import report
@@ -41,9 +49,14 @@ def run(of: RankLayout, *, failed: tuple[str, ...] = (), case: str = DEVICE) -> 
 
     def ended(planned: PlannedTask) -> Measurement:
         if planned.waivers:
-            return finish(planned, Status.WAIVED, reason=planned.waiver, waivers=planned.waivers)
+            return finish(planned, MeasurementStatus.WAIVED, reason=planned.waiver, waivers=planned.waivers)
         broke = {*planned.flows[0].path.split(" -> ")} & {*failed}
-        return finish(planned, Status.FAILED if broke else Status.OK, known_cause=True, reason="it was refused")
+        return finish(
+            planned,
+            MeasurementStatus.FAILED if broke else MeasurementStatus.OK,
+            known_cause=True,
+            reason="it was refused",
+        )
 
     made = report(plan, map(ended, plan.tasks))
     return replace(made, ranks=plan.ranks, machines=tuple(map(redact, of.machines.values())))
@@ -60,7 +73,7 @@ def paths(made: RunReport, check: str) -> dict[str, set[str]]:
 
 def test_links_that_are_down_on_one_node_explain_no_path_of_the_other_nodes_gpu_of_that_bus_id() -> None:
     made = with_causes(run(layout(healthy(), links_down()), failed=("node1:GPU0", "node2:GPU0")))
-    failed = {one.path for one in made.measurements if one.status is Status.FAILED}
+    failed = {one.path for one in made.measurements if one.status is MeasurementStatus.FAILED}
     touching = {path for path in failed if "node2:GPU0" in path}
     assert paths(made, "nvlink.links") == {"node2": touching}
     explained = {made.measurements[number].path for cause in made.causes for number in cause.measurements}
@@ -71,7 +84,7 @@ def test_links_that_are_down_on_one_node_explain_no_path_of_the_other_nodes_gpu_
 def test_what_a_gpu_without_links_keeps_from_being_measured_is_that_nodes_doing(case: str) -> None:
     without = patched(healthy(), "gpus[0].nvml.nvlinks[*]", active=False)
     made = run(layout(healthy(), without), case=case)
-    waived = {one.path for one in made.measurements if one.status is Status.WAIVED}
+    waived = {one.path for one in made.measurements if one.status is MeasurementStatus.WAIVED}
     assert waived
     assert all("node2:GPU0" in path for path in waived)
     assert paths(with_causes(made), "nvlink.links") == {"node2": waived}
@@ -104,7 +117,7 @@ def test_host_memory_that_seccomp_keeps_away_is_that_nodes_own() -> None:
 def test_two_gpus_of_one_bus_id_keep_their_names_and_heat_makes_nothing_fail() -> None:
     made = run(layout(healthy(), healthy()))
     hot = [GpuEvidence(bus_id=GPU0, label=f"{n}:GPU0", throttle_reasons=("hw-thermal-slowdown",)) for n in NODES]
-    first = replace(made.measurements[0], evidence=Evidence(gpus=tuple(hot)), status=Status.FAILED)
+    first = replace(made.measurements[0], evidence=TaskEvidence(gpus=tuple(hot)), status=MeasurementStatus.FAILED)
     made = replace(made, measurements=(first, *made.measurements[1:]))
     ((finding, _),) = during(made)
     assert (finding.place.label, finding.place.ids) == ("node1:GPU0, node2:GPU0", (GPU0,))

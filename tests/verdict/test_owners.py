@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from egmctl.bench.evidence import gpus_of, route
+from egmctl.bench.evidence import gpus_of, route_evidence
 from egmctl.gpu.telemetry import Traffic
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.measurement import Evidence, GpuEvidence, Measurement, RunReport, Status
+from egmctl.model.measurement import GpuEvidence, Measurement, MeasurementStatus, RunReport, TaskEvidence
 from egmctl.model.verdict import OwnerUnknown
 from egmctl.report.kinds import Format
-from egmctl.topology.routes import owners as possible_owners
+from egmctl.topology.routes import possible_owners
 from egmctl.verdict.answers import answered
 from egmctl.verdict.judge import owners, with_verdict
 from tests.answers import render
@@ -50,7 +50,7 @@ def counted(measurement: Measurement, owner: Owner, at: tuple[str, ...]) -> Meas
         for one, label in gpus_of([measurement]).items()
         if one in rises
     )
-    found = Evidence(gpus=gpus, route=route(measurement, len(measurement.samples), rises))
+    found = TaskEvidence(gpus=gpus, route=route_evidence(measurement, len(measurement.samples), rises))
     return replace(measurement, evidence=found)
 
 
@@ -115,7 +115,9 @@ def test_counters_that_contradict_each_other_prove_nothing() -> None:
 
 
 def test_what_was_not_measured_or_has_no_choice_of_gpu_concludes_nothing() -> None:
-    waived = [replace(m, status=Status.WAIVED, reason="no", bandwidth_gb_s=None) for m in read().measurements]
+    waived = [
+        replace(m, status=MeasurementStatus.WAIVED, reason="no", bandwidth_gb_s=None) for m in read().measurements
+    ]
     for measurements in (waived, run(GB200, cases=("host_numa_to_device_memcpy_ce",)).measurements):
         assert owners(measurements) == ()
 

@@ -51,7 +51,7 @@ def test_nor_of_the_fault_of_any_check(check: str) -> None:
     never_better(faults()[check].machine())
 
 
-@pytest.mark.parametrize("name", replay.names())
+@pytest.mark.parametrize("name", replay.machine_names())
 def test_topo_of_a_healthy_machine_is_good(name: str) -> None:
     topo = topology_of(shipped(name))
     assert (topo.answer.state, topo.answer.causes) == (State.GOOD, ())

@@ -15,7 +15,6 @@ from egmctl.model.answer import Answer, GapKind, State
 from egmctl.model.codec import from_json
 from egmctl.model.doubt import Doubt, DoubtReason, Effect
 from egmctl.model.measurement import (
-    Evidence,
     GpuEvidence,
     HostLoad,
     LinkEvidence,
@@ -24,6 +23,7 @@ from egmctl.model.measurement import (
     Placement,
     RunReport,
     Sample,
+    TaskEvidence,
     Verification,
 )
 from egmctl.model.route import LinkKind
@@ -33,7 +33,7 @@ from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.learning import Run, learn
 from egmctl.verdict.profiles import load
-from egmctl.verdict.trust import Use, unbelieved, with_doubts, with_effect
+from egmctl.verdict.trust import MeasurementUse, unbelieved, with_doubts, with_effect
 from tests.doctor.machines import shipped
 from tests.verdict.runs import H2D, H200, LATENCY, LOCAL, USUAL, WRITE, run
 
@@ -88,12 +88,12 @@ def seen(found: Iterable[Doubt]) -> list[tuple[DoubtReason, Effect]]:
 def beside(**state: object) -> Change:
     """Return the change that puts a GPU with this state beside a measurement."""
     gpu = from_json(GpuEvidence, {"bus_id": "0000:1b:00.0", "label": "GPU0"} | state)
-    return lambda measurement: replace(measurement, evidence=Evidence(gpus=(gpu,)))
+    return lambda measurement: replace(measurement, evidence=TaskEvidence(gpus=(gpu,)))
 
 
 def over(verdict: LinkProof) -> Change:
     route = LinkEvidence(link=LinkKind.NVLINK, expected_bytes=1 << 30, carried_bytes=None, verdict=verdict)
-    return lambda measurement: replace(measurement, evidence=Evidence(gpus=(), route=route))
+    return lambda measurement: replace(measurement, evidence=TaskEvidence(gpus=(), route=route))
 
 
 def placed(right: bool | None) -> Change:
@@ -224,7 +224,7 @@ def test_what_is_void_or_doubted_is_never_learnt(changes: dict[str, Change]) -> 
     steady = [sampled(m, *3 * (USUAL[WRITE],)) for m in made.measurements]
     changed = tuple(changes[m.path](m) if m.path in changes else m for m in steady)
     report = judged(replace(made, measurements=changed))
-    forbidden = unbelieved(report.doubts, Use.LEARN)
+    forbidden = unbelieved(report.doubts, MeasurementUse.LEARN)
     assert {report.measurements[number].path for number in forbidden} == set(changes)
     assert with_effect(report.doubts, Effect.VOID) <= forbidden
     if len(changes) < len(changed):
@@ -248,20 +248,20 @@ def test_numbers_of_other_paths_are_no_measure_for_the_rest() -> None:
 @pytest.mark.parametrize(
     ("reason", "forbidden"),
     [
-        *((reason, {Use.COMPARE_BETTER}) for reason in (R.UNSTABLE, R.WORST_SAMPLE, R.ATTEMPTS_DIFFER)),
-        *((reason, {Use.COMPARE_WORSE}) for reason in (R.OTHER_PROCESSES, R.HOST_BUSY)),
+        *((reason, {MeasurementUse.COMPARE_BETTER}) for reason in (R.UNSTABLE, R.WORST_SAMPLE, R.ATTEMPTS_DIFFER)),
+        *((reason, {MeasurementUse.COMPARE_WORSE}) for reason in (R.OTHER_PROCESSES, R.HOST_BUSY)),
         *(
-            (reason, {Use.COMPARE_BETTER, Use.COMPARE_WORSE})
+            (reason, {MeasurementUse.COMPARE_BETTER, MeasurementUse.COMPARE_WORSE})
             for reason in (R.PLACEMENT, R.ROUTE, R.TOO_FAST, R.DEGRADED)
         ),
         *((reason, set()) for reason in (R.THROTTLED, R.ERRORS_ROSE, R.UNGATED, R.UNVERIFIED)),
     ],
 )
 def test_what_is_doubted_is_not_learnt_and_compared_only_where_the_doubt_is_not_its_explanation(
-    reason: DoubtReason, forbidden: set[Use]
+    reason: DoubtReason, forbidden: set[MeasurementUse]
 ) -> None:
     doubt = Doubt(reason=reason, effect=Effect.WARN, measurement=5)
-    assert {use for use in Use if unbelieved([doubt], use) == {5}} == {Use.LEARN, *forbidden}
+    assert {use for use in MeasurementUse if unbelieved([doubt], use) == {5}} == {MeasurementUse.LEARN, *forbidden}
 
 
 class TestAnswer:

@@ -11,12 +11,11 @@ from egmctl.api.bench import Bench
 from egmctl.bench.plan.cost import plan_report
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import CASES
-from egmctl.model.finding import Evidence, Waiver, WaiverKind
-from egmctl.model.finding import Status as Found
+from egmctl.model.finding import Evidence, Status, Waiver, WaiverKind
 from egmctl.model.gpu import GpuProcess
 from egmctl.model.host import LibraryFailure, NumaKind
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import RunReport, Settings, Status, waived
+from egmctl.model.measurement import MeasurementStatus, RunReport, Settings, waived
 from egmctl.units import MIB
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import with_verdict
@@ -176,7 +175,7 @@ def test_what_was_not_measured_has_its_cause_first_line_and_exit_code(name: str)
     made = measured(case.machine, *case.cases, nodes=case.nodes)
     assert kinds(made) == case.kinds
     found = explained(made)
-    assert [cause.finding.check for cause in found.causes] == [case.check] * (case.check is not None)
+    assert [cause.finding.check for cause in found.causes] == ([] if case.check is None else [case.check])
     assert first(found).startswith(case.first), first(found)
     asked = explained(made, asked=True)
     assert case.asked in first(asked), first(asked)
@@ -217,7 +216,7 @@ def test_a_dead_nvml_does_not_hide_a_gpu() -> None:
     made = measured(hidden(blind(H200), "0,1,2"), WRITE)
     found = explained(made)
     told = {cause.finding.check: {found.measurements[n].status for n in cause.measurements} for cause in found.causes}
-    assert told == {"drv.libraries": {Status.OK}, "bench.gpu-hidden": {Status.WAIVED}}
+    assert told == {"drv.libraries": {MeasurementStatus.OK}, "bench.gpu-hidden": {MeasurementStatus.WAIVED}}
     assert code_of(found) == 1, "NVML that hangs is a fault of the node"
     asked = explained(made, asked=True)
     assert code_of(asked) == 1
@@ -252,11 +251,15 @@ def test_only_numa_memory_depends_on_the_egm_route() -> None:
     """All paths to the second CPU are called slow; pinned memory's are not for want of EGM."""
     made = measured(with_gpu_denied(GB200, 2, 3), H2D, PINNED, nodes=(1,))
     slow = tuple(
-        replace(one, status=Status.FAILED, known_cause=True) if one.measured else one for one in made.measurements
+        replace(one, status=MeasurementStatus.FAILED, known_cause=True) if one.measured else one
+        for one in made.measurements
     )
     found = with_causes(replace(made, measurements=slow, verdict=None))
     cases = {
-        found.measurements[n].case for c in found.causes for n in c.measurements if slow[n].status is Status.FAILED
+        found.measurements[n].case
+        for c in found.causes
+        for n in c.measurements
+        if slow[n].status is MeasurementStatus.FAILED
     }
     assert cases == {H2D}
 
@@ -271,7 +274,7 @@ def without_names(made: RunReport, kind: WaiverKind) -> RunReport:
 def test_a_gpu_that_a_worker_misses_is_the_one_of_which_nothing_was_measured() -> None:
     made = measured(patched(H200, "gpus[3].nvml", compute_mode="prohibited"), WRITE)
     (cause,) = explained(without_names(made, K.GPU_UNUSABLE), asked=True).causes
-    assert (cause.finding.check, cause.status, cause.asked) == ("gpu.compute-mode", Found.FAIL, "GPU3")
+    assert (cause.finding.check, cause.status, cause.asked) == ("gpu.compute-mode", Status.FAIL, "GPU3")
 
 
 def test_a_gpu_that_a_worker_misses_for_no_reason_that_a_check_knows_is_told_too() -> None:
@@ -335,8 +338,8 @@ def test_memory_that_a_gpu_does_not_share_with_the_cpu_has_its_cause(machine: Ma
     assert kinds(made) == {K.UNSUPPORTED_MEMORY}
     found = explained(made)
     (cause,) = found.causes
-    waived = {n for n, one in enumerate(found.measurements) if one.status is Status.WAIVED}
-    assert (cause.finding.check, set(cause.measurements), cause.status) == (check, waived, Found.FAIL)
+    waived = {n for n, one in enumerate(found.measurements) if one.status is MeasurementStatus.WAIVED}
+    assert (cause.finding.check, set(cause.measurements), cause.status) == (check, waived, Status.FAIL)
     assert code_of(found)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
-from egmctl.model.gpu import Gpu, GpuCuda, GpuNvml, GpuProc, Pair
+from egmctl.model.gpu import Gpu, GpuCuda, GpuNvml, GpuPair, GpuProc
 from egmctl.model.host import NumaKind, PciFunction
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
@@ -126,7 +126,7 @@ def station() -> Machine:
     none = {"read": "CNS", "write": "CNS", "nvlink": "NS", "atomics": "CNS", "pci": "CNS"}
     pairs = tuple(
         stated(
-            Pair,
+            GpuPair,
             source=one,
             target=other,
             common_ancestor="node",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from egmctl.facts.cuda import P2P_ATTRIBUTES
-from egmctl.model.gpu import NvLink, Pair
+from egmctl.model.gpu import GpuPair, NvLink
 from egmctl.model.record import Reason, Unread
 from machine_models.stating import NOT_STATED, NVLINK_4, NVLINK_5, NVLINK_MB_S, NVLINKS, among, stated
 
@@ -58,7 +58,7 @@ def links_to_peers(version: int, peers: Sequence[str]) -> tuple[NvLink, ...]:
     )
 
 
-def pairs(bus_ids: Sequence[str], nvlinks: int, through: str) -> tuple[Pair, ...]:
+def pairs(bus_ids: Sequence[str], nvlinks: int, through: str) -> tuple[GpuPair, ...]:
     """Return every ordered pair of GPUs that NVLinks join: peers for loads, stores and atomics.
 
     Parameters
@@ -70,7 +70,7 @@ def pairs(bus_ids: Sequence[str], nvlinks: int, through: str) -> tuple[Pair, ...
     """
     return tuple(
         stated(
-            Pair,
+            GpuPair,
             source=source,
             target=target,
             p2p_status={"read": "OK", "write": "OK", "nvlink": "OK", "atomics": "OK", "pci": NOT_OVER_PCIE},

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from egmctl.facts.system_calls import PROBES
 from egmctl.model.codec import to_json
-from egmctl.model.gpu import Gpu, Pair
+from egmctl.model.gpu import Gpu, GpuPair
 from egmctl.model.host import Confinement, DeviceNode, Driver, Host, Nic, NumaKind, NumaNode, Process, System
 from egmctl.model.machine import SECTION_VERSIONS, Machine, Origin, OriginKind, SectionStatus
 from egmctl.model.record import Reason, Record, Unread
@@ -116,7 +116,7 @@ def machine(
     *,
     host: Host,
     gpus: tuple[Gpu, ...],
-    pairs: tuple[Pair, ...] | Unread,
+    pairs: tuple[GpuPair, ...] | Unread,
     nics: tuple[Nic, ...] | Unread,
     driver: Driver,
     switches: tuple[()] | Unread,

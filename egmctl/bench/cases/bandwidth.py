@@ -13,7 +13,7 @@ from egmctl.model.task import Engine, Pattern
 
 ENGINES = ((Engine.COPY_ENGINE, "ce"), (Engine.SM_COPY, "sm"))
 
-Kind = tuple[str, MemoryKind, str]
+CaseMemory = tuple[str, MemoryKind, str]
 """A kind of memory: the word for it in case names, the memory and the family."""
 
 _VMM = ("host_numa", MemoryKind.HOST_NUMA, "egm")
@@ -21,19 +21,19 @@ _POOL = ("host_numa_pool", MemoryKind.HOST_NUMA_POOL, "egm")
 _PINNED = ("host", MemoryKind.PINNED, "host")
 
 
-def to_gpu(name: str, kind: Kind, engine: Engine, pattern: Pattern = Pattern.PAIR) -> Case:
+def to_gpu(name: str, kind: CaseMemory, engine: Engine, pattern: Pattern = Pattern.PAIR) -> Case:
     """Return a case that moves host memory to device memory."""
     _, memory, family = kind
     return Case(name, family, memory, MemoryKind.DEVICE, engine, End.DESTINATION, pattern=pattern)
 
 
-def from_gpu(name: str, kind: Kind, engine: Engine, pattern: Pattern = Pattern.PAIR) -> Case:
+def from_gpu(name: str, kind: CaseMemory, engine: Engine, pattern: Pattern = Pattern.PAIR) -> Case:
     """Return a case that moves device memory to host memory."""
     _, memory, family = kind
     return Case(name, family, MemoryKind.DEVICE, memory, engine, End.SOURCE, pattern=pattern)
 
 
-def copies(kind: Kind) -> Iterator[Case]:
+def copies(kind: CaseMemory) -> Iterator[Case]:
     """Yield the cases that copy between each GPU and each NUMA node."""
     word = kind[0]
     for engine, suffix in ENGINES:
@@ -41,7 +41,7 @@ def copies(kind: Kind) -> Iterator[Case]:
         yield from_gpu(f"device_to_{word}_memcpy_{suffix}", kind, engine)
 
 
-def at_once(kind: Kind) -> Iterator[Case]:
+def at_once(kind: CaseMemory) -> Iterator[Case]:
     """Yield the cases that copy in both directions at once, and with all GPUs at once."""
     word = kind[0]
     for engine, suffix in ENGINES:
@@ -53,7 +53,7 @@ def at_once(kind: Kind) -> Iterator[Case]:
         yield from_gpu(f"all_to_{word}_one_node_memcpy_{suffix}", kind, engine, Pattern.ONE_NODE)
 
 
-def one_sided(kind: Kind) -> Iterator[Case]:
+def one_sided(kind: CaseMemory) -> Iterator[Case]:
     """Yield the cases that only read or only write."""
     word, memory, family = kind
     for engine, suffix in ((Engine.SM_READ, "read_sm"), (Engine.CPU, "read_cpu")):

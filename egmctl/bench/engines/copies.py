@@ -6,7 +6,7 @@ from functools import partial
 
 from egmctl.bench.buffers import Window
 from egmctl.bench.engines.transfer import THREADS, FlowPart, Mover, Transfer, measure
-from egmctl.gpu.pattern import VECTOR_BYTES, WORD_BYTES, Check, Difference, first_difference
+from egmctl.gpu.pattern import VECTOR_BYTES, WORD_BYTES, Difference, PatternCheck, first_difference
 from egmctl.gpu.timing import FlowParts, Stream
 from egmctl.model.measurement import Verification
 from egmctl.model.task import Engine
@@ -66,7 +66,7 @@ def clear_sum(flow: FlowPart, _part: Window) -> None:
         flow.mover.result.clear()
 
 
-def check_sum(flow: FlowPart, part: Window, passes: int) -> Check | None:
+def check_sum(flow: FlowPart, part: Window, passes: int) -> PatternCheck | None:
     """Queue a comparison of the checksum of all words that a sample's kernel read with that of the pattern."""
     if flow.mover is None:
         return None
@@ -101,7 +101,7 @@ def clear_counts(flow: FlowPart, part: Window) -> None:
         flow.destination.stream.fill(flow.destination.region(part).address, part.size_bytes)
 
 
-def check_counts(flow: FlowPart, part: Window, passes: int) -> Check | None:
+def check_counts(flow: FlowPart, part: Window, passes: int) -> PatternCheck | None:
     """Queue a check that every word is the number of additions to it, so that none was lost."""
     if flow.destination is None:
         return None

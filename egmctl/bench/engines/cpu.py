@@ -17,16 +17,16 @@ from egmctl.bench.results import bandwidth_gb_s, failure, mismatch_of, of_latenc
 from egmctl.errors import DriverCallError
 from egmctl.facts.host import NoCpus, cpus_of
 from egmctl.gpu.cpu_threads import LINE_WORDS, CpuThreads, CpuTriad, CpuWalk, words_of
-from egmctl.gpu.memory import Memory
+from egmctl.gpu.memory import MappedMemory
 from egmctl.gpu.pattern import Difference
 from egmctl.model.finding import WaiverKind
 from egmctl.model.measurement import (
     Measurement,
+    MeasurementStatus,
     Mismatch,
     Phase,
     Sample,
     Settings,
-    Status,
     Verification,
     finish,
     waived,
@@ -77,7 +77,7 @@ def _measured(engine: type[Passes | Walks], worker: WorkerContext, task: Task, s
 class Passes:
     """The bandwidth of threads that read or write the whole buffer. It is never ``unstable``."""
 
-    def __init__(self, worker: WorkerContext, task: Task, memory: Memory, cpus: Sequence[int]) -> None:
+    def __init__(self, worker: WorkerContext, task: Task, memory: MappedMemory, cpus: Sequence[int]) -> None:
         self._task = task
         self._phase = worker.stopwatch.phase
         self._reads = task.flows[0].destination.memory is MemoryKind.REGISTERS
@@ -123,7 +123,7 @@ class Passes:
         wrong = self._mismatch
         return finish(
             self._task,
-            Status.OK if wrong is None else Status.CORRUPT,
+            MeasurementStatus.OK if wrong is None else MeasurementStatus.CORRUPT,
             reason=None if wrong is None else f"sample {wrong.sample}: the checksum over all words is wrong",
             samples=samples,
             bandwidth_gb_s=summary,
@@ -175,7 +175,7 @@ def _word_of(value: float) -> int:
 class Walks:
     """The latency of a pointer chase by one thread on the first CPU."""
 
-    def __init__(self, worker: WorkerContext, task: Task, memory: Memory, cpus: Sequence[int]) -> None:
+    def __init__(self, worker: WorkerContext, task: Task, memory: MappedMemory, cpus: Sequence[int]) -> None:
         if task.chase is None:
             raise ValueError(f"{task.case} does not say how a latency is measured")
         self._task = task

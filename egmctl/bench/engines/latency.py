@@ -28,7 +28,7 @@ from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.results import of_latency, summarize
 from egmctl.gpu.chase import Chain, Counters, Reader, Walk
 from egmctl.gpu.context import ms_since, possible_ms
-from egmctl.gpu.memory import Memory
+from egmctl.gpu.memory import MappedMemory
 from egmctl.gpu.timing import Mark
 from egmctl.model.measurement import Measurement, Phase, Sample, Settings, Verification
 from egmctl.model.task import Chase, ChaseOrder, Engine, Flow, Pattern, Task
@@ -238,7 +238,7 @@ class Walker(TaskPart):
             raise ValueError(f"{self.task.case} does not say how a latency is measured")
         return self.task.chase
 
-    def memory(self, flow: int) -> Memory:
+    def memory(self, flow: int) -> MappedMemory:
         """Return the memory that a flow reads."""
         (buffer,) = self.buffers[flow].there
         return self.worker.held(buffer).memory

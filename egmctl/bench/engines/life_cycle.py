@@ -15,9 +15,9 @@ from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.results import mismatch_of, stages
 from egmctl.gpu.context import timed
 from egmctl.gpu.handles import ImportedMemory, SharedMemory
-from egmctl.gpu.memory import Memory
+from egmctl.gpu.memory import MappedMemory
 from egmctl.gpu.pattern import Difference, Region, poison
-from egmctl.model.measurement import Measurement, Phase, Settings, Status, Verification, finish
+from egmctl.model.measurement import Measurement, MeasurementStatus, Phase, Settings, Verification, finish
 from egmctl.model.task import Engine, Task
 
 LIVES = 20
@@ -59,7 +59,7 @@ def _measure(worker: WorkerContext, task: Task, lives: int) -> Measurement:
             rounds.append(_live(collective, worker, 1 + len(rounds)))
     return collective.outcomes[0] or finish(
         task,
-        Status.OK,
+        MeasurementStatus.OK,
         stages=stages(STAGES, rounds[WARM_UP_LIVES:]),
         verification=Verification.GPU_EVERY_SAMPLE,
         seeds=(len(rounds),),
@@ -139,7 +139,7 @@ class _Life:
         mismatch = mismatch_of(Difference(*difference), self._seed - 1, 0)
         self._collective.outcomes[0] = finish(
             self._task,
-            Status.CORRUPT,
+            MeasurementStatus.CORRUPT,
             reason=f"what the other GPU wrote in life {self._seed} did not arrive: {mismatch.words} words differ, the "
             f"first at offset {mismatch.first_offset_bytes}: expected {mismatch.expected}, found {mismatch.found}",
             mismatch=mismatch,
@@ -147,7 +147,7 @@ class _Life:
             seeds=(self._seed,),
         )
 
-    def _region(self, memory: Memory) -> Region:
+    def _region(self, memory: MappedMemory) -> Region:
         return Region(memory.address, self._task.size_bytes, self._seed)
 
 

@@ -28,7 +28,7 @@ WARM_UP_LAPS = 200
 """The number of untimed round trips before each sample, because one side starts a little before the other."""
 
 
-class Pair(TaskPart):
+class RoundTrips(TaskPart):
     """This process' part of round trips between two sides. The process may be one side, both, or neither.
 
     The first flow's initiator serves: it sends first and times the round trips. The other side is the second flow's
@@ -47,7 +47,7 @@ class Pair(TaskPart):
         self.laps = WARM_UP_LAPS + (self.task.chase.loads if self.task.chase else 0)
 
     @staticmethod
-    def prepare(collective: CollectiveStep, worker: WorkerContext, parts: Sequence[Pair]) -> None:  # noqa: ARG004
+    def prepare(collective: CollectiveStep, worker: WorkerContext, parts: Sequence[RoundTrips]) -> None:  # noqa: ARG004
         """Make each side allocate its memory or events and open the other side's."""
         collective.share(lambda place: parts[place].make(), lambda place, offered: parts[place].open(offered))
 
@@ -92,7 +92,7 @@ APART_BYTES = 1 << 20
 """The distance between the two flags if they are in the same memory."""
 
 
-class Flags(Pair):
+class Flags(RoundTrips):
     """Round trips by flags in memory of one process, or in memory that one of two processes exports to the other.
 
     The destination of each flow is the memory that its initiator writes. It has a handle if another process owns it.
@@ -159,7 +159,7 @@ SILENCE_S = 5.0
 """The timeout of a message, which normally takes microseconds. Kernels wait as long for a flag."""
 
 
-class Messages(Pair):
+class SocketRoundTrips(RoundTrips):
     """Round trips of one byte over a socket between two processes."""
 
     def make(self) -> Item:
@@ -230,7 +230,7 @@ class Messages(Pair):
         self._socket = end
 
 
-class Events(Messages):
+class Events(SocketRoundTrips):
     """Round trips of messages, each sent after an event for which the other stream, at the end the host, waits."""
 
     def make(self) -> Item:
@@ -259,5 +259,5 @@ class Events(Messages):
 MEASURE = {
     Engine.PING_PONG: partial(measure, Flags),
     Engine.EVENT: partial(measure, Events),
-    Engine.SOCKET: partial(measure, Messages),
+    Engine.SOCKET: partial(measure, SocketRoundTrips),
 }

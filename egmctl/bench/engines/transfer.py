@@ -22,10 +22,10 @@ from egmctl.bench.processes.collective import CollectiveStep, Item, OpenBuffers,
 from egmctl.bench.processes.context import AllocatedBuffer, WorkerContext
 from egmctl.bench.results import EXPIRED_LIMIT, GateExpired, bandwidth_sample, mismatch_of, of_bandwidth
 from egmctl.dataclass import dataclass
-from egmctl.gpu.chase import Result
+from egmctl.gpu.chase import ChaseResult
 from egmctl.gpu.context import ms_since
-from egmctl.gpu.memory import Memory
-from egmctl.gpu.pattern import Check, Difference, Region, difference_by_cpu, poison
+from egmctl.gpu.memory import MappedMemory
+from egmctl.gpu.pattern import Difference, PatternCheck, Region, difference_by_cpu, poison
 from egmctl.gpu.timing import FlowParts, Gate, GatedWork, Stream
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import BufferCost, Measurement, Mismatch, Phase, Placement, Sample, Settings, Verification
@@ -85,7 +85,7 @@ class OwnBuffer:
         """Queue a memset of a destination to a value that no flow moves."""
         poison(self.stream, self.region(part))
 
-    def check(self, part: Window) -> Check:
+    def check(self, part: Window) -> PatternCheck:
         """Queue a comparison of a window with its pattern: by the GPU, and of host memory once by the CPU too."""
         region = self.region(part)
         by_gpu = self.worker.pattern.check(self.stream, region)
@@ -102,9 +102,9 @@ class Mover:
     worker: WorkerContext
     task: Task
     flow: Flow
-    source: Memory | None
+    source: MappedMemory | None
     """The source at this process' address; ``None`` if it is registers."""
-    destination: Memory | None
+    destination: MappedMemory | None
     """The destination, likewise."""
     seed: int
     """The seed of the pattern that is moved."""
@@ -127,7 +127,7 @@ class Mover:
         return "copies that are staged may block the host until they are done" if self.flow.route.staged else None
 
     @cached_property
-    def result(self) -> Result:
+    def result(self) -> ChaseResult:
         """Two words in the GPU's memory for a kernel's result."""
         return self.worker.results.take(self.streams[0])
 
@@ -174,7 +174,8 @@ class FlowPart:
     def streams(self) -> list[Stream]:
         """The streams of this part, each once."""
         ends = [end.stream for end in (self.source, self.destination) if end is not None]
-        return list(dict.fromkeys([*(self.mover.streams if self.mover is not None else ()), *ends]))
+        movers = self.mover.streams if self.mover is not None else ()
+        return list(dict.fromkeys([*movers, *ends]))
 
 
 def poison_destination(flow: FlowPart, part: Window) -> None:
@@ -183,7 +184,7 @@ def poison_destination(flow: FlowPart, part: Window) -> None:
         flow.destination.poison(part)
 
 
-def compare_destination(flow: FlowPart, part: Window, passes: int) -> Check | None:  # noqa: ARG001
+def compare_destination(flow: FlowPart, part: Window, passes: int) -> PatternCheck | None:  # noqa: ARG001
     """Queue a comparison of every byte of the destination with the pattern."""
     return flow.destination.check(part) if flow.destination is not None else None
 
@@ -196,7 +197,7 @@ class Transfer:
     """Returns the work of one flow in a number of passes over a window."""
     prepare: Callable[[FlowPart, Window], None] = poison_destination
     """Queues, before each sample, work that clears the memory of its result."""
-    check: Callable[[FlowPart, Window, int], Check | None] = compare_destination
+    check: Callable[[FlowPart, Window, int], PatternCheck | None] = compare_destination
     """Queues the check of a number of passes; returns ``None`` if this process has nothing to verify."""
     verification: Verification = Verification.GPU_EVERY_SAMPLE
 
@@ -321,7 +322,7 @@ class TransferPart:
         """The streams of the flows that this process issues, by flow index."""
         self._flows: list[FlowPart] = []
         self._opened = OpenBuffers()
-        self._checks: list[tuple[int, Check]] = []
+        self._checks: list[tuple[int, PatternCheck]] = []
         """The queued checks, each with its flow's index."""
         self._samples: list[Sample] = []
         self._mismatch: Mismatch | None = None
@@ -480,7 +481,7 @@ class TransferPart:
         return window(self.task.size_bytes, passes or self.task.copies, number, self.task.rotated_bytes)
 
 
-def _region(memory: Memory, part: Window, seed: int) -> Region:
+def _region(memory: MappedMemory, part: Window, seed: int) -> Region:
     return Region(memory.address + part.offset_bytes, part.size_bytes, seed, part.offset_bytes, memory.pageable)
 
 

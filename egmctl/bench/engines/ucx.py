@@ -19,9 +19,9 @@ from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.results import bandwidth_sample, describe, mismatch_of, of_bandwidth, of_latency, round_trips, stages
 from egmctl.errors import DriverCallError
 from egmctl.gpu.context import Context, ReleaseStack
-from egmctl.gpu.memory import HostNumaMemory, Memory
+from egmctl.gpu.memory import HostNumaMemory, MappedMemory
 from egmctl.gpu.pattern import Difference
-from egmctl.gpu.ucx import Link, NoUcx, RemoteMemory, Request, settings, taken_for
+from egmctl.gpu.ucx import NoUcx, RemoteMemory, UcxConnection, UcxRequest, settings, taken_for
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
 from egmctl.model.measurement import Measurement, Mismatch, Phase, Placement, Sample, Settings, Verification, waived
@@ -71,7 +71,7 @@ class Side:
         self._issues = self._me == self._clock
         self._other = self._receiver if self._sends else self._sender
         self._one_sided = task.engine is not Engine.UCX
-        self._link: Link | None = None
+        self._link: UcxConnection | None = None
         self._held = ReleaseStack()
         self._remote: RemoteMemory | None = None
         self._destination: OwnBuffer | None = None
@@ -86,7 +86,7 @@ class Side:
         return source if self._sends else destination
 
     @property
-    def _memory(self) -> Memory:
+    def _memory(self) -> MappedMemory:
         return self._worker.held(self._own).memory
 
     @property
@@ -94,7 +94,7 @@ class Side:
         """Whether the task has ended early in all ranks."""
         return self._collective.outcomes[0] is not None
 
-    def _everywhere(self, work: Callable[[Link], Any]) -> list[Item]:
+    def _everywhere(self, work: Callable[[UcxConnection], Any]) -> list[Item]:
         """Run a function in the ranks with a link; return each rank's result. If the task has ended, nothing runs."""
         link = self._link
         return self._collective.do(lambda _: None if link is None else work(link))[0]
@@ -120,13 +120,13 @@ class Side:
         context = self._worker.own_stream.context
         context.make_current()
         try:
-            self._link = Link(self._options if self._issues else {}, one_sided=self._one_sided)
+            self._link = UcxConnection(self._options if self._issues else {}, one_sided=self._one_sided)
         except NoUcx as error:
             return {"missing": str(error)}
         self._make_memory(context)
         return {"address": self._link.address.hex(), "seed": self._worker.held(self._own).seed}
 
-    def _unpack(self, link: Link, keys: Sequence[Item]) -> None:
+    def _unpack(self, link: UcxConnection, keys: Sequence[Item]) -> None:
         """Unpack the key of the other side's memory if this rank issues the work."""
         if self._issues:
             other = keys[self._other].data
@@ -143,7 +143,7 @@ class Side:
             self._worker.adopt(self._own, memory, self._worker.new_seed())
             context.make_current()
 
-    def _open(self, link: Link, offers: Sequence[Item]) -> dict[str, Any] | None:
+    def _open(self, link: UcxConnection, offers: Sequence[Item]) -> dict[str, Any] | None:
         """Connect to the other side and prepare this side's memory; for puts and gets return its key and address."""
         link.connect(bytes.fromhex(offers[self._other].data["address"]))
         held = self._worker.held(self._own)
@@ -229,7 +229,7 @@ class Side:
         wrong = describe(self._mismatch, task) if self._mismatch is not None else None
         return of_latency(task, self._samples, wrong, mismatch=self._mismatch, **more)
 
-    def _ended(self, link: Link) -> dict[str, Any]:
+    def _ended(self, link: UcxConnection) -> dict[str, Any]:
         """Close the link; return this rank's data as JSON."""
         version, components, devices = link.version, link.components, network_devices(link.devices)
         protocols = parse(self.close(), self._me)
@@ -255,7 +255,7 @@ class Side:
         self._everywhere(lambda link: self._aim(link, part))
         return self._everywhere(lambda link: self._pass(link, count))
 
-    def _aim(self, link: Link, part: Window) -> None:
+    def _aim(self, link: UcxConnection, part: Window) -> None:
         """Prepare the slots of a window. Overwrite the receiver's slots, so that old data cannot pass the check."""
         end = self._flow.source if self._sends else self._flow.destination
         if self._destination is not None:
@@ -271,7 +271,7 @@ class Side:
     def _check(self, part: Window) -> Difference | None:
         return self._destination.check(part)() if self._destination is not None else None
 
-    def _pass(self, link: Link, count: int) -> float | None:
+    def _pass(self, link: UcxConnection, count: int) -> float | None:
         """Send or receive messages; return, on the sender, the seconds until the receiver has confirmed all."""
         if self._one_sided:
             return self._pass_one_sided(link, count)
@@ -281,7 +281,7 @@ class Side:
         link.wait(link.receive(link.word, _ANSWER) if self._sends else link.send(link.word, _ANSWER))
         return time.perf_counter() - started if self._sends else None
 
-    def _pass_one_sided(self, link: Link, count: int) -> float | None:
+    def _pass_one_sided(self, link: UcxConnection, count: int) -> float | None:
         """Put or get; return, on the issuing rank, the seconds until all bytes have arrived.
 
         The other side only progresses UCX, which emulates operations that the transport lacks by messages.
@@ -296,11 +296,11 @@ class Side:
             # Also after a failure: otherwise the other side would time out, and that would be taken for the cause.
             link.wait(link.send(link.word, _ANSWER))
 
-    def _all_of(self, link: Link, remote: RemoteMemory, count: int) -> float:
+    def _all_of(self, link: UcxConnection, remote: RemoteMemory, count: int) -> float:
         transfer = remote.put if self._sends else remote.get
         own, part = self._memory.address, self._part
 
-        def begin(number: int) -> Request:
+        def begin(number: int) -> UcxRequest:
             offset = part.offset_bytes + number % part.slots * part.slot_bytes
             return transfer(offset, own + offset, part.slot_bytes)
 
@@ -315,7 +315,7 @@ class Side:
             raise
         return time.perf_counter() - started
 
-    def _settle(self, link: Link, remote: RemoteMemory, under_way: Sequence[Any]) -> None:
+    def _settle(self, link: UcxConnection, remote: RemoteMemory, under_way: Sequence[Any]) -> None:
         """After a failure, wait until no operation uses the key; if this fails too, never destroy the key."""
         try:
             flush = remote.flush()
@@ -326,7 +326,7 @@ class Side:
         except DriverCallError:
             remote.in_use = True
 
-    def _laps(self, link: Link, count: int) -> list[float] | None:
+    def _laps(self, link: UcxConnection, count: int) -> list[float] | None:
         """Send a message back and forth; return, on the sender, the nanoseconds of each round trip."""
         message = self._arrays[0]
         laps: list[float] = []
@@ -342,7 +342,7 @@ class Side:
         return laps if self._sends else None
 
 
-def _in_flight(link: Link, under_way: list[Any], count: int, begin: Callable[[int], Any]) -> None:
+def _in_flight(link: UcxConnection, under_way: list[Any], count: int, begin: Callable[[int], Any]) -> None:
     """Begin ``count`` operations, at most :data:`IN_FLIGHT` at a time, and wait for all; those begun are in a list."""
     for number in range(count):
         if len(under_way) == IN_FLIGHT:

@@ -27,7 +27,7 @@ from egmctl.bench.nccl.plan import (
     room_of,
     waivers_of,
 )
-from egmctl.bench.nccl.rounds import TORCH, Gathering, Round, failure_of, next_round
+from egmctl.bench.nccl.rounds import TORCH, RankReports, Round, failure_of, next_round
 from egmctl.bench.nccl.run import (
     end,
     environment_of,
@@ -68,7 +68,7 @@ LOG_LIMIT = 256 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class RankFacts:
     """What one rank tells all others before the plan."""
 
     gpu: Gpu
@@ -116,14 +116,14 @@ def measure_job(
     gpu = machine.gpu(bus_ids[world.rank])
     with contextlib.ExitStack() as removed:
         folder = temporary_folder(removed)
-        own = Part(
+        own = RankFacts(
             gpu=gpu,
             folder=None if folder is None else str(folder),
             has_torch=installed() is NcclProgram.TORCH,
             free_bytes=free_bytes(machine, gpu),
             busy=None if request.settings.allow_busy else busy_waiver(gpu),
         )
-        parts = [from_json(Part, part) for part in world.all_gather(to_json(own), GATHER_S)]
+        parts = [from_json(RankFacts, part) for part in world.all_gather(to_json(own), GATHER_S)]
         node = merge_gpus(machine, [part.gpu for part in parts])
         plan = plan_of_job(node, bus_ids, parts, request)
         if plan.waivers:
@@ -132,7 +132,7 @@ def measure_job(
             nccl = put_together(plan, without_folder(plan), {}, {})
         elif blind := _without_shared_folder(world, Path(parts[0].folder)):
             failures = [failure_of(plan, rank, Ending.NO_FOLDER, _NOT_SHARED) for rank in blind]
-            nccl = put_together(plan, Gathering(plan, failures=failures), {}, {})
+            nccl = put_together(plan, RankReports(plan, failures=failures), {}, {})
         else:
             nccl = _measure(world, plan, own, (folder, Path(parts[0].folder)), request)
     if world.rank:
@@ -153,7 +153,7 @@ def measure_job(
     return report, machine
 
 
-def plan_of_job(node: Machine, bus_ids: Sequence[str], parts: Sequence[Part], request: NcclRequest) -> NcclPlan:
+def plan_of_job(node: Machine, bus_ids: Sequence[str], parts: Sequence[RankFacts], request: NcclRequest) -> NcclPlan:
     """Return the plan, which all ranks make alike."""
     settings = request.settings
     room = room_of((part.free_bytes for part in parts), settings)
@@ -180,7 +180,7 @@ def _without_shared_folder(world: World, folder: Path) -> list[int]:
     return [rank for rank, is_usable in enumerate(usable) if not is_usable]
 
 
-def _measure(world: World, plan: NcclPlan, own: Part, folders: tuple[Path, Path], request: NcclRequest) -> NcclRun:
+def _measure(world: World, plan: NcclPlan, own: RankFacts, folders: tuple[Path, Path], request: NcclRequest) -> NcclRun:
     """Run this rank's process through all rounds; return the outcome, which is complete on rank 0.
 
     On rank 0 the collectives that were measured stay if the job is interrupted, or if another command is lost.
@@ -200,7 +200,7 @@ def _measure(world: World, plan: NcclPlan, own: Part, folders: tuple[Path, Path]
     changes = environment_of(plan, own.gpu.uuid or "")
     log = log_file(folders[0], world.rank)
     arguments = rank_arguments(plan, world.rank, 0, folders[1], timeout_s)
-    gathering = Gathering(plan)
+    gathering = RankReports(plan)
     logs: dict[int, str] = {}
     is_interrupted = False
     with contextlib.ExitStack() as ended:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from egmctl.bench.nccl.log import NcclLog, read_log
-from egmctl.bench.nccl.rounds import Gathering
+from egmctl.bench.nccl.rounds import RankReports
 from egmctl.facts.error_log import read_failures
 from egmctl.model.explanation import Failure
 from egmctl.model.finding import Waiver, WaiverKind
@@ -21,7 +21,7 @@ _INTERRUPTED = "interrupted before it was done"
 
 
 def put_together(
-    plan: NcclPlan, gathering: Gathering, logs: Mapping[int, str], changes: Mapping[str, str | None]
+    plan: NcclPlan, gathering: RankReports, logs: Mapping[int, str], changes: Mapping[str, str | None]
 ) -> NcclRun:
     """Return the outcome from what the processes reported and what NCCL logged.
 
@@ -60,7 +60,7 @@ def put_together(
     )
 
 
-def _step(plan: NcclPlan, gathering: Gathering) -> str:
+def _step(plan: NcclPlan, gathering: RankReports) -> str:
     """Return the collective that was under way."""
     place = min(len(gathering.results), len(plan.collectives) - 1)
     return plan.collectives[place]

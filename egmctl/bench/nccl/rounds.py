@@ -9,13 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from typing import Any
 
 from egmctl.bench.nccl.collectives import result_of
 from egmctl.bench.nccl.table import is_complete, read_table
 from egmctl.dataclass import dataclass
 from egmctl.errors import ChildFailed
-from egmctl.launch import Child, close_all, wait_for_any
+from egmctl.launch import Child, Message, close_all, wait_for_any
 from egmctl.model.codec import DecodeError, from_json
 from egmctl.model.nccl import CollectiveResult, Ending, NcclPlan, NcclProgram, RankFailure
 from egmctl.units import printable
@@ -26,8 +25,6 @@ RELEASE_S = 10.0
 """The time in which the other ranks may fail of their own, after one has failed: each then has a reason of its own."""
 IMPORT_S = 180.0
 """The least time that processes have to import PyTorch, which takes a minute from a slow disk that is read first."""
-
-Message = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +114,7 @@ def failure_of(plan: NcclPlan, rank: int | None, how: Ending, reason: str) -> Ra
 
 
 @dataclass
-class Gathering:
+class RankReports:
     """What all processes have reported so far."""
 
     plan: NcclPlan

@@ -11,7 +11,7 @@ from typing import Any
 
 from egmctl.bench.nccl.outcome import not_measured, put_together, until_interrupted
 from egmctl.bench.nccl.plan import binaries
-from egmctl.bench.nccl.rounds import TESTS, TORCH, Gathering, failure_of, next_round
+from egmctl.bench.nccl.rounds import TESTS, TORCH, RankReports, failure_of, next_round
 from egmctl.bench.nccl.torch_rank import WARM_UP
 from egmctl.errors import ChildFailed, ChildNotStarted
 from egmctl.launch import Child
@@ -54,7 +54,7 @@ def measure(plan: NcclPlan, machine: Machine, timeout_s: float, start: Start = s
     devices = ",".join(machine.gpu(bus_id).uuid or "" for bus_id in plan.gpus)
     is_interrupted = False
     environment = environment_of(plan, devices)
-    gathering = Gathering(plan)
+    gathering = RankReports(plan)
     with contextlib.ExitStack() as removed:
         folder = temporary_folder(removed)
         if folder is None:
@@ -95,10 +95,10 @@ def temporary_folder(removed: contextlib.ExitStack) -> Path | None:
         return None
 
 
-def without_folder(plan: NcclPlan) -> Gathering:
+def without_folder(plan: NcclPlan) -> RankReports:
     """Return what the processes of a plan report that cannot be started without a temporary folder."""
     reason = "no folder for its logs can be made: TMPDIR must name a folder that can be written"
-    return Gathering(plan, failures=[failure_of(plan, None, Ending.NO_FOLDER, reason)])
+    return RankReports(plan, failures=[failure_of(plan, None, Ending.NO_FOLDER, reason)])
 
 
 def log_file(folder: Path, rank: int) -> Path:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 
-from egmctl.bench.peaks import Ends, Peak, Uses
+from egmctl.bench.peaks import EndNumbers, Peak, Uses
 from egmctl.dataclass import dataclass
 from egmctl.model.gpu import Gpu
-from egmctl.model.listing import PlannedTasks, Step
+from egmctl.model.listing import PlannedTasks, PlanStep
 from egmctl.model.measurement import BenchGpu, Settings
 from egmctl.model.nccl import NcclPlan
 from egmctl.model.route import Rank
@@ -28,7 +28,7 @@ class Plan:
     gpus: tuple[BenchGpu, ...]
     numa_nodes: tuple[int, ...]
     tasks: PlannedTasks
-    steps: tuple[Step, ...]
+    steps: tuple[PlanStep, ...]
     """The steps of the tasks that will be run."""
     ranks: tuple[Rank, ...] = ()
     """The processes of cases that need several; empty if no case does."""
@@ -39,7 +39,7 @@ class Plan:
 
     nccl: NcclPlan | None = None
     """What NCCL measures after the steps; ``None`` without the suite ``nccl``."""
-    ends: Ends = field(default_factory=Ends, repr=False, compare=False)
+    ends: EndNumbers = field(default_factory=EndNumbers, repr=False, compare=False)
     """The numbers of the ends of flows, which plans of several sizes share."""
 
     @property

@@ -12,14 +12,14 @@ from functools import cache
 
 from egmctl.bench.case import Case
 from egmctl.bench.engine import ENGINES
-from egmctl.bench.peaks import Ends
+from egmctl.bench.peaks import EndNumbers
 from egmctl.bench.plan.flows import Location, endpoint, gpu_use
 from egmctl.bench.plan.paths import Path, gpu_waiver, remembered_paths
 from egmctl.bench.plan.schedule import steps_of_size
 from egmctl.bench.plan.task import Candidate
 from egmctl.model.finding import Waiver
 from egmctl.model.gpu import Gpu
-from egmctl.model.listing import PlannedTask, PlannedTasks, Step
+from egmctl.model.listing import PlannedTask, PlannedTasks, PlanStep
 from egmctl.model.machine import Machine
 from egmctl.model.route import MemoryKind
 from egmctl.model.task import Endpoint, Flow
@@ -45,7 +45,7 @@ class Known:
         self.candidates: dict[Hashable, list[tuple[Candidate, Hashable]]] = {}
         self.flows: dict[Hashable, tuple[Flow, Path]] = {}
         self.between = remembered_paths()
-        self.ends = Ends()
+        self.ends = EndNumbers()
         # Then no copies are staged, and those of the copy engine take the paths of kernels.
         self.all_have_access = all(pair.can_access_peer is not False for pair in machine.pairs or ())
         self._allow_busy = allow_busy
@@ -53,9 +53,9 @@ class Known:
         self._paths: dict[int, tuple[Path, int | None]] = {}
         self._numbers: dict[Hashable, int] = {}
         self._endpoints: dict[Hashable, Endpoint] = {}
-        self._last: tuple[PlannedTasks, tuple[Step, ...]] | None = None
+        self._last: tuple[PlannedTasks, tuple[PlanStep, ...]] | None = None
 
-    def steps(self, tasks: PlannedTasks, make: Callable[[], tuple[Step, ...]]) -> tuple[Step, ...]:
+    def steps(self, tasks: PlannedTasks, make: Callable[[], tuple[PlanStep, ...]]) -> tuple[PlanStep, ...]:
         """Return the steps of tasks: those of the last plan if it has the same tasks of another size, else new ones.
 
         Parameters

@@ -182,7 +182,7 @@ def _new_host_bytes(tasks: Sequence[listing.PlannedTask], allocated: set[Buffer]
     return max(map(sum, on_host.values()), default=0)
 
 
-def _asked(task: listing.PlannedTask, step: listing.Step) -> listing.PlannedTask:
+def _asked(task: listing.PlannedTask, step: listing.PlanStep) -> listing.PlannedTask:
     return shortened(task) if step.proof else task
 
 

@@ -30,13 +30,13 @@ from egmctl.bench.suites import CASES
 from egmctl.errors import UsageError
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.gpu import Gpu
-from egmctl.model.listing import PlannedTask, PlannedTasks, Step
+from egmctl.model.listing import PlannedTask, PlannedTasks, PlanStep
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Settings
 from egmctl.model.route import HOST_MEMORY, Egm, MemoryKind
 from egmctl.model.task import UCX_ENGINES, Engine, Flow, Pattern, Point
 from egmctl.topology.access import without_nvml
-from egmctl.topology.routes import owners
+from egmctl.topology.routes import possible_owners
 from egmctl.units import GIB, KIB
 
 SECTIONS = ("host", "gpus", "pairs", "driver", "process")
@@ -150,7 +150,7 @@ def make_plan(
     )
 
 
-def _steps(tasks: PlannedTasks, settings: Settings) -> tuple[Step, ...]:
+def _steps(tasks: PlannedTasks, settings: Settings) -> tuple[PlanStep, ...]:
     return isolated(tasks, make_steps(slots(tasks, _gpus, by_link=True), serial=settings.serial))
 
 
@@ -248,7 +248,7 @@ def _possible_owners(machine: Machine, gpus: Sequence[Gpu]) -> list[Gpu]:
     An example is a PCIe card in a DGX Station.
     """
     nodes = {gpu.host_numa_id for gpu in gpus if gpu.host_numa_id is not None}
-    possible = [gpu for node in nodes for gpu in owners(machine, node)]
+    possible = [gpu for node in nodes for gpu in possible_owners(machine, node)]
     return [gpu for gpu in gpus if gpu in possible or all(owner.host_numa_id != gpu.host_numa_id for owner in possible)]
 
 

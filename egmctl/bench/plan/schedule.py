@@ -13,7 +13,7 @@ from random import Random
 from typing import TypeVar
 
 from egmctl.dataclass import dataclass
-from egmctl.model.listing import PlannedTask, PlannedTasks, Step
+from egmctl.model.listing import PlannedTask, PlannedTasks, PlanStep
 from egmctl.model.task import Flow, Pattern
 from egmctl.units import format_size, grouped
 
@@ -113,7 +113,7 @@ def _group(task: PlannedTask, *, by_link: bool) -> str | None:
     return f"{task.name}{over}, {format_size(task.size_bytes)}"
 
 
-def steps_of_size(before: PlannedTasks, steps: Sequence[Step], tasks: PlannedTasks) -> tuple[Step, ...] | None:
+def steps_of_size(before: PlannedTasks, steps: Sequence[PlanStep], tasks: PlannedTasks) -> tuple[PlanStep, ...] | None:
     """Return the steps of the same tasks of another size; ``None`` if they are other tasks or may run in other steps.
 
     Parameters
@@ -135,7 +135,7 @@ def steps_of_size(before: PlannedTasks, steps: Sequence[Step], tasks: PlannedTas
     return tuple(step if step.group is None else replace(step, group=groups[step.group]) for step in steps)
 
 
-def make_steps(slots: Iterable[Slot], *, serial: bool = False, rounds: Rounds | None = None) -> tuple[Step, ...]:
+def make_steps(slots: Iterable[Slot], *, serial: bool = False, rounds: Rounds | None = None) -> tuple[PlanStep, ...]:
     """Return the steps of tasks, in the order of the tasks as far as possible.
 
     A group's tasks follow the rounds of the tournament of its GPUs, the pairs of each round first in one direction and
@@ -149,20 +149,20 @@ def make_steps(slots: Iterable[Slot], *, serial: bool = False, rounds: Rounds | 
     rounds
         The rounds of pairs; by default those of a full tournament.
     """
-    steps: list[Step] = []
+    steps: list[PlanStep] = []
     scheduled: set[str] = set()
     slots = tuple(slots)
     groups = grouped((slot.group, slot) for slot in slots)
     for slot in slots:
         if serial or slot.group is None:
-            steps.append(Step(tasks=(slot.number,)))
+            steps.append(PlanStep(tasks=(slot.number,)))
         elif slot.group not in scheduled:
             scheduled.add(slot.group)
             steps += _group_steps(slot.group, groups[slot.group], rounds)
     return tuple(steps)
 
 
-def _group_steps(group: str, slots: Sequence[Slot], meetings: Rounds | None) -> list[Step]:
+def _group_steps(group: str, slots: Sequence[Slot], meetings: Rounds | None) -> list[PlanStep]:
     by_gpus = {slot.gpus: slot for slot in slots}
     if len(by_gpus) < len(slots):
         raise ValueError(f"two tasks of {group} have the same ends")
@@ -173,13 +173,13 @@ def _group_steps(group: str, slots: Sequence[Slot], meetings: Rounds | None) -> 
     for pairs in meetings:
         by_pair = [[by_gpus[ends] for ends in (pair, pair[::-1]) if ends in by_gpus] for pair in pairs]
         rounds += [[pair_slots[index] for pair_slots in by_pair if index < len(pair_slots)] for index in (0, 1)]
-    steps: list[Step] = []
+    steps: list[PlanStep] = []
     for number, tasks in enumerate(tasks for slots_of_round in rounds for tasks in _split_by_memory(slots_of_round)):
         several = len(tasks) > 1
-        steps.append(Step(tasks=tuple(tasks), group=group if several else None))
+        steps.append(PlanStep(tasks=tuple(tasks), group=group if several else None))
         if several:
             # A different task each time, so that over the rounds all GPUs are measured alone.
-            steps.append(Step(tasks=(tasks[number % len(tasks)],), group=group, proof=True))
+            steps.append(PlanStep(tasks=(tasks[number % len(tasks)],), group=group, proof=True))
     return steps
 
 
@@ -200,7 +200,7 @@ def _split_by_memory(slots: Iterable[Slot]) -> list[list[int]]:
     return [tasks for _, tasks in parts]
 
 
-def isolated(tasks: PlannedTasks, steps: Iterable[Step]) -> tuple[Step, ...]:
+def isolated(tasks: PlannedTasks, steps: Iterable[PlanStep]) -> tuple[PlanStep, ...]:
     """Return the steps with those of degraded routes last, one process per set of ends.
 
     It is not documented whether the driver allocates NUMA memory whose EGM route is blocked. It may refuse or crash.
@@ -208,7 +208,7 @@ def isolated(tasks: PlannedTasks, steps: Iterable[Step]) -> tuple[Step, ...]:
 
     degraded_kinds = {id(kind) for kind in tasks.kinds if any(flow.route.degraded for flow in kind.flows)}
 
-    def ends(step: Step) -> str | None:
+    def ends(step: PlanStep) -> str | None:
         if all(id(tasks.kinds[number]) not in degraded_kinds for number in step.tasks):
             return None
         flows = [flow for number in step.tasks for flow in tasks.flows[number]]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from egmctl.bench.buffers import Buffer, FlowBuffers
 from egmctl.bench.case import End
-from egmctl.bench.evidence import Watch, gpus_of, route
+from egmctl.bench.evidence import Watch, gpus_of, route_evidence
 from egmctl.bench.processes.protocol import Event, Request
 from egmctl.bench.results import FAILURES, failure
 from egmctl.dataclass import dataclass
@@ -23,7 +23,15 @@ from egmctl.gpu.telemetry import Traffic
 from egmctl.launch import Channel, close_all
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
-from egmctl.model.measurement import BufferCost, Evidence, GpuEvidence, Measurement, Status, finish, waived
+from egmctl.model.measurement import (
+    BufferCost,
+    GpuEvidence,
+    Measurement,
+    MeasurementStatus,
+    TaskEvidence,
+    finish,
+    waived,
+)
 from egmctl.model.route import Rank
 from egmctl.model.task import Endpoint, Flow, Task
 
@@ -251,7 +259,7 @@ class CollectiveStep:
             if error.call in (*_OPENING, *_OPENING_POOL) and cause is not None:
                 # NOT_SUPPORTED from opening what another process could create is a failure, not missing support.
                 reason = f"{error}; {cause}"
-                return finish(task, Status.FAILED, reason=reason, known_cause=True, last_call=error.call)
+                return finish(task, MeasurementStatus.FAILED, reason=reason, known_cause=True, last_call=error.call)
             if error.call in _MAKING and error.number == _NOT_PERMITTED:
                 return waived(task, WaiverKind.NO_IMEX_CHANNEL, f"{error}; {cause}", last_call=error.call)
         return failure(task, error)
@@ -421,7 +429,7 @@ class Observations:
     """The reason why NVML was not used."""
 
 
-def evidence_of(task: Task, samples: int, ranks: Sequence[Rank], items: Sequence[Item]) -> Evidence:
+def evidence_of(task: Task, samples: int, ranks: Sequence[Rank], items: Sequence[Item]) -> TaskEvidence:
     """Return the evidence of a task from the :class:`Observations` of all ranks.
 
     Link counters confirm routes on one node only, because GPUs of different nodes may have the same bus id.
@@ -435,10 +443,10 @@ def evidence_of(task: Task, samples: int, ranks: Sequence[Rank], items: Sequence
     ]
     traffic = {bus_id: rises for part in parts for bus_id, rises in part.traffic.items()}
     one_node = len({rank.host for rank in ranks}) <= 1
-    return Evidence(
+    return TaskEvidence(
         # Two processes may use one GPU.
         gpus=tuple({gpu.label: gpu for gpu in gpus}.values()),
-        route=route(task, samples, traffic) if one_node else None,
+        route=route_evidence(task, samples, traffic) if one_node else None,
         unread=next((part.no_counters for part in parts if part.no_counters), None),
     )
 

@@ -17,7 +17,7 @@ from egmctl.dataclass import dataclass
 from egmctl.driver.cuda import call
 from egmctl.errors import DriverCallError
 from egmctl.facts.buffers import Before, NoPages, huge_page_bytes
-from egmctl.gpu.chase import Results
+from egmctl.gpu.chase import ChaseResults
 from egmctl.gpu.context import Context, ReleaseStack
 from egmctl.gpu.cpu_threads import Node
 from egmctl.gpu.handles import SharedMemory, SharedPart
@@ -28,13 +28,13 @@ from egmctl.gpu.memory import (
     HostNumaMemory,
     HostNumaPoolMemory,
     ManagedMemory,
-    Memory,
+    MappedMemory,
     PinnedMemory,
     PinnedWords,
     SystemMemory,
     location,
 )
-from egmctl.gpu.pattern import Pattern
+from egmctl.gpu.pattern import PatternKernels
 from egmctl.gpu.program import Kernels, NoKernels
 from egmctl.gpu.telemetry import Telemetry
 from egmctl.gpu.timing import Gate, Stream
@@ -48,7 +48,7 @@ from egmctl.units import format_size
 class AllocatedBuffer:
     """A buffer in this process, with its contents."""
 
-    memory: Memory
+    memory: MappedMemory
     seed: int
     """The seed of its pattern. Every buffer has a different seed, so that data from the wrong buffer is detected."""
     filled_bytes: int = 0
@@ -134,8 +134,8 @@ class WorkerContext:
         words = self._undo.keep(PinnedWords(2))
         if gated:
             self.gate = Gate(words, self.kernels)
-        self.results = self._undo.keep(Results(self._contexts))
-        self.pattern = Pattern(self.kernels, self.results)
+        self.results = self._undo.keep(ChaseResults(self._contexts))
+        self.pattern = PatternKernels(self.kernels, self.results)
 
     def one_more(self, bus_id: str) -> Context:
         """Return the context of a GPU outside of the run, created on first use."""
@@ -207,7 +207,7 @@ class WorkerContext:
             for spare in list(self._spares):
                 undo.callback(self._free, spare, self._spares.pop(spare))
 
-    def adopt(self, buffer: Buffer, memory: Memory, seed: int) -> None:
+    def adopt(self, buffer: Buffer, memory: MappedMemory, seed: int) -> None:
         """Use existing memory, e.g. opened memory of another process, as a buffer."""
         self._buffers[buffer] = AllocatedBuffer(memory, seed)
 
@@ -340,7 +340,7 @@ class WorkerContext:
                 self._ordinals[bus_id] = None
         return self._ordinals[bus_id]
 
-    def _allocate(self, buffer: Buffer) -> Memory:
+    def _allocate(self, buffer: Buffer) -> MappedMemory:
         end, kind, size_bytes = buffer.end, buffer.end.memory, buffer.size_bytes
         if end.numa_node is not None and not (end.parts and buffer.index):
             self._before[buffer] = Before(end.numa_node)
@@ -402,7 +402,7 @@ def _memory_of(buffer: Buffer) -> tuple[object, ...]:
     return end.memory, end.numa_node, end.allocated_by, end.handle, end.parts, buffer.size_bytes
 
 
-def _registered(memory: MemoryKind, node: Node, size_bytes: int, context: Context) -> Memory:
+def _registered(memory: MemoryKind, node: Node, size_bytes: int, context: Context) -> MappedMemory:
     """Return registered memory in normal, huge or transparent huge pages.
 
     Raises

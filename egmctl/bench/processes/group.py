@@ -17,7 +17,7 @@ from egmctl.bench.processes.protocol import ENVIRONMENT, Event, Request
 from egmctl.compat import StrEnum
 from egmctl.dataclass import dataclass
 from egmctl.errors import ChildFailed
-from egmctl.launch import ChannelClosed, Child, close_all, wait_for_any
+from egmctl.launch import ChannelClosed, Child, Message, close_all, wait_for_any
 from egmctl.mpi.world import RanksMissing, World
 
 RELEASE_S = 15.0
@@ -27,7 +27,6 @@ after 5 s (:data:`egmctl.gpu.chase.TIMEOUT_NS`), a gate after 10 s."""
 WORKER = "egmctl.bench.processes.worker:run"
 """The target of every process that measures."""
 
-Message = dict[str, Any]
 OnEvent = Callable[[Message], None]
 
 
@@ -58,7 +57,7 @@ def start_group(size: int) -> Group:
         return Group(children)
 
 
-class Kind(StrEnum):
+class MessageKind(StrEnum):
     """The kinds of ranks' messages."""
 
     CONTRIBUTE = "contribute"
@@ -76,7 +75,7 @@ class RankMessage:
     """The message of one rank in a round."""
 
     rank: int
-    kind: Kind
+    kind: MessageKind
     call: str = ""
     """The name of the rank's exchange, which must be the same for all ranks."""
     data: Any = None
@@ -146,7 +145,7 @@ class Group:
                     if len(messages) == 1:
                         raise ChildFailed(failure.reason, how=failure.how, last_call=failure.last_call)
                     raise failure
-                if all(message.kind is Kind.DONE for message in messages):
+                if all(message.kind is MessageKind.DONE for message in messages):
                     return [message.data for message in messages]
                 items = [{"data": message.data, "fds": len(message.fds)} for message in messages]
                 fds = [fd for message in messages for fd in message.fds]
@@ -196,11 +195,11 @@ class Group:
             # None is ready: all that are silent have timed out.
             for child in ready or silent:
                 message = _receive(rank_of[child], child, timeout_s if ready else 0, timeout_s)
-                if message.kind is not Kind.EVENT:
+                if message.kind is not MessageKind.EVENT:
                     messages[message.rank] = message
                 elif on_event is not None:
                     on_event(message.data)
-                if message.kind is Kind.FAILED:
+                if message.kind is MessageKind.FAILED:
                     deadline = min(deadline, time.monotonic() + RELEASE_S)
         return [messages[rank] for rank in members]
 
@@ -210,7 +209,7 @@ class Group:
         while waiting := {
             message.rank: self._members[message.rank]
             for message in messages
-            if message.kind is Kind.CONTRIBUTE and message.rank in self._members
+            if message.kind is MessageKind.CONTRIBUTE and message.rank in self._members
         }:
             if time.monotonic() >= until:
                 return
@@ -229,14 +228,14 @@ def _receive(rank: int, child: Child, patience_s: float, timeout_s: float) -> Ra
         if error.how == "timed-out":
             reason = f"no response for {timeout_s:g} s" + (f", it is in {error.last_call}" if error.last_call else "")
         data = {"rank": rank, "reason": reason, "how": error.how, "last_call": error.last_call}
-        return RankMessage(rank=rank, kind=Kind.FAILED, data=data)
+        return RankMessage(rank=rank, kind=MessageKind.FAILED, data=data)
     if message.get("event") == Event.EXCHANGE and isinstance(message.get("call"), str):
         return RankMessage(
-            rank=rank, kind=Kind.CONTRIBUTE, call=message["call"], data=message.get("data"), fds=tuple(fds)
+            rank=rank, kind=MessageKind.CONTRIBUTE, call=message["call"], data=message.get("data"), fds=tuple(fds)
         )
     close_all(fds)
     is_last = message.get("event") in (Event.READY, Event.OVER, Event.DONE)
-    return RankMessage(rank=rank, kind=Kind.DONE if is_last else Kind.EVENT, data=message)
+    return RankMessage(rank=rank, kind=MessageKind.DONE if is_last else MessageKind.EVENT, data=message)
 
 
 def _failure(messages: Sequence[RankMessage]) -> GroupFailed | None:
@@ -244,7 +243,7 @@ def _failure(messages: Sequence[RankMessage]) -> GroupFailed | None:
 
     A process that died takes precedence over one that timed out, and that over ranks out of step, which it may explain.
     """
-    failures = [GroupFailed(**message.data) for message in messages if message.kind is Kind.FAILED]
+    failures = [GroupFailed(**message.data) for message in messages if message.kind is MessageKind.FAILED]
     if failures:
         return min(failures, key=lambda failure: (failure.how == "timed-out", failure.rank))
     first = messages[0]
@@ -256,7 +255,7 @@ def _failure(messages: Sequence[RankMessage]) -> GroupFailed | None:
 
 
 def _place(message: RankMessage) -> str:
-    return "through with the step" if message.kind is Kind.DONE else f"in {message.call}"
+    return "through with the step" if message.kind is MessageKind.DONE else f"in {message.call}"
 
 
 MARGIN_S = RELEASE_S + 10.0
@@ -286,7 +285,7 @@ class LocalRank(Group):
         given = {"kind": own.kind, "call": own.call, "data": own.data}
         received = self.world.all_gather(given, timeout_s + MARGIN_S)
         return [
-            RankMessage(rank=rank, kind=Kind(message["kind"]), call=message["call"], data=message["data"])
+            RankMessage(rank=rank, kind=MessageKind(message["kind"]), call=message["call"], data=message["data"])
             for rank, message in enumerate(received)
         ]
 

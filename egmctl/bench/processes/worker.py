@@ -25,7 +25,7 @@ from egmctl.gpu import program
 from egmctl.gpu.context import Context, ReleaseStack, architectures
 from egmctl.launch import Channel
 from egmctl.model.codec import from_json, to_json
-from egmctl.model.measurement import Measurement, Phase, Settings, Status
+from egmctl.model.measurement import Measurement, MeasurementStatus, Phase, Settings
 from egmctl.model.task import Task
 
 
@@ -51,7 +51,10 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
             with worker.stopwatch.phase(Phase.SET_UP):
                 measurements = measure(worker, [ordered.task for ordered in step.tasks], settings)
             with worker.stopwatch.phase(Phase.TEAR_DOWN):
-                broken = any(measurement.status is Status.FAILED for measurement in measurements) and not worker.works()
+                broken = (
+                    any(measurement.status is MeasurementStatus.FAILED for measurement in measurements)
+                    and not worker.works()
+                )
                 broken = any(item.data for item in exchange.all_gather(broken))
                 problem = None if broken else release(worker, step.release)
                 problem = worker.link_counters.new_losses() or problem

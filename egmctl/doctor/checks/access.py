@@ -48,11 +48,9 @@ def _cgroup_restricted(machine: Machine, scope: Scope) -> Verdicts:
 def _cgroup_denies(machine: Machine, scope: Scope, denied: list[Gpu]) -> Iterator[Finding]:
     all_denied = restrictions.denies_control_node(machine)
     owner = restrictions.manager(machine, is_container=all_denied)
-    evidence = (
-        *restrictions.accesses(denied),
-        *restrictions.cgroup_evidence(machine),
-        *((owner.sign,) if owner.sign else ()),
-    )
+    evidence = (*restrictions.accesses(denied), *restrictions.cgroup_evidence(machine))
+    if owner.sign:
+        evidence = (*evidence, owner.sign)
     return _withheld(
         machine,
         scope,

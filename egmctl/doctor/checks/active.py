@@ -17,7 +17,7 @@ from egmctl.model.finding import NODE, Confidence, Evidence, Finding, Guard, Pla
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Confinement, Driver, Host
 from egmctl.model.machine import Machine
-from egmctl.model.probes import Outcome, Probe, ProbeKind, Registration
+from egmctl.model.probes import Probe, ProbeKind, ProbeOutcome, Registration
 from egmctl.model.remedy import Remedy
 from egmctl.units import parse_kernel_list
 
@@ -103,7 +103,7 @@ def _is_whole(probe: Probe) -> bool:
 
 def _group_key(probe: Probe) -> tuple[object, ...]:
     """Return the key by which probes are grouped into findings."""
-    detail = probe.detail if probe.outcome is Outcome.NOT_RUN else ""
+    detail = probe.detail if probe.outcome is ProbeOutcome.NOT_RUN else ""
     host = probe.numa_node if probe.kind in _OF_NODE else probe.numa_node is not None
     return probe.kind, host, probe.outcome, probe.call, probe.error_number, detail
 
@@ -114,29 +114,31 @@ def _verdict(machine: Machine, subject: str, probes: Sequence[Probe]) -> Finding
     evidence = tuple(Evidence(source=participants(machine, probe), value=probe.detail) for probe in probes[:4])
     confidence = Confidence.HIGH
     match first.outcome:
-        case Outcome.OK if first.kind is ProbeKind.MANAGED_IPC:
+        case ProbeOutcome.OK if first.kind is ProbeKind.MANAGED_IPC:
             return noted(f"{subject}: this driver makes one, which CUDA does not document; do not rely on it")
-        case Outcome.OK:
+        case ProbeOutcome.OK:
             moves_no_bytes = first.kind in (ProbeKind.IPC_EVENT, ProbeKind.PIDFD, ProbeKind.DMA_BUF)
             note = _pcie_note(machine, probes) if first.numa_node is not None else ""
             return passed(f"{subject}: {'works' if moves_no_bytes else 'every byte arrived, both ways'}", note=note)
-        case Outcome.NOT_RUN:
+        case ProbeOutcome.NOT_RUN:
             return skipped(first.detail)
-        case Outcome.CORRUPT:
+        case ProbeOutcome.CORRUPT:
             return failed(f"{subject}: bytes are wrong, though every call succeeded", SILENT, evidence=evidence)
-        case Outcome.ERROR if first.error_number is None and first.call in _NEW_CALLS:
+        case ProbeOutcome.ERROR if first.error_number is None and first.call in _NEW_CALLS:
             return skipped(f"{subject}: {first.call} comes with CUDA 13.0 (driver 580)", evidence=evidence)
-        case Outcome.ERROR if first.error_number is None:
+        case ProbeOutcome.ERROR if first.error_number is None:
             # No call returned an error: the library or its function is missing.
             return unknown(f"{subject}: {first.detail}")
-        case Outcome.ERROR if first.kind is ProbeKind.MANAGED_IPC and (first.call, first.error_number) in _NO_HANDLE:
+        case ProbeOutcome.ERROR if (
+            first.kind is ProbeKind.MANAGED_IPC and (first.call, first.error_number) in _NO_HANDLE
+        ):
             words = f"{subject}: the driver makes none, as CUDA documents; share memory of cudaMalloc or cuMemCreate"
             return passed(words, evidence=evidence)
-        case Outcome.ERROR if first.kind is ProbeKind.MANAGED_IPC:
+        case ProbeOutcome.ERROR if first.kind is ProbeKind.MANAGED_IPC:
             # Whether there is a handle stays open, and no program needs one.
             failure = f"{first.call} failed: {first.error_name} ({first.error_number})"
             return unknown(f"{subject}: {failure}", evidence=evidence)
-        case Outcome.ERROR:
+        case ProbeOutcome.ERROR:
             if reason := _missing_feature(machine, first):
                 return skipped(f"{subject}: {reason}", evidence=evidence)
             if _takes_no_host_pool(first):
@@ -158,7 +160,7 @@ def _verdict(machine: Machine, subject: str, probes: Sequence[Probe]) -> Finding
             if note := _other_registration(machine, first):
                 return noted(f"{subject}: {failure}", evidence=evidence, cause=cause.cause if cause else "", note=note)
         case _:
-            cause = _cause_of_crash(machine, first) if first.outcome is Outcome.CRASHED else None
+            cause = _cause_of_crash(machine, first) if first.outcome is ProbeOutcome.CRASHED else None
             failure, remedy = ending_of(first), HANGING
     # Whether NICs reach GPU memory matters to those only who use it.
     return (warned if first.kind is ProbeKind.DMA_BUF else failed)(
@@ -173,7 +175,7 @@ def _verdict(machine: Machine, subject: str, probes: Sequence[Probe]) -> Finding
 
 def ending_of(probe: Probe) -> str:
     """Return how the process of a probe that hung or crashed ended, in words."""
-    ending = "did not end in time" if probe.outcome is Outcome.TIMED_OUT else "killed its process"
+    ending = "did not end in time" if probe.outcome is ProbeOutcome.TIMED_OUT else "killed its process"
     return f"{ending} in {probe.call}" if probe.call else ending
 
 

@@ -14,7 +14,7 @@ from egmctl.doctor.situation import group_by
 from egmctl.model.finding import Evidence, Finding, Guard, on_nics
 from egmctl.model.host import System
 from egmctl.model.machine import Machine
-from egmctl.model.probes import Outcome, Probe, ProbeKind, Registration
+from egmctl.model.probes import Probe, ProbeKind, ProbeOutcome, Registration
 
 _ASKED = "mlx5dv_get_data_direct_sysfs_path"
 _REGISTERED = "mlx5dv_reg_dmabuf_mr"
@@ -49,7 +49,7 @@ def _data_direct(machine: Machine, _scope: Scope) -> Verdicts:
         if functions is None:
             end(unknown("whether a NIC here has a Data Direct function was not read"))
         end(skipped("no GPU and NIC to try it on" if functions else "no NIC here has a Data Direct function"))
-    ran = [p for p in probes if p.registration is Registration.DEFAULT and p.outcome is not Outcome.NOT_RUN]
+    ran = [p for p in probes if p.registration is Registration.DEFAULT and p.outcome is not ProbeOutcome.NOT_RUN]
     default = {_pair(probe): _works(probe) for probe in ran}
     for _, group in group_by(tried, lambda probe: (*_ending(probe), default.get(_pair(probe)))):
         unaligned = [probe for probe in probes if probe.registration is Registration.DATA_DIRECT_UNALIGNED]
@@ -67,12 +67,12 @@ def _verdicts(
     default_works = default.get(_pair(first))
     connection = summary_of(machine, probes)
     hung = [probe for probe in unaligned if probe.outcome in _HUNG]
-    if first.outcome is Outcome.OK and hung:
+    if first.outcome is ProbeOutcome.OK and hung:
         text = f"GPU memory through Data Direct: with a base that is not page aligned it {ending_of(hung[0])}"
         failures = tuple(Evidence(source=participants(machine, probe), value=probe.detail) for probe in hung[:4])
         yield _with(warned(text, HANGING, place), (*failures, *evidence_of(machine, probes)))
         return
-    if first.outcome is Outcome.OK:
+    if first.outcome is ProbeOutcome.OK:
         other = {True: "the default mapping works too", False: "the default mapping fails", None: ""}[default_works]
         bases = "; ".join(dict.fromkeys(filter(None, map(_unaligned, unaligned))))
         note = "; ".join(filter(None, (connection, other, bases)))
@@ -80,7 +80,7 @@ def _verdicts(
         return
     failures = tuple(Evidence(source=participants(machine, probe), value=probe.detail) for probe in probes[:4])
     evidence = (*failures, *evidence_of(machine, probes))
-    if first.outcome is Outcome.NOT_RUN:
+    if first.outcome is ProbeOutcome.NOT_RUN:
         yield skipped(first.detail, place)
     elif first.call not in _OWN_CALLS:
         yield _with(skipped("not reached: rdma.dmabuf-active has the reason", place), evidence)
@@ -89,9 +89,9 @@ def _verdicts(
     elif (first.call, first.error_number) in NOT_EXPORTED:
         # A driver without this mapping, which comes with CUDA 12.8, answers alike.
         yield _with(skipped("the driver exports no dma-buf with a mapping over PCIe", place), evidence)
-    elif first.outcome is Outcome.ERROR and first.error_number is None:
+    elif first.outcome is ProbeOutcome.ERROR and first.error_number is None:
         yield _with(unknown(f"GPU memory through Data Direct: {first.detail}", place), evidence)
-    elif first.outcome is Outcome.ERROR:
+    elif first.outcome is ProbeOutcome.ERROR:
         other = {True: "the default mapping works", False: "the default mapping fails too", None: ""}[default_works]
         text = f"GPU memory through Data Direct: {first.call} failed: {first.error_name} ({first.error_number})"
         number = first.error_number or 0 if first.call == _REGISTERED else 0
@@ -104,7 +104,7 @@ def _verdicts(
         yield _with(warned(text, HANGING, place), evidence)
 
 
-_HUNG = (Outcome.TIMED_OUT, Outcome.CRASHED)
+_HUNG = (ProbeOutcome.TIMED_OUT, ProbeOutcome.CRASHED)
 
 
 def _unaligned(probe: Probe) -> str:
@@ -121,11 +121,11 @@ def _pair(probe: Probe) -> tuple[str, str | None]:
 
 
 def _works(probe: Probe) -> bool:
-    return probe.outcome is Outcome.OK
+    return probe.outcome is ProbeOutcome.OK
 
 
 def _ending(probe: Probe) -> tuple[object, ...]:
-    detail = probe.detail if probe.outcome is Outcome.NOT_RUN else ""
+    detail = probe.detail if probe.outcome is ProbeOutcome.NOT_RUN else ""
     return probe.outcome, probe.call, probe.error_number, detail
 
 

@@ -29,7 +29,7 @@ from egmctl.topology.access import DENIED, Block, obstacle
 from egmctl.topology.egm_mode import EgmMode, egm_mode
 from egmctl.topology.links import active_nvlinks
 from egmctl.topology.platform import C2c, PlatformKind, c2c, platform
-from egmctl.topology.routes import RouteKind, owners, route
+from egmctl.topology.routes import RouteKind, possible_owners, route
 
 _NO_EGM_HERE = todo("Use a node with NVIDIA Grace or Vera CPUs whose GPUs have NVLink-C2C (docs/egm.md).")
 FIRMWARE = as_root(
@@ -276,7 +276,7 @@ def _peer_route(machine: Machine, scope: Scope) -> Verdicts:
             yield unknown(f"the EGM route to NUMA {node}: {path.reason}", gpu)
         elif path.blocked_by in (Block.NVLINK_DOWN, Block.NO_P2P):
             faulty.append(gpu)
-            mode = situation.mode_without_peers(machine, (gpu, *owners(machine, node)))
+            mode = situation.mode_without_peers(machine, (gpu, *possible_owners(machine, node)))
             # A deliberately set mode disables it.
             yield (failed if mode is None else noted)(
                 f"no EGM route to NUMA {node}: {path.reason}",

@@ -114,13 +114,13 @@ def _faults(nvml: GpuNvml) -> Iterator[Finding]:
         yield failed(f"{errors} uncorrectable memory errors since the driver was loaded", RESET, evidence=evidence)
 
 
-GpuRule = Callable[[GpuNvml, Scope], Verdicts]
+NvmlRule = Callable[[GpuNvml, Scope], Verdicts]
 
 
-def _check_of_gpus(check_id: str, *guards: Guard) -> Callable[[GpuRule], Check]:
+def _check_of_gpus(check_id: str, *guards: Guard) -> Callable[[NvmlRule], Check]:
     """Return a decorator that turns a rule for NVML's data of one GPU into a check."""
 
-    def decorate(rule: GpuRule) -> Check:
+    def decorate(rule: NvmlRule) -> Check:
         def judge(_machine: Machine, scope: Scope, gpu: Gpu) -> Verdicts:
             return rule(gpu.nvml, scope) if gpu.nvml else iter(())
 
@@ -242,7 +242,9 @@ def _mig(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
 
 
 def _on(value: bool | None) -> str:
-    return "not read" if value is None else "on" if value else "off"
+    if value is None:
+        return "not read"
+    return "on" if value else "off"
 
 
 @check("gpu.cc-mode", Guard.P2P, Guard.RDMA, sections=("driver",))

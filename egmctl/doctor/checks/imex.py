@@ -234,7 +234,8 @@ def _daemon(machine: Machine, _scope: Scope) -> Verdicts:
     system = machine.system or System()
     imex, manager = system.imex or Imex(), _manager(machine)
     runs, state = "nvidia-imex" in (system.daemons or ()), imex.daemon_state
-    state_text = f"runs ({', '.join(imex.runs_in) if imex.runs_in else 'place not read'})" if runs else "not seen"
+    places = ", ".join(imex.runs_in or ()) or "place not read"
+    state_text = f"runs ({places})" if runs else "not seen"
     yield fact("/proc/*/comm: nvidia-imex", None if system.daemons is None else state_text)
     yield fact("nvidia-imex-ctl -q", state or gap(imex, "daemon_state"))
     if manager is not _Manager.SERVICE:

@@ -216,4 +216,6 @@ def _limits(machine: Machine, _scope: Scope) -> Verdicts:
 
 
 def _bytes(value: int | None) -> str | None:
-    return "unlimited" if value == UNLIMITED else None if value is None else format_size(max(value, 0))
+    if value is None:
+        return None
+    return "unlimited" if value == UNLIMITED else format_size(max(value, 0))

@@ -197,8 +197,12 @@ def _container(machine: Machine, _scope: Scope) -> Verdicts:
     if not signs and not limits:
         yield passed("this process is not in a container")
     else:
-        privileged = signs and confinement.seccomp == "none" and confinement.capable("SYS_ADMIN")
-        kind = "a privileged container" if privileged else "a container" if signs else "no container"
+        if not signs:
+            kind = "no container"
+        elif confinement.seccomp == "none" and confinement.capable("SYS_ADMIN"):
+            kind = "a privileged container"
+        else:
+            kind = "a container"
         yield passed(f"this process is in {kind}" + (f", with {' and '.join(limits)}" if limits else ""))
 
 

@@ -58,4 +58,6 @@ def _memory_limit(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
 
 
 def _size(value: int | None) -> str | None:
-    return None if value is None else "max" if value < 0 else format_size(value)
+    if value is None:
+        return None
+    return "max" if value < 0 else format_size(value)

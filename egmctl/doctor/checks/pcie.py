@@ -9,7 +9,7 @@ from egmctl.doctor.check import Scope, Verdicts, check, end, findings_on, known,
 from egmctl.doctor.findings import as_root, fact, failed, noted, passed, remove_option, skipped, todo, unknown, warned
 from egmctl.doctor.situation import coherent, fabric, mode_without_peers, usable, virtual
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Status, on_gpus, on_nics, on_pairs
-from egmctl.model.gpu import Gpu, Pair
+from egmctl.model.gpu import Gpu, GpuPair
 from egmctl.model.host import Bridge, Driver, PcieLink, PciFunction, Process, System
 from egmctl.model.kernel_log import DriverMessage
 from egmctl.model.machine import Machine
@@ -60,7 +60,7 @@ def _status(machine: Machine, scope: Scope) -> Verdicts:
         end(skipped("this node has one GPU, and no peer for it", remedy=_ONE_GPU, blocks=(Guard.P2P,)))
     if len(gpus) < 2:
         skip("fewer than two GPUs can be used from here")
-    answers: dict[tuple[_Wrong, _Refusal | None, bool], list[tuple[Gpu, Gpu, Pair]]] = {}
+    answers: dict[tuple[_Wrong, _Refusal | None, bool], list[tuple[Gpu, Gpu, GpuPair]]] = {}
     for source in gpus:
         for target in gpus:
             pair = machine.pair(source.bus_id, target.bus_id)
@@ -75,7 +75,7 @@ def _status(machine: Machine, scope: Scope) -> Verdicts:
         yield _verdict(machine, wrong, reason, pairs)
 
 
-def _wrong(pair: Pair) -> _Wrong:
+def _wrong(pair: GpuPair) -> _Wrong:
     names = ("read", "write", "nvlink") if pair.nvlink_count else ("read", "write")
     codes = {name: pair.p2p_status.get(name) or "?" for name in names}
     wrong = tuple((name, code) for name, code in codes.items() if code != "OK")
@@ -87,7 +87,9 @@ def _wrong(pair: Pair) -> _Wrong:
     return () if pair.reason_of("can_access_peer") in not_asked else _SILENT_CUDA
 
 
-def _verdict(machine: Machine, wrong: _Wrong, refused: _Refusal | None, pairs: list[tuple[Gpu, Gpu, Pair]]) -> Finding:
+def _verdict(
+    machine: Machine, wrong: _Wrong, refused: _Refusal | None, pairs: list[tuple[Gpu, Gpu, GpuPair]]
+) -> Finding:
     ends, nvlinks = [(source, target) for source, target, _ in pairs], [pair.nvlink_count for *_, pair in pairs]
     gpus = {gpu.bus_id: gpu for pair in ends for gpu in pair}
     all_pairs = len(ends) == len(gpus) * (len(gpus) - 1)
@@ -163,7 +165,7 @@ class _Refusal:
     """Whether a deliberately set mode is the reason, which is no fault of the node."""
 
 
-def _refusal(machine: Machine, gpu: Gpu, other: Gpu, pair: Pair) -> _Refusal | None:
+def _refusal(machine: Machine, gpu: Gpu, other: Gpu, pair: GpuPair) -> _Refusal | None:
     """Return why P2P between two GPUs with NVLink is refused; ``None`` if the facts do not explain it."""
     if pair.nvlink_count == 0:
         return None
@@ -189,7 +191,7 @@ def _refusal(machine: Machine, gpu: Gpu, other: Gpu, pair: Pair) -> _Refusal | N
     return _egm_address(machine, gpus, pair)
 
 
-def _egm_address(machine: Machine, gpus: tuple[Gpu, Gpu], pair: Pair) -> _Refusal | None:
+def _egm_address(machine: Machine, gpus: tuple[Gpu, Gpu], pair: GpuPair) -> _Refusal | None:
     """Return the refusal if a GPU may lack the EGM fabric address, which P2P over NVSwitches needs if EGM is on.
 
     The GPU gets it only if EGM is on in the fabric manager too (gpu_fabric_probe.c). Neither NVML nor CUDA reports it:
@@ -226,7 +228,8 @@ def _link(machine: Machine, scope: Scope) -> Verdicts:
         skip("no GPU or NIC was read on PCIe")
     for gpu in gpus:
         pci = gpu.pci or PciFunction(bus_id=gpu.bus_id)
-        link = PcieLink() if gpu.pci is None else _known(pci.link, gpu.nvml.link if gpu.nvml else None)
+        by_nvml = gpu.nvml.link if gpu.nvml else None
+        link = PcieLink() if gpu.pci is None else _known(pci.link, by_nvml)
         yield from findings_on(gpu, _judge(machine, pci, link, gpu))
     for nic in nics:
         pci = nic.pci or PciFunction(bus_id="")

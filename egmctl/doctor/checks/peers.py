@@ -10,7 +10,7 @@ from egmctl.doctor.situation import NO_DOMAIN, group_by
 from egmctl.driver.signatures import cause_of
 from egmctl.model.finding import Finding, Guard
 from egmctl.model.machine import Machine
-from egmctl.model.probes import Outcome, Peer, PeerPort, PeerProbe
+from egmctl.model.probes import Peer, PeerPort, PeerProbe, ProbeOutcome
 from egmctl.model.remedy import Need
 from egmctl.units import counted, printable, several, shortened
 
@@ -174,15 +174,15 @@ def _imports(machine: Machine, _scope: Scope) -> Verdicts:
 def _import(probes: Sequence[PeerProbe]) -> Finding:
     first = probes[0]
     subject = f"{'HOST_NUMA' if first.host_memory else 'device'} memory by fabric handle"
-    if first.outcome is Outcome.OK:
+    if first.outcome is ProbeOutcome.OK:
         return passed(f"{subject} arrived, and writes came back: {several(len(probes), 'direction')} between ranks")
-    if first.outcome is Outcome.NOT_RUN:
+    if first.outcome is ProbeOutcome.NOT_RUN:
         return unknown(f"{subject}: not tried: {first.detail}")
     paths = shortened([f"{probe.labels[0]} to {probe.labels[1]}" for probe in probes], _SHOWN)
     failure = {
-        Outcome.CORRUPT: "bytes are wrong, though every call succeeded",
-        Outcome.TIMED_OUT: "did not end in time",
-        Outcome.CRASHED: "killed a process",
+        ProbeOutcome.CORRUPT: "bytes are wrong, though every call succeeded",
+        ProbeOutcome.TIMED_OUT: "did not end in time",
+        ProbeOutcome.CRASHED: "killed a process",
     }.get(first.outcome, f"{first.call} failed")
     cause = cause_of(first.call, first.error_number)
     return failed(

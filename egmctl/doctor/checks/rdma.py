@@ -138,7 +138,8 @@ def _gdr_path(machine: Machine, _scope: Scope) -> Verdicts:
     dma_buf = 1 in answers if answers else by_versions
     registered = peer_memory_registered(machine)
     clients = (machine.system or System()).peer_memory_clients
-    yield fact("/sys/module/nvidia_peermem", None if modules is None else "loaded" if peermem else "not loaded")
+    loaded = "loaded" if peermem else "not loaded"
+    yield fact("/sys/module/nvidia_peermem", None if modules is None else loaded)
     yield fact("/sys/kernel/mm/memory_peers", None if clients is None else ", ".join(clients) or "none")
     yield fact("driver modules, kernel", f"{driver.module_flavour or '?'}, {dotted(release)}")
     yield fact("CONFIG_PCI_P2PDMA", ((machine.system or System()).kernel_configuration or {}).get("PCI_P2PDMA"))

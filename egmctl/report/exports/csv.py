@@ -23,8 +23,8 @@ from egmctl.errors import UsageError
 from egmctl.model.codec import field_types
 from egmctl.model.comparison import AttributeDifference, Comparison, PathDifference
 from egmctl.model.fleet import FleetReport, NodeResult
-from egmctl.model.gpu import Pair
-from egmctl.model.measurement import Measurement, RunReport, Sample, Stage, Status, Summary
+from egmctl.model.gpu import GpuPair
+from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport, Sample, Stage, Summary
 from egmctl.model.nccl import CollectiveResult, NcclRun
 from egmctl.model.record import Command, Shown
 from egmctl.model.task import Flow
@@ -71,6 +71,7 @@ def bench_csv(report: RunReport, *, samples: bool = False) -> str:
     }
     gpus = {gpu.bus_id: gpu for gpu in report.gpus}
     judged = {entry.measurement: entry.judgements for entry in (report.verdict.judged if report.verdict else ())}
+    of_samples = ("sample", *_columns(Sample, "sample_")) if samples else ()
     columns = (
         *run,
         *_columns(Measurement),
@@ -84,7 +85,7 @@ def bench_csv(report: RunReport, *, samples: bool = False) -> str:
         "expected",
         "ceiling",
         "ceiling_limit",
-        *(("sample", *_columns(Sample, "sample_")) if samples else ()),
+        *of_samples,
         *_columns(CollectiveResult, "nccl_"),
         "nccl_version",
         "nccl_transports",
@@ -126,7 +127,7 @@ def _collectives(nccl: NcclRun | None) -> Iterator[dict[str, object]]:
         measured = {
             "case": f"{PREFIX}{result.name}",
             "size_bytes": nccl.plan.size_bytes,
-            "status": Status.CORRUPT if result.verified is False else Status.OK,
+            "status": MeasurementStatus.CORRUPT if result.verified is False else MeasurementStatus.OK,
             "nccl_version": nccl.versions.get("nccl"),
             "nccl_transports": tuple(nccl.transports),
         }
@@ -148,7 +149,7 @@ def topo_csv(topology: Topology) -> str:
     labels = {bus_id: label for label, bus_id in bus_ids.items()}
     origin |= _answered(topology)
     columns = dict.fromkeys((*origin, "record", "source", "source_bus_id", "target", "target_bus_id"))
-    for record in (Link, HostRoute, Pair):
+    for record in (Link, HostRoute, GpuPair):
         columns |= dict.fromkeys(_columns(record))
 
     def row(kind: str, record: Any, source: str, target: str) -> dict[str, object]:

@@ -10,8 +10,7 @@ from egmctl.model.answer import Answer, JUnit
 from egmctl.model.bringup import Bringup
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import TOLD, Finding, Status
-from egmctl.model.measurement import BROKEN, RunReport
-from egmctl.model.measurement import Status as Ended
+from egmctl.model.measurement import BROKEN, MeasurementStatus, RunReport
 from egmctl.model.verdict import BAD_GRADES, Grade
 from egmctl.report.exports.nagios import with_remedy
 from egmctl.units import printable
@@ -37,7 +36,9 @@ def bench_junit(report: RunReport) -> str:
 def bringup_junit(bringup: Bringup) -> str:
     """Return JUnit XML with a suite for the answer, one for doctor's findings and, after a run, one for the bench."""
     whole = _suite("egmctl bringup", [_answer("bringup", bringup.answer)])
-    parts = [_doctor_suite(bringup.diagnosis), *([] if bringup.run is None else [_bench_suite(bringup.run)])]
+    parts = [_doctor_suite(bringup.diagnosis)]
+    if bringup.run is not None:
+        parts.append(_bench_suite(bringup.run))
     return _document(whole, *parts)
 
 
@@ -114,7 +115,7 @@ def _bench_suite(report: RunReport, *first: Element) -> Element:
         if m.status in BROKEN:
             tag = "failure" if number in proven else "error"
             cases.append(_case(*names, tag, m.status, m.reason or ""))
-        elif m.status is Ended.WAIVED and (m.case, m.reason) not in waived:
+        elif m.status is MeasurementStatus.WAIVED and (m.case, m.reason) not in waived:
             waived.add((m.case, m.reason))
             cases.append(_case(*names, "skipped", "waived", m.reason or ""))
         elif m.measured and verdict is None:

@@ -12,14 +12,13 @@ from egmctl.model.bringup import Bringup
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Finding, PlaceKind, Status
 from egmctl.model.machine import TrafficSample
-from egmctl.model.measurement import Measurement, RunReport
-from egmctl.model.measurement import Status as MeasurementStatus
+from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport
 from egmctl.model.nccl import NcclRun, NcclStatus
 from egmctl.model.task import Axis, Endpoint, Flow
 from egmctl.model.verdict import Grade
 from egmctl.units import GB, counted, gpu_name, grouped, printable
 
-Sample = tuple[Mapping[str, object], float]
+MetricSample = tuple[Mapping[str, object], float]
 """The labels and the value of a sample."""
 _STATES = {Status.PASS: 0, Status.NOTE: 0, Status.WARN: 1, Status.FAIL: 2, Status.UNKNOWN: 3, Status.ASSUMED: 3}
 """The metric values by status, numbered as in Nagios. A note is not a fault; what a model assumes was not read. A
@@ -84,7 +83,7 @@ def _bench(report: RunReport) -> str:
     return "".join(_gauge(f"egmctl_bench_{name}", meaning, samples) for name, meaning, samples in metrics)
 
 
-_Metric = tuple[str, str, Iterable[Sample]]
+_Metric = tuple[str, str, Iterable[MetricSample]]
 """The suffix of a metric's name, its help text, and its samples."""
 
 
@@ -174,7 +173,7 @@ def watch_prom(sample: TrafficSample) -> str:
     )
 
 
-def _flows(measured: Iterable[Measurement]) -> Iterator[Sample]:
+def _flows(measured: Iterable[Measurement]) -> Iterator[MetricSample]:
     for m in measured:
         # The bandwidth of a loaded latency is that of the load and not of its flow.
         alone = (m.bandwidth_gb_s,) if m.bandwidth_gb_s is not None and len(m.flows) == 1 else ()
@@ -205,14 +204,14 @@ def _memory(end: Endpoint) -> str:
     return end.memory if end.handle is None else f"{end.memory}:{end.handle}"
 
 
-def _began(report: RunReport) -> Iterator[Sample]:
+def _began(report: RunReport) -> Iterator[MetricSample]:
     try:
         yield {}, datetime.datetime.fromisoformat(report.started_at).timestamp()
     except ValueError:
         return
 
 
-def _gauge(name: str, meaning: str, samples: Iterable[Sample]) -> str:
+def _gauge(name: str, meaning: str, samples: Iterable[MetricSample]) -> str:
     """Return a metric with its samples, or an empty string if it has none.
 
     Parameters

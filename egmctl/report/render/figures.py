@@ -153,7 +153,12 @@ def plot(what: Chart, *, phone: bool = False, titled: bool = False) -> Element:
     titled
         Whether a small chart has its title; pages have it above the drawing.
     """
-    area = (_TITLED if titled else _SMALL) if what.small else _PHONE if phone else _LARGE
+    if what.small:
+        area = _TITLED if titled else _SMALL
+    elif phone:
+        area = _PHONE
+    else:
+        area = _LARGE
     points = [point for _, curve in what.curves for point in curve]
     top = max([point.high for point in points] + [limit for _, limit in what.limits])
     bottom = min((point.y for point in points if point.y > 0), default=1)
@@ -333,7 +338,9 @@ def _curve(what: Chart, number: int, x: Scale, y: Scale, turn: _Turn) -> Element
         place = format_size(round(p.x)) if what.sizes else f"{p.x:g} {what.x}"
         words = f"{name}, {place}: {doc.number(p.y)} {what.y}"
         marks.append(_circle(x(p.x), y(p.y), 3, f"mark fill-{style}", words))
-    look = f"curve curve-{style}{' dashed' * (number >= _STYLES and turn.of == 1)}"
+    look = f"curve curve-{style}"
+    if number >= _STYLES and turn.of == 1:
+        look += " dashed"
     line = element("polyline", title, points=path, class_=look, **turn.dashes)
     band = element("polygon", points=f"{there} {back}", class_=f"band fill-{style}")
     return element("g", band, line, rings, marks, class_="series")
@@ -402,7 +409,7 @@ def svg(document: doc.Document) -> str:
     )
 
 
-def _figures(blocks: Iterable[doc.Block]) -> Iterator[Element]:
+def _figures(blocks: Iterable[doc.DocumentBlock]) -> Iterator[Element]:
     for block in blocks:
         match block:
             case doc.Diagram():

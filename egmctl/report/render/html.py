@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element, tostring
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words
 from egmctl.report.render import figures, page
-from egmctl.report.render.page import Child, arrows, element
+from egmctl.report.render.page import HtmlContent, arrows, element
 from egmctl.report.render.tables import matrix_html
 from egmctl.report.render.words import LOOKS, class_of, span_html, words_html
 
@@ -47,12 +47,13 @@ def _is_picture(block: doc.Section) -> bool:
     return block.level is Level.PAGE and any(isinstance(part, doc.Diagram) for part in doc.body_of(block))
 
 
-def _head(document: doc.Document, blocks: Sequence[doc.Block]) -> page.Head:
+def _head(document: doc.Document, blocks: Sequence[doc.DocumentBlock]) -> page.Head:
     answers = [block for block in blocks if isinstance(block, doc.Verdict)]
+    subtitle = (document.subtitle,) if document.subtitle else ()
     return page.Head(
         command=document.command,
         subject=document.subject,
-        facts=document.facts or (document.subtitle,) * bool(document.subtitle),
+        facts=document.facts or subtitle,
         banners=document.banners,
         answer=_answer(answers[0]) if answers else None,
     )
@@ -86,7 +87,7 @@ _SHORT_WORD = 6
 """The length of words that are shown larger than the sentence: ``GO``, ``NO-GO``, ``FAIL``."""
 
 
-def _cards(blocks: Sequence[doc.Block]) -> Iterator[page.PageSection | Element]:
+def _cards(blocks: Sequence[doc.DocumentBlock]) -> Iterator[page.PageSection | Element]:
     """Yield the cards of a page in their order: sections, causes, and the blocks between them."""
     names: dict[str, int] = {}
     first = next((block for block in blocks if isinstance(block, doc.Verdict)), None)
@@ -111,7 +112,7 @@ def _cards(blocks: Sequence[doc.Block]) -> Iterator[page.PageSection | Element]:
                     yield page.PageSection(_id("rates", names), block.caption, (_bars(block, titled=False),))
 
 
-def _kind(block: doc.Block) -> tuple[type | None, bool]:
+def _kind(block: doc.DocumentBlock) -> tuple[type | None, bool]:
     """Return what kind of card a block is, and whether it is a line, which shares a card with the lines beside it."""
     return type(block) if isinstance(block, _ALONE) else None, isinstance(block, doc.Entry) and not block.body
 
@@ -122,13 +123,9 @@ _ALONE = (doc.Section, doc.Entry, doc.Parts, doc.Bars)
 
 def _card(block: doc.Section, name: str) -> page.PageSection:
     body = tuple(_blocks(doc.body_of(block)))
-    looks = (
-        "folded" * block.folded,
-        "printed" * block.printed,
-        "on-paper" * block.on_paper,
-    )
+    looks = {"folded": block.folded, "printed": block.printed, "on-paper": block.on_paper}
     beside = [_squares(block.marks), element("span", block.note, class_="note")] if block.note else None
-    look = " ".join(filter(None, looks))
+    look = " ".join(name for name, holds in looks.items() if holds)
     wide = any(isinstance(part, doc.Diagram) and _is_wide(part) for part in doc.body_of(block))
     return page.PageSection(name, block.title, body, block.folded, beside, look, joins=block.beside, wide=wide)
 
@@ -142,7 +139,7 @@ def _is_wide(picture: doc.Diagram) -> bool:
     return float(picture.draw().get("width", "0").rstrip("%")) > _HALF_PAGE
 
 
-def _squares(marks: Sequence[Tone]) -> Child:
+def _squares(marks: Sequence[Tone]) -> HtmlContent:
     """Return a square for each of what is in a section, with a sign where it is no pass."""
     if not marks:
         return None
@@ -175,7 +172,7 @@ def _id(title: str, names: dict[str, int]) -> str:
     return name if names[name] == 1 else f"{name}-{names[name]}"
 
 
-def _blocks(blocks: Sequence[doc.Block]) -> Iterator[Child]:
+def _blocks(blocks: Sequence[doc.DocumentBlock]) -> Iterator[HtmlContent]:
     """Yield the elements of blocks. Consecutive matrices and charts share a grid and a key to the shades."""
     for figure, run in groupby(blocks, lambda block: isinstance(block, (doc.Matrix, doc.Chart))):
         if figure:
@@ -197,22 +194,23 @@ def _lines(entries: Sequence[doc.Entry], heading: str) -> Element:
     return element("article", [_entry_head(each, heading) for each in entries], class_=f"finding lines {look}-edge")
 
 
-def _figures(blocks: Sequence[doc.Matrix | doc.Chart]) -> Iterator[Child]:
+def _figures(blocks: Sequence[doc.Matrix | doc.Chart]) -> Iterator[HtmlContent]:
     drawn = [matrix_html(block) if isinstance(block, doc.Matrix) else _chart(block) for block in blocks]
     yield element("div", drawn, class_="grids")
     if any(isinstance(block, doc.Matrix) and block.better is not None and block.keyed for block in blocks):
         yield element("p", _SHADES, class_="key")
 
 
-def _bars(block: doc.Bars, *, titled: bool = True) -> Child:
+def _bars(block: doc.Bars, *, titled: bool = True) -> HtmlContent:
     """Return bars as lists, one for each heading. Only a narrow page and the main questions repeat what numbers are."""
     rows = any(bar.case for bar in block.bars)
-    lists: list[Child] = []
+    lists: list[HtmlContent] = []
     for heading, bars in block.groups:
-        lists.append(element("h4" if titled else "h3", arrows(heading)) if heading else None)
+        if heading:
+            lists.append(element("h4" if titled else "h3", arrows(heading)))
         lists.append(element("ul", map(_bar, bars), class_="rates rows" if rows else "rates"))
     hollow = any(dot.doubted for bar in block.bars for dot in bar.dots)
-    lists.append(element("p", _BAR_KEY + _DOUBTED * hollow, class_="key"))
+    lists.append(element("p", _BAR_KEY + _DOUBTED if hollow else _BAR_KEY, class_="key"))
     if rows:
         heads = [element("span", head) for head in ("path class", "share of the link's or memory's rate", *_NUMBERS)]
         title = element("h3", block.caption) if titled else None
@@ -233,7 +231,9 @@ _DOUBTED = " A hollow dot is not believed, or not all of it: see Doubts."
 def _bar(bar: doc.Bar) -> Element:
     """Return the bar of one path class with its numbers."""
     share = f" · {100 * bar.worst.value / bar.expected:.0f} %" if bar.expected else ""
-    limit = f" · {bar.limit_of} {bar.limit:.0f}" if bar.limit else " · less is better" if bar.less else ""
+    limit = " · less is better" if bar.less else ""
+    if bar.limit:
+        limit = f" · {bar.limit_of} {bar.limit:.0f}"
     sign = {Tone.GOOD: "✓ ", Tone.BAD: "✕ ", Tone.WARN: "▲ "}.get(bar.state.tone, "")
     rest = (f" {bar.unit}", f" {arrows(bar.worst.label)}{share}", limit)
     values = (bar.median, bar.worst.value, bar.expected)
@@ -255,7 +255,8 @@ def _bar(bar: doc.Bar) -> Element:
 
 def _chart(chart: doc.Chart) -> Element:
     if chart.small:
-        caption = element("figcaption", element("strong", arrows(chart.caption)), f" {chart.note}" * bool(chart.note))
+        note = f" {chart.note}" if chart.note else ""
+        caption = element("figcaption", element("strong", arrows(chart.caption)), note)
         return element("figure", caption, figures.plot(chart), class_="small")
     names = [
         element("li", element("strong", f"{value} ", class_=look), arrows(name))
@@ -273,7 +274,7 @@ def _chart(chart: doc.Chart) -> Element:
 _RING = "Each line is the median of its paths; its ring is at half of its best. Dashes are rates of links or memory."
 
 
-def _block(block: doc.Block) -> Child:
+def _block(block: doc.DocumentBlock) -> HtmlContent:
     match block:
         case doc.Verdict():
             return _verdict(block)
@@ -288,7 +289,7 @@ def _block(block: doc.Block) -> Child:
             return element("dl", (element("div", row) for row in rows), class_="facts")
         case doc.Parts():
             return _parts(block)
-        case doc.Command():
+        case doc.ShellCommand():
             name = element("span", f"{block.name} $ ", class_="command")
             return element("pre", name, element("code", list(_unbroken(block.text))))
         case doc.Entry():
@@ -313,7 +314,7 @@ def _block(block: doc.Block) -> Child:
             return [element("h3", block.title, id=block.anchor or None), list(_blocks(doc.body_of(block)))]
 
 
-def _unbroken(command: str) -> Iterator[Child]:
+def _unbroken(command: str) -> Iterator[HtmlContent]:
     """Yield the words of a command, its options as elements: browsers break lines after a hyphen."""
     for place, word in enumerate(command.split(" ")):
         yield " " if place else ""
@@ -331,11 +332,11 @@ def _verdict(block: doc.Verdict) -> Element:
 def _entry(block: doc.Entry, heading: str = "h3") -> Element:
     """Return a cause: what it is on the left, what to do on the right, and folded below it what only ``-v`` shows."""
     look, head = LOOKS.get(block.tone, "plain"), _entry_head(block, heading)
-    why: list[Child] = []
-    steps: list[Child] = []
-    more: list[Child] = []
+    why: list[HtmlContent] = []
+    steps: list[HtmlContent] = []
+    more: list[HtmlContent] = []
     for part in block.body:
-        if isinstance(part, doc.Command):
+        if isinstance(part, doc.ShellCommand):
             steps.append(_block(part))
         elif isinstance(part, doc.KeyValues):
             steps[:0] = [element("p", words_html(value)) for name, value in part.rows if name == _FIX]
@@ -384,7 +385,7 @@ def _folded_reasons(rows: Sequence[tuple[str, Words]]) -> Iterator[Element]:
     """Yield the rows of a cause folded below their label; rows with names of their own below one."""
     names = {name for name, _ in rows}
     if rows and len(names) == 1:
-        shown: list[Child] = [element("p", words_html(value)) for _, value in rows]
+        shown: list[HtmlContent] = [element("p", words_html(value)) for _, value in rows]
         yield element("details", element("summary", _REASONS.get(rows[0][0], rows[0][0])), element("div", shown))
     elif rows:
         items = ((element("dt", arrows(name)), element("dd", words_html(value))) for name, value in rows)

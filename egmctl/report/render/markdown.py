@@ -89,7 +89,7 @@ def markdown(document: doc.Document) -> str:
     return "\n".join(filter(None, parts))
 
 
-def _folded(block: doc.Block) -> str:
+def _folded(block: doc.DocumentBlock) -> str:
     if block.level < Level.VERBOSE:
         return _block(block, 3)
     if isinstance(block, doc.Section):
@@ -97,7 +97,7 @@ def _folded(block: doc.Block) -> str:
     return details(_name(block), _block(block, 4))
 
 
-def _name(block: doc.Block) -> str:
+def _name(block: doc.DocumentBlock) -> str:
     match block:
         case doc.Section():
             return block.title
@@ -109,11 +109,11 @@ def _name(block: doc.Block) -> str:
             return "more"
 
 
-def _blocks(blocks: Sequence[doc.Block], depth: int) -> str:
+def _blocks(blocks: Sequence[doc.DocumentBlock], depth: int) -> str:
     return "\n".join(filter(None, (_block(block, depth) for block in blocks)))
 
 
-def _block(block: doc.Block, depth: int) -> str:
+def _block(block: doc.DocumentBlock, depth: int) -> str:
     match block:
         case doc.Verdict():
             advice = f"\n**Next:** {_words(block.advice)}\n" if block.advice else ""
@@ -126,7 +126,7 @@ def _block(block: doc.Block, depth: int) -> str:
             return "".join(f"- {escaped(name)}: {_words(value)}\n" for name, value in block.rows)
         case doc.Parts():
             return _block(block.key_values, depth)
-        case doc.Command():
+        case doc.ShellCommand():
             return f"- {escaped(block.name)}:\n\n{code_block(block.text, language='sh')}"
         case doc.Entry():
             check = f" {code(block.id)}" if block.id else ""

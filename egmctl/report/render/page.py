@@ -15,14 +15,14 @@ from egmctl import __version__
 from egmctl.dataclass import dataclass
 from egmctl.units import printable
 
-Child = Element | str | Iterable["Child"] | None
+HtmlContent = Element | str | Iterable["HtmlContent"] | None
 Value = str | float | bool | None
 
 _INLINE = frozenset({"a", "abbr", "b", "code", "i", "span", "strong", "td", "th", "tspan"})
 """The elements without a line break after them. All others have one, which makes the source readable."""
 
 
-def element(tag: str, *children: Child, **attributes: Value) -> Element:
+def element(tag: str, *children: HtmlContent, **attributes: Value) -> Element:
     """Return an element.
 
     Parameters
@@ -60,7 +60,7 @@ def xml(root: Element) -> str:
     return ElementTree.tostring(root, encoding="unicode").rstrip() + "\n"
 
 
-def _fill(made: Element, children: Iterable[Child]) -> None:
+def _fill(made: Element, children: Iterable[HtmlContent]) -> None:
     for child in children:
         if child is None:
             continue
@@ -93,10 +93,10 @@ class PageSection:
 
     id: str
     title: str
-    body: tuple[Child, ...]
+    body: tuple[HtmlContent, ...]
     folded: bool = False
     """Whether only the heading is shown until the reader opens it."""
-    beside: Child = None
+    beside: HtmlContent = None
     """What is beside the heading of a folded section: what is in it."""
     look: str | None = None
     """The classes of the section."""
@@ -178,7 +178,7 @@ def section(section: PageSection) -> Element:
     title, name = section.title, f"{section.id}-heading"
     if section.folded:
         summary = element("summary", element("h2", title, id=name), section.beside)
-        content: Child = element("details", summary, element("div", section.body))
+        content: HtmlContent = element("details", summary, element("div", section.body))
     else:
         content = (element("h2", title, id=name) if title else None, section.body)
     return element(

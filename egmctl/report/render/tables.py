@@ -35,16 +35,21 @@ def matrix_html(matrix: doc.Matrix) -> Element:
     wide = len(series) >= (_WIDE if best_of else _LONG) or any(column.wrap for column in series) or named or deep
     # On a phone, rows with long names and several numbers have their names on lines of their own.
     stacked = named and all(len(column.header) == 1 for column in series)
-    few, many = " few" * (len(series) <= _FEW), " many" * (len(series) >= _MANY)
+    few = " few" if len(series) <= _FEW else ""
+    many = " many" if len(series) >= _MANY else ""
     is_scrolled = wide or (bool(best_of) and len(series) >= _MANY)
+    look = "rows stacked" if stacked else "rows"
+    if best_of:
+        look = f"heat{few}{many}"
+    caption = None
+    if matrix.caption:
+        caption = element("caption", list(_caption(matrix)), class_="unseen" if matrix.headed else None)
     table = element(
         "table",
-        element("caption", list(_caption(matrix)), class_="unseen" if matrix.headed else None)
-        if matrix.caption
-        else None,
+        caption,
         element("thead", list(_heads(matrix))),
         element("tbody", list(_body(matrix, best_of))),
-        class_=f"heat{few}{many}" if best_of else f"rows{' stacked' * stacked}",
+        class_=look,
     )
     scrolled = element(
         "div",
@@ -79,7 +84,9 @@ def _heads(matrix: doc.Matrix) -> Iterator[Element]:
             starts = [number for number, text in enumerate(texts) if text or number == 0]
             for start, end in pairwise([*starts, len(texts)]):
                 span = end - start if end - start > 1 else None
-                scope = ("colgroup" if span else "col") if texts[start] else None
+                scope = None
+                if texts[start]:
+                    scope = "colgroup" if span else "col"
                 look = "number" if scope == "col" and group[start].align is Align.RIGHT else None
                 head = element("th" if scope else "td", arrows(texts[start]), scope=scope, colspan=span, class_=look)
                 cells.append(head)

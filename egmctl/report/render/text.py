@@ -77,7 +77,7 @@ class _Page:
         self._names = 0
         """The length of the longest name of a row or a command in the current entry."""
 
-    def blocks(self, blocks: Sequence[doc.Block], indent: int = 0, *, close: bool = False) -> None:
+    def blocks(self, blocks: Sequence[doc.DocumentBlock], indent: int = 0, *, close: bool = False) -> None:
         """Write blocks, with an empty line between blocks of different types.
 
         Parameters
@@ -87,7 +87,7 @@ class _Page:
         """
         if close:
             names = [name for block in blocks if isinstance(block, doc.KeyValues) for name, _ in block.rows]
-            names += [block.name for block in blocks if isinstance(block, doc.Command)]
+            names += [block.name for block in blocks if isinstance(block, doc.ShellCommand)]
             self._names = max(map(len, names), default=0)
         for place, run in enumerate(_runs(blocks)):
             if place and not close:
@@ -122,7 +122,7 @@ class _Page:
         if self.text and not self.text.plain.endswith("\n\n"):
             self.text.append("\n")
 
-    def _block(self, block: doc.Block, indent: int, label: int) -> None:
+    def _block(self, block: doc.DocumentBlock, indent: int, label: int) -> None:
         match block:
             case doc.Verdict():
                 self._verdict(block, indent)
@@ -137,7 +137,7 @@ class _Page:
                 self._key_values(block, indent, label)
             case doc.Parts():
                 self._key_values(block.key_values, indent, label)
-            case doc.Command():
+            case doc.ShellCommand():
                 head = " " * indent + block.name.ljust(max(self._names, label))
                 self.text.append(f"{head}  ", STYLES[Tone.DIM]).append(f"$ {printable(block.text)}\n", _HEADING)
             case doc.Entry():
@@ -205,8 +205,8 @@ class _Page:
             if beside or bar.mark:
                 self.text.append("  " if beside else "\n  ").append_text(paths[bar])
             self.text.append("\n")
-        memory = any(bar.limit_of != "link" for bar in block.bars)
-        self.words(_BAR_KEY.format(" or memory" * memory), style=STYLES[Tone.DIM])
+        memory = " or memory" if any(bar.limit_of != "link" for bar in block.bars) else ""
+        self.words(_BAR_KEY.format(memory), style=STYLES[Tone.DIM])
 
 
 def track_text(bar: doc.Bar, width: int) -> Text:
@@ -219,7 +219,7 @@ def track_text(bar: doc.Bar, width: int) -> Text:
     return Text(line + ("▕" if bar.limit else " "))
 
 
-def _head(block: doc.Block) -> int:
+def _head(block: doc.DocumentBlock) -> int:
     """Return the length of the label before a block's text: of the longest name, or of an entry's word."""
     if isinstance(block, (doc.KeyValues, doc.Parts)):
         rows = block.rows if isinstance(block, doc.KeyValues) else block.key_values.rows
@@ -227,9 +227,9 @@ def _head(block: doc.Block) -> int:
     return len(block.word) if isinstance(block, doc.Entry) else 0
 
 
-def _runs(blocks: Sequence[doc.Block]) -> Iterator[list[doc.Block]]:
+def _runs(blocks: Sequence[doc.DocumentBlock]) -> Iterator[list[doc.DocumentBlock]]:
     """Yield the runs of consecutive blocks of the same type; a hint with ``more`` belongs to the run before it."""
-    run: list[doc.Block] = []
+    run: list[doc.DocumentBlock] = []
     for block in blocks:
         joins = isinstance(block, doc.Hint) and block.more
         if run and type(block) is not type(run[0]) and not joins:

@@ -11,7 +11,7 @@ from egmctl.bench.path_class import ceiling, unit_of
 from egmctl.model.answer import Cause
 from egmctl.model.gpu import FAKE, are_fake
 from egmctl.model.kernel_log import LoggedFault
-from egmctl.model.measurement import Measurement, RunReport, Status
+from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport
 from egmctl.model.route import PublishedRate, node_names
 from egmctl.model.task import Quantity
 from egmctl.model.verdict import BAD_GRADES, Grade, MemoryOwner, OwnerUnknown, Yardstick
@@ -165,7 +165,7 @@ def bench_banners(report: RunReport) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*fake, *lines)))
 
 
-def _body(report: RunReport) -> Iterator[doc.Block]:
+def _body(report: RunReport) -> Iterator[doc.DocumentBlock]:
     yield verdict(report.answer)
     yield from cause_entries(report)
     yield from _kernel(report)
@@ -202,10 +202,10 @@ def _body(report: RunReport) -> Iterator[doc.Block]:
     yield doc.Hint("Matrices, settings and references: -v; all of it as a page: -o run.html")
 
 
-def _warnings(report: RunReport) -> Iterator[doc.Block]:
+def _warnings(report: RunReport) -> Iterator[doc.DocumentBlock]:
     sentences = [
         f"{sentence} ({several(len(paths), 'path')})"
-        for sentence, paths in bench_answer.seen(report, causes=False).items()
+        for sentence, paths in bench_answer.seen_by_bench(report, causes=False).items()
     ]
     yield doc.Bullets(tuple(sentences[:_WARNINGS]))
     if further := len(sentences[_WARNINGS:]):
@@ -253,14 +253,17 @@ def on_paper(report: RunReport) -> Iterator[doc.Section]:
 
 def _notes(report: RunReport) -> Mapping[str, str]:
     """Return what is in the folded sections, by title."""
-    waived = sum(m.status is Status.WAIVED for m in report.measurements)
+    waived = sum(m.status is MeasurementStatus.WAIVED for m in report.measurements)
     verdict = report.verdict
+    references = ""
+    if verdict is not None:
+        references = f"profile {verdict.profile}" if verdict.profile else "no profile"
     return {
         **family_notes(report),
         "Further slow paths": several(max(len(_slow_paths(report)) - _BENCH_WORST, 0), "path"),
         "Outliers": "GPUs and pairs that are slower than their peers",
         "Each warning": several(len(tuple(bench_answer.warnings(report))), "warning"),
-        "References": "" if verdict is None else f"profile {verdict.profile}" if verdict.profile else "no profile",
+        "References": references,
         "Skipped": several(waived, "measurement"),
         "How it was measured": ", ".join(bench_answer.how(report)[:3]),
     }
@@ -268,7 +271,7 @@ def _notes(report: RunReport) -> Mapping[str, str]:
 
 def _skipped_cases(report: RunReport) -> Iterator[doc.Entry]:
     for status, reason, paths in bench_answer.exceptions(report):
-        if status is Status.WAIVED:
+        if status is MeasurementStatus.WAIVED:
             title = f"{shortened(paths, _MANY)}: {reason}"
             yield doc.Entry(status.upper(), marks.STATUSES[status], title)
 
@@ -312,7 +315,7 @@ def _kernel(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
 
     def entry(fault: LoggedFault) -> doc.Entry:
         fix = doc.KeyValues((("fix", fault.remedy.words),))
-        body: tuple[doc.Block, ...] = (fix, *commands_of(fault.remedy))
+        body: tuple[doc.DocumentBlock, ...] = (fix, *commands_of(fault.remedy))
         words = f"logged by the kernel meanwhile: {fault.words}"
         return doc.Entry(fault.status.upper(), TONES[fault.status], words, body=body, level=Level.SUMMARY)
 
@@ -351,20 +354,26 @@ def _worst_paths(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
         yield doc.Hint(f"and {more} more paths are slow (-v)", more=True, level=Level.SUMMARY)
 
 
-def _broken(report: RunReport) -> Iterator[doc.Block]:
+def _broken(report: RunReport) -> Iterator[doc.DocumentBlock]:
     """Return the reasons for failed and unstable measurements with some paths, and all paths with ``-v``."""
-    groups = [group for group in bench_answer.exceptions(report) if group[0] not in (Status.WAIVED, Status.UNSTABLE)]
-    unstable = {f"{m.name} {m.path}": m.reason or "" for m in report.measurements if m.status is Status.UNSTABLE}
+    groups = [
+        group
+        for group in bench_answer.exceptions(report)
+        if group[0] not in (MeasurementStatus.WAIVED, MeasurementStatus.UNSTABLE)
+    ]
+    unstable = {
+        f"{m.name} {m.path}": m.reason or "" for m in report.measurements if m.status is MeasurementStatus.UNSTABLE
+    }
     if unstable:
         (reason,) = unstable.values() if len(unstable) == 1 else ("the samples differ too much",)
-        groups.append((Status.UNSTABLE, reason, list(unstable)))
+        groups.append((MeasurementStatus.UNSTABLE, reason, list(unstable)))
     return doc.limited((_reason(*group, unstable) for group in groups), _REASONS, "reason")
 
 
-def _reason(status: Status, reason: str, paths: Sequence[str], unstable: Mapping[str, str]) -> doc.Entry:
+def _reason(status: MeasurementStatus, reason: str, paths: Sequence[str], unstable: Mapping[str, str]) -> doc.Entry:
     """Return the entry of a reason with its paths; ``-v`` shows all of them, and how much each unstable one varies."""
     rows = [("paths", ", ".join(paths))] if len(paths) > PATHS else []
-    if status is Status.UNSTABLE and len(paths) > 1:
+    if status is MeasurementStatus.UNSTABLE and len(paths) > 1:
         rows = list(unstable.items())
     title = f"{shortened(paths, PATHS)}: {reason}"
     body = (doc.KeyValues(tuple(rows), level=Level.VERBOSE),)
@@ -373,7 +382,9 @@ def _reason(status: Status, reason: str, paths: Sequence[str], unstable: Mapping
 
 def _skipped(report: RunReport) -> Iterator[str]:
     explained = {number for cause in report.causes for number in cause.measurements}
-    waived = [m for n, m in enumerate(report.measurements) if m.status is Status.WAIVED and n not in explained]
+    waived = [
+        m for n, m in enumerate(report.measurements) if m.status is MeasurementStatus.WAIVED and n not in explained
+    ]
     if waived:
         reasons = list(dict.fromkeys(m.reason or "" for m in waived))
         more = " ..." if len(reasons) > 2 else ""

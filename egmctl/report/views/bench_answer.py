@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterator
 from egmctl.bench.path_class import is_degraded
 from egmctl.model.finding import OTHERS, THROTTLED, Status
 from egmctl.model.kernel_log import LoggedFault
-from egmctl.model.measurement import LinkEvidence, LinkProof, Measurement, RunReport, Verification
-from egmctl.model.measurement import Status as MeasurementStatus
+from egmctl.model.measurement import LinkEvidence, LinkProof, Measurement, MeasurementStatus, RunReport, Verification
 from egmctl.model.profile import HealthyRuns
 from egmctl.model.route import LinkKind
 from egmctl.model.task import Quantity
@@ -30,8 +29,10 @@ def kernel_line(report: RunReport) -> str | None:
     if log.unread is not None:
         return f"Kernel log while it ran: unknown ({log.unread.detail or log.unread.reason.value})."
     parts = [fault.words for fault in report.logged if fault.status is Status.PASS]
-    parts += [f"{log.left_out} more were not kept"] * bool(log.left_out)
-    parts += ["lines were overwritten before they were read"] * log.overwritten
+    if log.left_out:
+        parts.append(f"{log.left_out} more were not kept")
+    if log.overwritten:
+        parts.append("lines were overwritten before they were read")
     if not parts and grave(report):
         return None
     none = "no Xid, SXid, PCIe error or fault of the driver"
@@ -103,10 +104,10 @@ _SHOWN = 4
 def warnings(report: RunReport) -> Iterator[str]:
     """Yield a sentence for each fault in the kernel log with its remedy, and for each warning with its paths."""
     yield from (f"logged by the kernel meanwhile: {fault.words}. {fault.remedy.words}" for fault in grave(report))
-    yield from (f"{sentence}: {shortened(paths, _SHOWN)}" for sentence, paths in seen(report).items())
+    yield from (f"{sentence}: {shortened(paths, _SHOWN)}" for sentence, paths in seen_by_bench(report).items())
 
 
-def seen(report: RunReport, *, causes: bool = True) -> dict[str, list[str]]:
+def seen_by_bench(report: RunReport, *, causes: bool = True) -> dict[str, list[str]]:
     """Return the warnings in the evidence of measurements, with their paths.
 
     Parameters

@@ -62,10 +62,14 @@ def _end_words(end: Endpoint, route: Route) -> str:
     other = LinkKind.SMP in links or {LinkKind.NVLINK, LinkKind.C2C} <= links
     if route.across_nodes:
         owner = "other node's "
+    elif other:
+        owner = "other CPU's "
     else:
-        owner = "other CPU's " if other else "own CPU's " if LinkKind.C2C in links else ""
+        owner = "own CPU's " if LinkKind.C2C in links else ""
     kind = HOST_NAMES[end.memory].removeprefix("HOST_NUMA").strip()
-    memory = "EGM" if route.egm is Egm.YES else "memory" if owner else "CPU memory"
+    memory = "memory" if owner else "CPU memory"
+    if route.egm is Egm.YES:
+        memory = "EGM"
     return " ".join(filter(None, (owner.strip(), kind, memory)))
 
 
@@ -82,9 +86,10 @@ def plain_name(measurement: Measurement, *, short: bool = False) -> str:
     if measurement.quantity is not Quantity.BANDWIDTH:
         return f"{name} latency" if short else f"{name} latency, {latency_method(measurement)}"
     pair = first.source.bus_id and first.destination.bus_id and measurement.pattern is not Pattern.LOCAL
+    way = "push" if first.pushed else "pull"
     parts = (
         "without peer access" if first.route.staged else "",
-        ("push" if first.pushed else "pull") if pair else "",
+        way if pair else "",
         AT_ONCE.get(measurement.pattern, "").removeprefix(", "),
         _BY.get(measurement.engine, ENGINES[measurement.engine].caption),
         HANDLES[handle] if (handle := first.source.handle or first.destination.handle) else "",
@@ -107,9 +112,10 @@ def plain_case(name: str) -> str:
     if case.quantity is not Quantity.BANDWIDTH:
         return f"{ends} {'latency' if case.quantity is Quantity.LATENCY else 'handle life cycle'}"
     pair = case.pattern is not Pattern.LOCAL and not {case.source, case.destination} & {*HOST_MEMORY}
+    way = "push" if case.initiator is End.SOURCE else "pull"
     parts = (
         "without peer access" if case.staged else "",
-        ("push" if case.initiator is End.SOURCE else "pull") if pair else "",
+        way if pair else "",
         AT_ONCE.get(case.pattern, "").removeprefix(", "),
         _BY.get(case.engine, ENGINES[case.engine].caption),
         HANDLES[case.handle] if case.handle else "",
@@ -137,7 +143,7 @@ class _Class:
     """Whether all its paths that fail are excused (:func:`egmctl.report.views.marks.excused`)."""
 
     @property
-    def mark(self) -> marks.Mark:
+    def mark(self) -> marks.PathMark:
         """How it is marked."""
         return marks.of_grade(self.grade, excused=self.excused)
 
@@ -240,7 +246,7 @@ def _limit(m: Measurement) -> tuple[float | None, str]:
     return 2 * (link.nominal_gb_s or 0) if both and link is not None else None, "link"
 
 
-def class_tables(report: RunReport, apart: Collection[Axis] = ()) -> Iterator[doc.Block]:
+def class_tables(report: RunReport, apart: Collection[Axis] = ()) -> Iterator[doc.DocumentBlock]:
     """Yield the table of the path classes that fit on a screen, and that of the others.
 
     If not all fit, failed and warned classes have priority, then those of the quick suite.

@@ -15,11 +15,11 @@ from statistics import median
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.path_class import ceiling
 from egmctl.dataclass import dataclass
-from egmctl.model.measurement import Measurement, RunReport, Status
+from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport
 from egmctl.model.route import HOST_NAMES, MemoryKind, PublishedRate, UcxStaging
 from egmctl.model.task import UCX_ENGINES, Axis, Engine, Quantity
 from egmctl.report import document as doc
-from egmctl.report.document import EMPTY, Better, Body, Cell, Chart, Matrix, Point, grid
+from egmctl.report.document import EMPTY, Better, Body, Cell, Chart, CurvePoint, Matrix, grid
 from egmctl.report.views.bench_classes import plain_name
 from egmctl.report.views.bench_matrix import Frame, matrices, tone_of
 from egmctl.units import MIB, format_size, grouped, printable, several, shortened
@@ -77,7 +77,7 @@ def _family(report: RunReport, family: str) -> Iterator[Matrix]:
         axis = axis_of(alike[0])
         single = axis is None or len({m.point for m in alike}) == 1
         yield from matrices(alike, frame) if axis is None or single else series(axis, alike, frame)
-    tried = [m for m in members if m.status is not Status.WAIVED]
+    tried = [m for m in members if m.status is not MeasurementStatus.WAIVED]
     yield from life_cycles([m for m in tried if m.quantity is Quantity.DURATION])
     yield beside(tried)
     yield from messages([m for m in tried if m.engine in UCX_ENGINES])
@@ -141,14 +141,16 @@ def life_cycles(measurements: Iterable[Measurement]) -> Iterator[Matrix]:
 def _shared(measurement: Measurement) -> str:
     """Return the kind of the shared memory and of its handle."""
     end = measurement.flows[0].source
-    kind = f"{_memory(end.memory)}{' for all GPUs' * bool(end.parts)}"
+    kind = _memory(end.memory)
+    if end.parts:
+        kind += " for all GPUs"
     return kind if end.handle is None else f"{kind}, {end.handle}"
 
 
 def _stage(measurements: Sequence[Measurement], name: str) -> str | Cell:
     medians = [stage.ms.median for m in measurements for stage in m.stages if stage.name == name]
     if not medians:
-        bad = next((m for m in measurements if m.status is not Status.OK), None)
+        bad = next((m for m in measurements if m.status is not MeasurementStatus.OK), None)
         return "-" if bad is None else Cell(bad.status.value, tone_of(bad))
     us = 1e3 * median(medians)
     return f"{us:.1f}" if us < _FEW_US else f"{us:.0f}"
@@ -294,7 +296,7 @@ def swept(report: RunReport) -> Iterator[Axis]:
     yield from (axis for axis in Axis if axis in axes and (axis is Axis.SMS or len(axes) == 1))
 
 
-def all_series(report: RunReport, axis: Axis) -> Iterator[doc.Block]:
+def all_series(report: RunReport, axis: Axis) -> Iterator[doc.DocumentBlock]:
     """Yield the series of a run along an axis: what the curves say, the paths of each, and the tables, folded."""
     members = _on_axis(report, axis)
     curves = _curves(axis, members)
@@ -321,7 +323,7 @@ def overlay(report: RunReport, axis: Axis) -> Iterator[Chart]:
 
 def share_of_links(report: RunReport, axis: Axis) -> Iterator[Chart]:
     """Yield the chart of all curves that have one ceiling, as shares of it, on a linear scale."""
-    shares: list[tuple[str, tuple[Point, ...]]] = []
+    shares: list[tuple[str, tuple[CurvePoint, ...]]] = []
     for name, curve in _curves(axis, _on_axis(report, axis)).items():
         chart = _shares(_chart(axis, name, {name: curve}))
         shares += chart.curves if chart.y == _OF_LINK else ()
@@ -340,7 +342,7 @@ def _shares(chart: Chart) -> Chart:
         return chart
     part = 100 / chart.limits[0][1]
     curves = (
-        (name, tuple(Point(x=p.x, y=part * p.y, low=part * p.low, high=part * p.high) for p in points))
+        (name, tuple(CurvePoint(x=p.x, y=part * p.y, low=part * p.low, high=part * p.high) for p in points))
         for name, points in chart.curves
     )
     return replace(chart, curves=tuple(curves), limits=(("100 %", 100.0),), y=_OF_LINK, steep=False)
@@ -440,7 +442,7 @@ def _median_cell(paths: Sequence[Measurement], frame: Frame) -> Cell:
     return frame.number(paths[0], median(_values(paths)), digits=digits, compared=False, own=len(paths) == 1)
 
 
-def _points(look: Look, curve: _Curve) -> Iterator[Point]:
+def _points(look: Look, curve: _Curve) -> Iterator[CurvePoint]:
     """Yield the points of a curve, with the range of the samples of one path, or of the medians of several paths."""
     for place, paths in sorted(curve.items(), key=lambda item: item[0]):
         values = _values(paths)
@@ -449,7 +451,7 @@ def _points(look: Look, curve: _Curve) -> Iterator[Point]:
         summary = paths[0].headline if len(paths) == 1 else None
         low, high = (summary.min, summary.max) if summary is not None else (min(values), max(values))
         x = look.drawn_at(paths[0]) if look.drawn_at else place
-        yield Point(x=x, y=median(values), low=low, high=high)
+        yield CurvePoint(x=x, y=median(values), low=low, high=high)
 
 
 def _values(measurements: Sequence[Measurement]) -> list[float]:

@@ -10,7 +10,7 @@ from egmctl.bench.case import AT_ONCE
 from egmctl.bench.engine import ENGINES
 from egmctl.dataclass import dataclass
 from egmctl.model.doubt import Effect
-from egmctl.model.measurement import Measurement, RunReport, Status
+from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport
 from egmctl.model.route import HOST_NAMES, MemoryKind
 from egmctl.model.task import ChaseOrder, Endpoint, Engine, Flow, Pattern, Quantity
 from egmctl.model.verdict import Judged, Yardstick, worst_grade
@@ -94,7 +94,7 @@ class Frame:
         tone = tone_of(measurement)
         if value is None:
             return doc.Cell(measurement.status.value, tone)
-        mark = UNSTABLE if measurement.status is Status.UNSTABLE else ""
+        mark = UNSTABLE if measurement.status is MeasurementStatus.UNSTABLE else ""
         if own:
             tone, mark = self.brands.get(id(measurement), (tone, mark))
         return doc.Cell(f"{value:.{digits}f}", tone, mark, value=value if compared else None, kind=kind)
@@ -146,7 +146,7 @@ _Place = tuple[str, tuple[str, ...]]
 
 def matrices(measurements: Sequence[Measurement], frame: Frame) -> Iterator[Matrix]:
     """Yield the matrices of measurements that share a table; nothing if all are waived."""
-    if all(measurement.status is Status.WAIVED for measurement in measurements):
+    if all(measurement.status is MeasurementStatus.WAIVED for measurement in measurements):
         return
     # A GPU's own memory is on the diagonal of the matrix of peers, so the last measurement determines the rows.
     flows, pattern = measurements[-1].flows, measurements[-1].pattern

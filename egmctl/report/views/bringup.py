@@ -8,14 +8,12 @@ from functools import partial
 
 from egmctl.model.answer import Answer
 from egmctl.model.bringup import Board, Bringup
-from egmctl.model.evidence import EvidenceReport
-from egmctl.model.evidence import State as Settled
+from egmctl.model.evidence import EvidenceReport, EvidenceState
 from egmctl.model.finding import UNEXPLAINED
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words, plain
 from egmctl.report.views.bench import bench_banners, bench_document, drawings, on_paper, pairs
-from egmctl.report.views.bench_answer import alarm_line, tally
-from egmctl.report.views.bench_answer import seen as seen_by_bench
+from egmctl.report.views.bench_answer import alarm_line, seen_by_bench, tally
 from egmctl.report.views.bench_classes import main_rates
 from egmctl.report.views.causes import CAUSES, PATHS, cause_entry
 from egmctl.report.views.doctor import doctor_document
@@ -32,7 +30,7 @@ def bringup_document(bringup: Bringup) -> doc.Document:
     return _document("egmctl bringup", bringup, (*summary(bringup), *_evidence(bringup)))
 
 
-def _document(command: str, result: Bringup | EvidenceReport, blocks: Iterable[doc.Block]) -> doc.Document:
+def _document(command: str, result: Bringup | EvidenceReport, blocks: Iterable[doc.DocumentBlock]) -> doc.Document:
     """Return the document of blocks, then the documents of topo, doctor and bench as sections."""
     machine, run = result.machine, result.run
     checks = len(result.diagnosis.verdicts)
@@ -61,7 +59,11 @@ def _document(command: str, result: Bringup | EvidenceReport, blocks: Iterable[d
     )
 
 
-_TONES = {Settled.CONTRADICTED: Tone.BAD, Settled.SETTLED: Tone.GOOD, Settled.NOT_SETTLED: Tone.UNKNOWN}
+_TONES = {
+    EvidenceState.CONTRADICTED: Tone.BAD,
+    EvidenceState.SETTLED: Tone.GOOD,
+    EvidenceState.NOT_SETTLED: Tone.UNKNOWN,
+}
 
 
 def evidence_document(report: EvidenceReport) -> doc.Document:
@@ -69,7 +71,7 @@ def evidence_document(report: EvidenceReport) -> doc.Document:
     return _document("egmctl snapshot --evidence", report, _answers(report))
 
 
-def _answers(report: EvidenceReport) -> Iterator[doc.Block]:
+def _answers(report: EvidenceReport) -> Iterator[doc.DocumentBlock]:
     yield verdict(report.answer)
     for answer in sorted(report.answers, key=lambda each: list(_TONES).index(each.state)):
         rows = ((each.value, shortened(each.locations, PATHS)) for each in answer.observations)
@@ -78,7 +80,7 @@ def _answers(report: EvidenceReport) -> Iterator[doc.Block]:
         yield doc.Entry(word, _TONES[answer.state], answer.claim, answer.question, body=(points,))
 
 
-def part(make: Callable[[], doc.Document], shown: Collection[str] = ()) -> Iterator[doc.Block]:
+def part(make: Callable[[], doc.Document], shown: Collection[str] = ()) -> Iterator[doc.DocumentBlock]:
     """Yield the blocks of a part's document, without the sections that other parts also have.
 
     Parameters
@@ -101,7 +103,7 @@ _SHARED = ("Machine", "Topology", "Where", CONNECTED)
 """The titles of sections that a bring-up shows once for all of its parts."""
 
 
-def summary(bringup: Bringup) -> Iterator[doc.Block]:
+def summary(bringup: Bringup) -> Iterator[doc.DocumentBlock]:
     """Yield the answer, the causes, and one line each for doctor, topo and bench, which pages show first."""
     yield verdict(bringup.answer)
     parts = doc.Parts(tuple(_parts(bringup)))
@@ -157,7 +159,7 @@ def _evidence(bringup: Bringup) -> Iterator[doc.Section]:
     node = topology(machine)
     if node.missing is None:
         if run is None:
-            where: tuple[doc.Block, ...] = (node_diagram(lambda: node, causes=causes),)
+            where: tuple[doc.DocumentBlock, ...] = (node_diagram(lambda: node, causes=causes),)
         else:
             yield doc.Section("What it reaches", (main_rates(run),), level=Level.PAGE)
             where = (*drawings(run, causes), *pairs(run))

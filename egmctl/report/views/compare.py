@@ -78,13 +78,14 @@ def heading(comparison: Comparison) -> str:
     return f"{comparison.kind} {names}"
 
 
-def _body(comparison: Comparison) -> Iterator[doc.Block]:
+def _body(comparison: Comparison) -> Iterator[doc.DocumentBlock]:
     yield verdict(comparison.answer)
     yield from _causes(comparison)
     if comparison.of_nodes:
         yield doc.Section(SPEED, partial(speed_by_node, comparison), level=Level.PAGE)
     else:
-        yield doc.Section(f"Changes{', the slowest first' * bool(comparison.affected)}", partial(_changes, comparison))
+        title = "Changes, the slowest first" if comparison.affected else "Changes"
+        yield doc.Section(title, partial(_changes, comparison))
     for unit, title in (*_QUANTITIES.items(), ("", "Other paths")):
         rows = [row for row in comparison.affected if _unit(comparison, row) == unit]
         if comparison.of_nodes or not unit:
@@ -191,7 +192,8 @@ def speed_by_node(comparison: Comparison) -> Iterator[doc.Matrix]:
     more = nodes[_NODES_SHOWN:]
     others = [node.name for node in comparison.nodes if not node.problem and node.name not in {*shares, *incomplete}]
     rows = nodes[:_NODES_SHOWN]
-    rows += [others[0] if len(others) == 1 else f"{len(others)} others"] if shares and others else []
+    if shares and others:
+        rows.append(others[0] if len(others) == 1 else f"{len(others)} others")
     notes = ["100: within the bound; the classes in which no node differs are not shown"]
     notes += [f"and {several(len(more), 'more node')} that differ: {fold(more)}"] if more else []
     yield doc.grid(
@@ -214,10 +216,11 @@ def _share(paths: Sequence[PathDifference] | None, is_unknown: bool) -> doc.Cell
         return doc.Cell("-") if is_unknown else doc.Cell("100", value=100.0)
     share = 100 * median(_speed(path) for path in paths)
     worse = any(path.outcome is Outcome.WORSE for path in paths)
-    return doc.Cell(f"{share:.0f}", Tone.BAD if worse else Tone.PLAIN, "!" * worse, value=max(share, 0.1))
+    tone, mark = (Tone.BAD, "!") if worse else (Tone.PLAIN, "")
+    return doc.Cell(f"{share:.0f}", tone, mark, value=max(share, 0.1))
 
 
-def _changes(comparison: Comparison) -> Iterator[doc.Block]:
+def _changes(comparison: Comparison) -> Iterator[doc.DocumentBlock]:
     """Yield the paths of two runs that changed, the slowest first, and how many did not change."""
     both = sorted((p for p in comparison.paths if None not in (p.change, p.reference, p.value)), key=_speed)
     changed = [path for path in both if path.outcome in _CHANGED]

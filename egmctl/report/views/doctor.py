@@ -53,7 +53,7 @@ def _on_page(answer: Answer) -> doc.Verdict:
     return verdict(replace(answer, sentence="; ".join(clauses), clauses=clauses))
 
 
-def _body(diagnosis: Diagnosis) -> Iterator[doc.Block]:
+def _body(diagnosis: Diagnosis) -> Iterator[doc.DocumentBlock]:
     # The entries below contain the remedies of what was found. A page has the next step in the first lines, too.
     yield replace(verdict(diagnosis.answer, advice=diagnosis.answer.state is State.INCOMPLETE), paged=False)
     yield replace(_on_page(diagnosis.answer), level=Level.PAGE)
@@ -92,7 +92,7 @@ def _seen(finding: Finding) -> Iterator[Words]:
         yield doc.Span(evidence.source, code=True), f": {evidence.value}{errno}"
 
 
-def _notes(diagnosis: Diagnosis, roots: Sequence[RootCause]) -> Iterator[doc.Block]:
+def _notes(diagnosis: Diagnosis, roots: Sequence[RootCause]) -> Iterator[doc.DocumentBlock]:
     """Yield the remedies of undetermined checks, then a hint that names the other undetermined checks."""
     explained = {id(finding) for cause in roots for finding in cause.explains}
     unknown = [f for f in diagnosis.findings if f.status is Status.UNKNOWN and id(f) not in explained]
@@ -146,7 +146,7 @@ _COUNTED = {
 }
 
 
-def _areas(diagnosis: Diagnosis) -> Iterator[doc.Block]:
+def _areas(diagnosis: Diagnosis) -> Iterator[doc.DocumentBlock]:
     """Yield a folded section with the findings of each area, the areas with faults first: a square for each check."""
     order = list(Status)
     areas = grouped((check.partition(".")[0], status) for check, status in diagnosis.verdicts.items())
@@ -169,7 +169,7 @@ def _area(diagnosis: Diagnosis, area: str) -> Iterator[doc.Matrix]:
     yield _findings(sorted(found, key=lambda finding: list(Status).index(finding.status)), with_status=True)
 
 
-def _by_area(diagnosis: Diagnosis, status: Status) -> Iterator[doc.Block]:
+def _by_area(diagnosis: Diagnosis, status: Status) -> Iterator[doc.DocumentBlock]:
     """Yield a line per area with the names of the checks with a status, and the table for ``-vv``, folded on pages."""
     checks = dict.fromkeys(finding.check for finding in diagnosis.findings if finding.status is status)
     areas = grouped(check.partition(".")[::2] for check in checks)
@@ -189,7 +189,7 @@ def _findings(findings: Sequence[Finding], *, with_status: bool = False) -> doc.
         status = (doc.Span(finding.status, TONES[finding.status]),) if with_status else ()
         what = "; ".join(filter(None, (finding.summary, finding.note)))
         rows.append((doc.Span(finding.check, code=True), *status, finding.place.label or "node", what))
-    heads = ("check", *(("status",) if with_status else ()), "where", "what")
+    heads = ("check", "status", "where", "what") if with_status else ("check", "where", "what")
     return doc.table(heads, rows, wrap=("where", "what"))
 
 

@@ -31,7 +31,7 @@ def explain_document(result: Explanations) -> doc.Document:
     return doc.Document(command="egmctl explain", subject="errors and their causes", banners=shown, body=body)
 
 
-def _body(result: Explanations) -> Iterator[doc.Block]:
+def _body(result: Explanations) -> Iterator[doc.DocumentBlock]:
     leader = result.leading
     # Naming a cause is neither good nor bad, so the tone is neutral.
     yield replace(verdict(result.answer), tone=Tone.PLAIN)
@@ -104,7 +104,7 @@ def _cause_entry(cause: KnownCause, *, brief: bool, is_answer: bool) -> doc.Entr
     says_look = is_answer and cause.state not in DECIDED and cause.confirmable
     shown = replace(cause.remedy, look=None) if says_look else cause.remedy
     commands = [replace(command, level=level) for command in commands_of(shown)]
-    body: tuple[doc.Block, ...] = (doc.KeyValues(tuple(rows), level=level), *commands)
+    body: tuple[doc.DocumentBlock, ...] = (doc.KeyValues(tuple(rows), level=level), *commands)
     return doc.Entry(word, tone, words, id=", ".join(cause.checks) if excluded else "", body=body)
 
 

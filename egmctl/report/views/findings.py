@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from egmctl.model.answer import TABLE, Answer, State
 from egmctl.model.finding import Confidence, Finding, Status
 from egmctl.model.remedy import Remedy
-from egmctl.report.document import Block, Command, Entry, KeyValues, Level, Span, Tone, Verdict, Words
+from egmctl.report.document import DocumentBlock, Entry, KeyValues, Level, ShellCommand, Span, Tone, Verdict, Words
 
 TONES = {
     Status.FAIL: Tone.BAD,
@@ -41,10 +41,10 @@ def verdict(answer: Answer, *, advice: bool = True) -> Verdict:
     return Verdict(answer.word, tone_of(answer.state), answer.sentence, words, answer.clauses)
 
 
-def commands_of(remedy: Remedy) -> tuple[Command, ...]:
+def commands_of(remedy: Remedy) -> tuple[ShellCommand, ...]:
     """Return the commands of a remedy: what shows more, then what mends."""
     commands = (("look", remedy.look), ("run", remedy.run))
-    return tuple(Command(text, name) for name, text in commands if text is not None)
+    return tuple(ShellCommand(text, name) for name, text in commands if text is not None)
 
 
 def finding_entry(
@@ -56,7 +56,7 @@ def finding_entry(
     cause: bool = True,
     fix: bool = True,
     rows: Iterable[tuple[str, Words]] = (),
-    further: tuple[Block, ...] = (),
+    further: tuple[DocumentBlock, ...] = (),
     level: Level = Level.SUMMARY,
 ) -> Entry:
     """Return the entry of a finding, with its cause, remedy and commands.
@@ -74,7 +74,7 @@ def finding_entry(
     sure = "" if finding.confidence is Confidence.HIGH else f" ({finding.confidence} confidence)"
     because: list[tuple[str, Words]] = [("cause", finding.cause + sure)] if finding.cause else []
     reasons = because.copy() if cause else []
-    commands: tuple[Command, ...] = ()
+    commands: tuple[ShellCommand, ...] = ()
     on_page = [] if cause else because.copy()
     if (remedy := finding.remedy) is not None:
         (reasons if fix else on_page).append(("fix", remedy.words))

@@ -35,16 +35,17 @@ def fleet_document(report: FleetReport) -> doc.Document:
     """Return the document of a fleet report."""
     run = report.fabric.run if report.fabric else None
     of_nodes = () if report.comparison is None else banners(report.comparison)
+    of_run = bench_banners(run) if run and not report.comparison else ()
     return doc.Document(
         command="egmctl bringup" if report.fabric else "egmctl fleet",
         subject=f"{several(len(report.asked.nodes), 'node')} {report.folded}",
         facts=tuple(_facts(report)),
-        banners=(*of_nodes, *(bench_banners(run) if run and not report.comparison else ())),
+        banners=(*of_nodes, *of_run),
         body=tuple(_body(report)),
     )
 
 
-def _body(report: FleetReport) -> Iterator[doc.Block]:
+def _body(report: FleetReport) -> Iterator[doc.DocumentBlock]:
     yield from answer(report)
     causes = doc.Section("Causes", tuple(doc.limited(_all_causes(report), CAUSES_SHOWN)))
     on_page = replace(causes, title="What to do, the worst first", level=Level.PAGE)
@@ -53,7 +54,9 @@ def _body(report: FleetReport) -> Iterator[doc.Block]:
         drawing = doc.Diagram(partial(trays, report, answers), lines=partial(tray_lines, answers))
         yield replace(drawing, paged=False)
         large = len(answers) > NODES_WITH_GPUS
-        title = "Rack, front view" if is_rack(answers) else "Nodes" if large else "GPUs by node"
+        title = "Nodes" if large else "GPUs by node"
+        if is_rack(answers):
+            title = "Rack, front view"
         picture = doc.Section(title, (drawing,), level=Level.PAGE)
         # A page of many nodes begins with the few that need something.
         yield from (on_page, picture) if large else (picture, replace(on_page, beside=True))
@@ -107,7 +110,7 @@ def _all_causes(report: FleetReport) -> Iterator[doc.Entry]:
     yield from (cause_entry(run, cause, cause.status.upper(), fix=True, with_cause=False) for cause in fabric)
 
 
-def _own(compared: doc.Document) -> Iterator[doc.Block]:
+def _own(compared: doc.Document) -> Iterator[doc.DocumentBlock]:
     """Yield the blocks of a comparison without files and advice; its findings, also among the causes, need ``-v``."""
     for block in compared.body:
         if isinstance(block, doc.Verdict):
@@ -118,7 +121,7 @@ def _own(compared: doc.Document) -> Iterator[doc.Block]:
             yield replace(block, level=Level.VERBOSE) if block.title == FINDINGS else block
 
 
-def answer(report: FleetReport) -> Iterator[doc.Block]:
+def answer(report: FleetReport) -> Iterator[doc.DocumentBlock]:
     """Yield the answer, then the number and names of the nodes in each state with the first problem of each group."""
     yield verdict(report.answer)
     states = {node.node: node.state for node in report.answers}
@@ -181,15 +184,16 @@ def _cause(report: FleetReport, line: GroupLine, nodes: str, number: int) -> doc
     key = "" if line.check else line.key
     rows = [("cause", line.cause)]
     rows += [("on", f"{nodes} ({number} nodes)")] if names != nodes else []
-    commands: tuple[doc.Command, ...] = ()
+    commands: tuple[doc.ShellCommand, ...] = ()
     if line.remedy is not None:
         rows.append(("fix", line.remedy.words))
         commands = commands_of(line.remedy)
     elif line.status in _REACHES and report.folder:
         command = f"egmctl fleet {report.asked.command} --resume {shlex.quote(report.folder)}"
-        commands = (doc.Command(command, "look"),)
-    explains = doc.KeyValues((("explains", ", ".join(line.explains)),) * bool(line.explains), level=Level.VERBOSE)
-    body: tuple[doc.Block, ...] = (doc.KeyValues(tuple((n, v) for n, v in rows if v)), *commands, explains)
+        commands = (doc.ShellCommand(command, "look"),)
+    effects = (("explains", ", ".join(line.explains)),) if line.explains else ()
+    explains = doc.KeyValues(effects, level=Level.VERBOSE)
+    body: tuple[doc.DocumentBlock, ...] = (doc.KeyValues(tuple((n, v) for n, v in rows if v)), *commands, explains)
     title = ": ".join(filter(None, (where, key, line.value)))
     return doc.Entry(line.status.upper(), _TONES.get(line.status, Tone.PLAIN), title, id=line.check, body=body)
 

@@ -10,7 +10,7 @@ from egmctl.model.answer import WORDS, State, asked
 from egmctl.model.fleet import FleetGpu, FleetReport, NodeResult, Unready, unready_words
 from egmctl.report import document as doc
 from egmctl.report.document import Tone
-from egmctl.report.render.page import Child, element
+from egmctl.report.render.page import HtmlContent, element
 from egmctl.report.views.findings import tone_of
 from egmctl.units import grouped, natural, printable, several
 
@@ -58,11 +58,11 @@ def trays(report: FleetReport, answers: Sequence[NodeResult]) -> Element:
     In a fleet of more than a few racks, a square is a node.
     """
     if is_rack(answers):
-        drawn: list[Child] = [_rack(report, answers)]
+        drawn: list[HtmlContent] = [_rack(report, answers)]
     else:
         large = len(answers) > NODES_WITH_GPUS
         several_domains = len({answer.domain for answer in answers} - {""}) > 1
-        domains = grouped((answer.domain * several_domains, answer) for answer in answers)
+        domains = grouped((answer.domain if several_domains else "", answer) for answer in answers)
         drawn = []
         for domain, members in domains.items():
             drawn.append(element("h3", domain or "In no known NVLink domain") if several_domains else None)

@@ -10,7 +10,7 @@ from egmctl.bench.plan.task import shortened as shortened_task
 from egmctl.data import profiles_dir
 from egmctl.model import listing
 from egmctl.model.machine import Machine, OriginKind
-from egmctl.model.profile import LinkFacts, MatchResult, Profile, ProfileList, Reference, Signature
+from egmctl.model.profile import LinkFacts, MachineSignature, MatchResult, Profile, ProfileList, Reference
 from egmctl.model.task import Quantity, named
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone
@@ -30,7 +30,7 @@ def history_document(history: listing.History) -> doc.Document:
     runs = history.runs
     if not runs:
         nothing = "No bench run of this node is kept; 'egmctl bench' keeps one."
-        body: tuple[doc.Block, ...] = (doc.Paragraph(nothing, level=Level.SUMMARY),)
+        body: tuple[doc.DocumentBlock, ...] = (doc.Paragraph(nothing, level=Level.SUMMARY),)
     else:
         finished = [run for run in runs if run.exit_code is not None]
         unfinished = f", {len(runs) - len(finished)} of them did not end" if len(finished) < len(runs) else ""
@@ -101,7 +101,7 @@ def profiles_document(profiles: ProfileList) -> doc.Document:
 def profile_document(profile: Profile) -> doc.Document:
     """Return a profile: how it recognises a machine, its links and references, and the source of every number."""
     marks = {name: f"[{place}]" for place, name in enumerate(profile.sources, 1)}
-    body: list[doc.Block] = [
+    body: list[doc.DocumentBlock] = [
         doc.Paragraph(f"{profile.name}: {profile.title}"),
         doc.Section("Recognised by", (doc.Bullets(tuple(_signature(profile.match))),)),
     ]
@@ -140,12 +140,12 @@ def match_document(result: MatchResult) -> doc.Document:
     return doc.Document(banners=banners(result.origin), body=(verdict, *points))
 
 
-def _signature(match: Signature) -> list[str]:
+def _signature(match: MachineSignature) -> list[str]:
     count = f"{match.least_gpus} to {match.most_gpus}" if match.least_gpus != match.most_gpus else f"{match.most_gpus}"
     lines = [
         f"GPU name {' or '.join(match.gpu_names)}",
         f"PCI device id {' or '.join(match.device_ids)}",
-        f"{count} GPU{'s' * (count != '1')}",
+        f"{count} GPU" if count == "1" else f"{count} GPUs",
     ]
     if match.nvlinks is not None:
         lines.append(f"{several(match.nvlinks, 'NVLink')} per GPU")
@@ -210,7 +210,7 @@ def plan_document(plan: listing.PlanReport) -> doc.Document:
     return doc.Document(body=tuple(_plan(plan)))
 
 
-def _plan(plan: listing.PlanReport) -> Iterator[doc.Block]:
+def _plan(plan: listing.PlanReport) -> Iterator[doc.DocumentBlock]:
     tasks = listing.PlannedTasks.of(plan.tasks)
     kinds = tasks.kinds
     names = {id(kind): kind.name for kind in tasks.distinct}
@@ -241,13 +241,13 @@ _STEPS_SHOWN = 64
 """The most steps of a case that are shown one by one: no case of 8 GPUs has more. 72 GPUs have 9,500 steps."""
 
 
-def _step(number: int, step: listing.Step, plan: listing.PlanReport) -> tuple[str, str, str]:
+def _step(number: int, step: listing.PlanStep, plan: listing.PlanReport) -> tuple[str, str, str]:
     paths = ", ".join(plan.tasks[place].path for place in step.tasks)
     alone = ", once more alone" if step.proof else ""
     return f"{number:>4}", f"{paths}{alone}", f"{_much(step, plan)}, {step.seconds:.2f} s"
 
 
-def _counted(steps: Sequence[tuple[int, listing.Step]], plan: listing.PlanReport) -> tuple[str, str, str]:
+def _counted(steps: Sequence[tuple[int, listing.PlanStep]], plan: listing.PlanReport) -> tuple[str, str, str]:
     """Return the row that stands for all steps of a case: their numbers and measurements, and the time of them all."""
     measured = several(sum(len(step.tasks) for _, step in steps if not step.proof), "measurement")
     alone = sum(step.proof for _, step in steps)
@@ -258,7 +258,7 @@ def _counted(steps: Sequence[tuple[int, listing.Step]], plan: listing.PlanReport
     return f"{first:>4}-{last}", f"{measured}{again}", f"{' or '.join(much)}, {seconds:.2f} s"
 
 
-def _much(step: listing.Step, plan: listing.PlanReport) -> str:
+def _much(step: listing.PlanStep, plan: listing.PlanReport) -> str:
     kind = listing.PlannedTasks.of(plan.tasks).kinds[step.tasks[0]]
     task = shortened_task(kind) if step.proof else kind
     much = format_size(task.size_bytes)
@@ -271,7 +271,7 @@ def cost_document(cost: listing.JobCost) -> doc.Document:
     """Return the cost of a run on many ranks, per case (``--dry-run --ranks``)."""
     name = cost.origin.name if cost.origin.kind is not OriginKind.LIVE else "this one"
     heads = ("", "measured", "steps", "TB moved", "time", "held")
-    rows = [_costs(case.case, [case], case.seconds, "!" * case.too_large) for case in cost.costs]
+    rows = [_costs(case.case, [case], case.seconds, "!" if case.too_large else "") for case in cost.costs]
     nothing = "Nothing was measured; all nodes are assumed to be one NVLink domain."
     return doc.Document(
         body=(

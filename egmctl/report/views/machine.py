@@ -11,7 +11,7 @@ from egmctl.model.gpu import Gpu
 from egmctl.model.host import Nic
 from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.model.route import HOST_NAMES, Carrier, Egm, LinkKind, MemoryKind, Route
-from egmctl.report.document import Block, KeyValues, Level, Matrix, Section, table
+from egmctl.report.document import DocumentBlock, KeyValues, Level, Matrix, Section, table
 from egmctl.topology.memory_limit import memory_limit, own_memory
 from egmctl.units import counted, format_kernel_list, format_size, gpu_name, grouped, printable
 
@@ -79,7 +79,7 @@ def machine_section(machine: Machine) -> Section:
     return Section("Machine", partial(_machine, machine), folded=True, printed=True, note=note, level=Level.PAGE)
 
 
-def _machine(machine: Machine) -> Iterator[Block]:
+def _machine(machine: Machine) -> Iterator[DocumentBlock]:
     machine = redact(machine)
     yield KeyValues(tuple((name, value) for name, value in _facts(machine) if value))
     yield _gpus(machine)

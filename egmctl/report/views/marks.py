@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 from egmctl.dataclass import dataclass
 from egmctl.model.answer import State
-from egmctl.model.measurement import RunReport, Status
+from egmctl.model.measurement import MeasurementStatus, RunReport
 from egmctl.model.verdict import Grade
 from egmctl.report.document import Tone
 from egmctl.report.views.findings import tone_of
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class PathMark:
     """How a path or a class of paths is shown."""
 
     tone: Tone
@@ -25,19 +25,19 @@ class Mark:
     """The word after the number of such paths: ``3 of 12 slow``."""
 
 
-GRADES: Mapping[Grade, Mark] = {
-    Grade.FAIL: Mark(Tone.BAD, "!", "FAIL", "slow"),
-    Grade.WARN: Mark(Tone.WARN, "~", "WARN", "a little slow"),
+GRADES: Mapping[Grade, PathMark] = {
+    Grade.FAIL: PathMark(Tone.BAD, "!", "FAIL", "slow"),
+    Grade.WARN: PathMark(Tone.WARN, "~", "WARN", "a little slow"),
 }
 """The marks of grades that are problems; the others have none."""
-EXCUSED = Mark(tone_of(State.INCOMPLETE), "?", "EXCUSED", "slow beside others")
+EXCUSED = PathMark(tone_of(State.INCOMPLETE), "?", "EXCUSED", "slow beside others")
 """The mark of a path that is slow, but only while others used its GPU or the host: that is not known to be a fault."""
-UNMARKED = Mark(Tone.PLAIN)
-STATUSES = {Status.OK: Tone.PLAIN, Status.UNSTABLE: Tone.WARN, Status.WAIVED: Tone.DIM}
+UNMARKED = PathMark(Tone.PLAIN)
+STATUSES = {MeasurementStatus.OK: Tone.PLAIN, MeasurementStatus.UNSTABLE: Tone.WARN, MeasurementStatus.WAIVED: Tone.DIM}
 """The tones of measurements by how they ended; all else is bad."""
 
 
-def of_grade(grade: Grade, *, excused: bool = False) -> Mark:
+def of_grade(grade: Grade, *, excused: bool = False) -> PathMark:
     """Return the mark of a grade; of a problem that is excused, its own."""
     mark = GRADES.get(grade, UNMARKED)
     return EXCUSED if excused and mark is not UNMARKED else mark

@@ -20,7 +20,7 @@ def nccl_section(report: RunReport) -> Iterator[doc.Section]:
     nccl = report.nccl
     if nccl is None:
         return
-    blocks: list[doc.Block] = []
+    blocks: list[doc.DocumentBlock] = []
     if nccl.results:
         blocks.append(_table(nccl))
     lines = list(_lines(report, nccl))

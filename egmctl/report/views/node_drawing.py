@@ -87,7 +87,11 @@ def node_drawing(
     """
     few = len(topology.gpus) <= _PHONE_ROW
     nodes = len(node_text.devices_by_node(topology, {}))
-    size = _LARGE if large and few else _HALF if few and nodes <= _SIDES else _WIDE
+    size = _WIDE
+    if few and large:
+        size = _LARGE
+    elif few and nodes <= _SIDES:
+        size = _HALF
     if nodes > _SIDES:
         size = replace(size, host=_LARGE.column)
     return _Drawing(topology, rates or {}, faults, [list(topology.gpus)], size).drawing()
@@ -171,10 +175,10 @@ class _Drawing:
         """Whether a drawing above has the same switches."""
         self.topology, self.rates, self.faults, self.size = topology, rates, faults, size
         self.gpus = {label: topology.gpus[label] for row in rows for label in row}
-        self.link = size.link + size.rates * bool(rates)
+        self.link = size.link + size.rates if rates else size.link
         self.behind = _behind_switches(topology)
         self.nodes = [self.nodes_of(row, first=not again and row is rows[0]) for row in rows]
-        self.aside = _ASIDE * (len(rows) > 1)
+        self.aside = _ASIDE if len(rows) > 1 else 0
         widths = [self.placed(nodes) for nodes in self.nodes]
         self.width = max(*widths, size.least)
         self.card_height = 32 + _LINE * max(map(len, map(self.card_lines, self.gpus)), default=1)

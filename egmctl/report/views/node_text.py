@@ -177,7 +177,9 @@ def own_nvlinks(topology: Topology, gpu: Gpu) -> tuple[int, str]:
     links = [link for link in topology.links if f"GPU{gpu.index}" in (link.source, link.target)]
     short = active is None and any(link.nvlinks_expected for link in links)
     most = active or max(link.nvlinks or 0 for link in links)
-    return most, f" of {fewer[1]}" if fewer else "*" if short else ""
+    if fewer:
+        return most, f" of {fewer[1]}"
+    return most, "*" if short else ""
 
 
 def nvlink_states(gpu: Gpu) -> list[bool]:
@@ -189,7 +191,9 @@ def nvlink_states(gpu: Gpu) -> list[bool]:
 
 def switches_words(topology: Topology) -> str:
     count = len(topology.machine.switches or ())
-    return f"{count} NVSwitch{'es' * (count != 1)}" if count else "NVLink switches"
+    if not count:
+        return "NVLink switches"
+    return "1 NVSwitch" if count == 1 else f"{count} NVSwitches"
 
 
 def with_rate(words: str, gpu: Gpu, nvlinks: int) -> str:

@@ -19,7 +19,7 @@ from egmctl.topology.topology import Topology
 Rates = Mapping[tuple[str, str], Dot]
 """The measured GB/s by the labels of source and destination, ``("NUMA0", "GPU1")``, with the grades. Their
 labels are the shares of the links' rates."""
-Pairs = Mapping[tuple[str, str], Link]
+PairLinks = Mapping[tuple[str, str], Link]
 """The pairs of GPUs that NVLinks join."""
 TRUNK, SWITCH = 82, 34
 """The height of the space between GPUs and switches, and the least height of the switches' box."""
@@ -54,7 +54,10 @@ class Ports:
         """Return the class of a link by its verdict; a run that did not measure it says so by dots."""
         tones = [rate.tone for rate in rates if rate is not None]
         states = [state for tone, state in STATES.items() if tone in tones]
-        return " ".join(("link", *states[:1], *(["unmeasured"] if self.rates and not tones else [])))
+        looks = ["link", *states[:1]]
+        if self.rates and not tones:
+            looks.append("unmeasured")
+        return " ".join(looks)
 
     def words(self, rate: Dot) -> str:
         """Return the words for a measured rate, with its share of the nominal one where there is space."""
@@ -108,7 +111,7 @@ def trunk(ports: Ports, label: str, ends: tuple[float, float], top: float) -> It
     states = node_text.nvlink_states(gpu)
     count = f"{most} of {len(states)}" if len(states) >= most else f"{most}{missing}"
     look = "bad rate" if missing else "dim"
-    yield text(f"{count}{' NVLinks' * (not ports.narrow)}", x + 12, top + 22, look)
+    yield text(count if ports.narrow else f"{count} NVLinks", x + 12, top + 22, look)
     rate_words = node_text.with_rate("", gpu, most).strip()
     yield text(rate_words.removesuffix(" GB/s") if ports.narrow else rate_words, x + 12, top + 38, look)
     if states:
@@ -153,7 +156,7 @@ def switch(ports: Ports, x: float, y: float, width: float, *, again: bool) -> It
         yield text(f"and {more} more slow pairs", x + 12, y + 4, "bad")
 
 
-def direct(ports: Ports, links: Pairs, cards: float, bottom: float) -> tuple[list[Element], float]:
+def direct(ports: Ports, links: PairLinks, cards: float, bottom: float) -> tuple[list[Element], float]:
     """Return one line per pair of GPUs, the nearest pairs first, and the lower edge of the last.
 
     Parameters

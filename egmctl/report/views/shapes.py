@@ -81,7 +81,7 @@ def squares(states: Sequence[bool], x: float, y: float, width: float, *, small: 
     places = [(x + step * (n % columns), y + (step + 1) * (n // columns)) for n in range(len(states))]
     starts = [(left, top, min(columns, len(states) - n)) for n, (left, top) in enumerate(places) if n % columns == 0]
     row_paths = (f"M{left:g} {top + side / 2:g}h{step * count:g}" for left, top, count in starts)
-    yield element("path", d="".join(row_paths), class_=f"nvlinks{' small' * small}")
+    yield element("path", d="".join(row_paths), class_="nvlinks small" if small else "nvlinks")
     for number, (active, (left, top)) in enumerate(zip(states, places, strict=True)):
         if not active:
             cross = f"M{left:g} {top:g}l{side:g} {side:g}m0 {-side:g}l{-side:g} {side:g}"

@@ -65,11 +65,11 @@ def matrix_document(topology: Topology) -> doc.Document:
     whole = topo_document(topology)
     matrix = gpu_matrix(topology, [*topology.gpus, *topology.nics])
     matrix = replace(matrix, caption="", after=nic_names(topology))
-    body: tuple[doc.Block, ...] = (matrix, routes_matrix(topology), *_legend(topology))
+    body: tuple[doc.DocumentBlock, ...] = (matrix, routes_matrix(topology), *_legend(topology))
     return whole if topology.missing is not None else replace(whole, body=body)
 
 
-def _body(topology: Topology) -> Iterator[doc.Block]:
+def _body(topology: Topology) -> Iterator[doc.DocumentBlock]:
     lacking = topology.missing
     if lacking is not None:
         sentence = lacking.sentence.removesuffix(".")
@@ -163,7 +163,7 @@ def _sentences(topology: Topology) -> Iterator[str]:
         yield f"{blocked} of {len(topology.routes)} routes to host memory are blocked: see the notes."
     answer = topology.answer
     if not notes.intersection(_TONES) and answer.state is State.GOOD and not answer.causes:
-        known = "known " * any(link.kind is LinkClass.UNKNOWN for link in topology.links)
+        known = "known " if any(link.kind is LinkClass.UNKNOWN for link in topology.links) else ""
         yield f"No {known}link is degraded, no GPU hidden."
 
 
@@ -231,7 +231,7 @@ def _drawn(topology: Topology, width: int) -> Iterator[doc.Words]:
     return node_text(topology, width, faults(topology, topology.answer.causes))
 
 
-def _p2p(topology: Topology) -> Iterator[doc.Block]:
+def _p2p(topology: Topology) -> Iterator[doc.DocumentBlock]:
     """Yield a section with the P2P values that all pairs share, and a matrix, as in nvidia-smi, for the others."""
     alike = grouped(
         (matrix.source, f"{name} {matrix.value}")

@@ -19,7 +19,7 @@ _FEW = 8
 """The number of unread values that are named; JSON contains all of them."""
 
 
-def devices(topology: Topology) -> Iterator[doc.Block]:
+def devices(topology: Topology) -> Iterator[doc.DocumentBlock]:
     """Yield a note on GPU indices, the NUMA nodes, each GPU, the NICs, and the sources of a modelled machine."""
     numbers = "GPU indices are NVML's, as in nvidia-smi, whatever CUDA_VISIBLE_DEVICES says."
     yield doc.Paragraph(numbers, tone=Tone.DIM)

@@ -145,7 +145,7 @@ def _route_cell(topology: Topology, route: HostRoute) -> doc.Cell:
         tone = Tone.BAD if route.kind is RouteKind.BLOCKED else Tone.WARN
         return doc.Cell(route_words(topology, route), tone)
     is_own = topology.machine.gpu(route.gpu).host_numa_id == route.numa_node
-    own = "own " * (is_own and route.hops[0].link is LinkKind.C2C)
+    own = "own " if is_own and route.hops[0].link is LinkKind.C2C else ""
     name = f"{own}{symbol_of(route.hops, system=route.kind is RouteKind.C2C)}".replace(">", " -> ")
     rest = ""
     if route.to_sibling is not None:

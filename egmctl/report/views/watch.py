@@ -52,7 +52,7 @@ def watch_document(
         after=(*_above(sample.gpus), *_unknown(sample.gpus)),
     )
     minute = (_minute(sample, earlier, each, interval_s),) if len(earlier) > 1 else ()
-    body: tuple[doc.Block, ...] = (answer, table, *minute, doc.Paragraph(_NOTE, Tone.DIM))
+    body: tuple[doc.DocumentBlock, ...] = (answer, table, *minute, doc.Paragraph(_NOTE, Tone.DIM))
     return doc.Document(body=body)
 
 
@@ -119,7 +119,8 @@ def _answer(gpus: Sequence[GpuTraffic]) -> Iterator[str]:
     if idle := [name for name in _NAMES.values() if name in busiest and busiest[name][0] < _IDLE_GB_S]:
         yield f"{listed(idle)} idle"
     for name, unread in grouped((name, index) for index, name, link in links if link is None).items():
-        yield f"{name} unknown" + f" on GPU{format_kernel_list(unread)}" * (name in busiest)
+        where = f" on GPU{format_kernel_list(unread)}" if name in busiest else ""
+        yield f"{name} unknown{where}"
 
 
 def _of_rate(gb_s: float, rate_gb_s: float | None) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from egmctl.doctor.causes import WITHHELD
-from egmctl.model.answer import WORDS, Answer, Asked, Cause, Clauses, Gap, GapKind, State, worst
+from egmctl.model.answer import WORDS, Answer, Cause, Clauses, CommandQuestion, Gap, GapKind, State, worst
 from egmctl.model.bringup import Bringup
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import UNEXPLAINED, Finding, Status, root_causes
@@ -36,11 +36,13 @@ def of_bringup(bringup: Bringup, *, before: Diagnosis | None = None) -> Answer:
     diagnosis, run = bringup.diagnosis, bringup.run
     causes = _causes(diagnosis, run, before)
     gaps = tuple(_gaps(bringup, causes))
-    parts = [diagnosis.answer.state, *([] if run is None else [run.answer.state])]
+    parts = [diagnosis.answer.state]
+    if run is not None:
+        parts.append(run.answer.state)
     state = worst([*parts, *(cause.state for cause in causes), *(gap.kind.state for gap in gaps)])
     return Answer(
         state=state,
-        word=WORDS[Asked.BRINGUP][state],
+        word=WORDS[CommandQuestion.BRINGUP][state],
         sentence=_sentence(bringup, state, causes, gaps),
         causes=causes,
         gaps=gaps,

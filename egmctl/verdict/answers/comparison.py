@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from egmctl.model.answer import WORDS, Answer, Asked, Cause, Clauses, Gap, GapKind, State
+from egmctl.model.answer import WORDS, Answer, Cause, Clauses, CommandQuestion, Gap, GapKind, State
 from egmctl.model.comparison import Comparison, Outcome
 from egmctl.model.record import Command
 from egmctl.model.remedy import Remedy
@@ -49,7 +49,7 @@ def of_comparison(comparison: Comparison) -> Answer:
         else:
             told = Clauses.of(first.reason, sentence)
         step = Remedy(text=_STEPS.get(first.kind, "compare results of the same cases"))
-        word = WORDS[Asked.COMPARE][state]
+        word = WORDS[CommandQuestion.COMPARE][state]
         return Answer(state=state, word=word, sentence=told, causes=causes, gaps=gaps, next_step=step, counts=counts)
     return Answer(
         state=_STATES[gravest],

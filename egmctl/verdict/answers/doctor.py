@@ -8,7 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from egmctl.dataclass import dataclass
-from egmctl.model.answer import WORDS, Answer, Asked, Cause, Clauses, Gap, GapKind, PurposeAnswer, State, worst
+from egmctl.model.answer import (
+    WORDS,
+    Answer,
+    Cause,
+    Clauses,
+    CommandQuestion,
+    Gap,
+    GapKind,
+    PurposeAnswer,
+    State,
+    worst,
+)
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import TOLD, Guard, RootCause, Status, root_causes
 from egmctl.model.machine import OriginKind
@@ -29,7 +40,7 @@ def of_doctor(diagnosis: Diagnosis) -> Answer:
     if diagnosis.purposes_asked is None:
         return Answer(
             state=whole.state,
-            word=WORDS[Asked.DOCTOR][whole.state],
+            word=WORDS[CommandQuestion.DOCTOR][whole.state],
             sentence=_sentence(whole),
             causes=causes,
             gaps=whole.gaps,
@@ -137,7 +148,7 @@ def _nothing(diagnosis: Diagnosis, counts: Mapping[Status, int]) -> str | None:
 
 def _for_purpose(purpose: Guard, part: _Part, *, is_one: bool) -> PurposeAnswer:
     """Return the answer for a purpose; what is blocked is named by its place, and by the purpose if there are more."""
-    state, word = part.state, WORDS[Asked.PURPOSE][part.state]
+    state, word = part.state, WORDS[CommandQuestion.PURPOSE][part.state]
     if state is not State.BAD:
         return PurposeAnswer(purpose=purpose, state=state, word=f"{word} for {purpose}", sentence=_sentence(part))
     first, *others = part.bad

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from egmctl.model.answer import WORDS, Answer, Asked, Clauses, Gap, GapKind, State, worst
+from egmctl.model.answer import WORDS, Answer, Clauses, CommandQuestion, Gap, GapKind, State, worst
 from egmctl.model.comparison import Outcome
 from egmctl.model.finding import Status
 from egmctl.model.fleet import FleetReport, GroupLine, Reach, Readiness, Unready, UnreadyGpus, unready_words
@@ -23,7 +23,7 @@ def of_fleet(report: FleetReport) -> Answer:
     states = Counter(node.state for node in report.answers)
     return Answer(
         state=state,
-        word=WORDS[Asked.BRINGUP][state],
+        word=WORDS[CommandQuestion.BRINGUP][state],
         sentence=_sentence(report, states),
         causes=() if report.fabric is None or report.fabric.run is None else report.fabric.run.answer.causes,
         gaps=gaps,
@@ -45,7 +45,10 @@ def _states(report: FleetReport) -> Iterator[State]:
         # Beside other processes, or of a part of a run, nothing is proven; facts of other kinds of nodes prove nothing.
         proven = known & outcomes and compared.answer.state is not State.INCOMPLETE
         differs = compared.answer.state in (State.BAD, State.WARN)
-        yield State.BAD if proven else State.WARN if differs else State.GOOD
+        if proven:
+            yield State.BAD
+        else:
+            yield State.WARN if differs else State.GOOD
     yield State.WARN if any(item.slows for item in report.unlike) else State.GOOD
     if (readiness := report.readiness) is not None:
         lacks = readiness.expected not in (None, readiness.gpus)

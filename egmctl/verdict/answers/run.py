@@ -12,8 +12,7 @@ from egmctl.model.answer import Answer, Cause, Clauses, Gap, GapKind, State, wor
 from egmctl.model.doubt import DoubtReason, Effect
 from egmctl.model.finding import TOLD, UNEXPLAINED, Finding, Status, Waiver, WaiverKind
 from egmctl.model.kernel_log import LoggedFault
-from egmctl.model.measurement import Measurement, RunReport
-from egmctl.model.measurement import Status as Ended
+from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport
 from egmctl.model.nccl import NcclRun, NcclStatus
 from egmctl.model.remedy import Remedy
 from egmctl.model.route import Egm, LinkKind
@@ -85,7 +84,7 @@ def counts(report: RunReport) -> Mapping[str, int]:
     return {
         "paths": len({m.path for m in report.measurements}),
         "measurements": len(report.measurements),
-        **{f"measurements_{status}": statuses[status] for status in Ended if statuses[status]},
+        **{f"measurements_{status}": statuses[status] for status in MeasurementStatus if statuses[status]},
         "classes": sum(grades.values()),
         **{f"classes_{grade}": grades[grade] for grade in Grade if grades[grade]},
     }
@@ -169,8 +168,10 @@ def to_find(report: RunReport, numbers: Collection[int]) -> Remedy:
 
     worst = min(sorted(numbers), key=share)
     m = report.measurements[worst]
-    value = "" if m.headline is None else f" ({m.headline.median:.1f} {m.quantity.unit}"
-    value += f", {expected[worst]:.1f} expected)" if value and worst in expected else ")" * bool(value)
+    value = ""
+    if m.headline is not None:
+        against = f", {expected[worst]:.1f} expected" if worst in expected else ""
+        value = f" ({m.headline.median:.1f} {m.quantity.unit}{against})"
     indices = sorted(gpu.index for gpu in report.gpus if gpu.label in m.ends)
     look = f"egmctl doctor --active --gpus {','.join(map(str, indices))}" if indices else "egmctl doctor --active"
     text = f"Look for the cause of {m.path}{value} with {look!r}, then measure again"
@@ -200,7 +201,7 @@ def _gaps(report: RunReport, causes: Sequence[Cause], short: Shortfalls, *, whol
     measurements, verdict = report.measurements, report.verdict
     made = sum(m.measured for m in measurements)
     if report.interrupted:
-        waived = tuple(number for number, m in enumerate(measurements) if m.status is Ended.WAIVED)
+        waived = tuple(number for number, m in enumerate(measurements) if m.status is MeasurementStatus.WAIVED)
         parts = [f"{made} of {len(measurements)} measurements"] if measurements else []
         if report.nccl is not None and report.nccl.is_interrupted:
             parts.append(f"{len(report.nccl.results)} of {len(report.nccl.plan.collectives)} collectives of NCCL")
@@ -208,7 +209,7 @@ def _gaps(report: RunReport, causes: Sequence[Cause], short: Shortfalls, *, whol
         yield Gap(kind=GapKind.INTERRUPTED, reason=reason, measurements=waived)
     if short.lost or report.problems:
         yield _broke(report, sorted(short.lost), causes)
-    if not any(m.status is not Ended.WAIVED for m in measurements):
+    if not any(m.status is not MeasurementStatus.WAIVED for m in measurements):
         if not report.interrupted and not (report.nccl is not None and not measurements):
             yield _nothing(report, causes)
     elif not report.interrupted and (missed := _missed(report, causes, whole_node=whole_node)):
@@ -276,7 +277,9 @@ def _missed(report: RunReport, causes: Sequence[Cause], *, whole_node: bool) -> 
     A measurement leaves nothing unknown if one of its waivers says that there is nothing to measure. For a bench that
     is also so with a GPU that somebody else's job has.
     """
-    kinds = {*_GAPS, *((WaiverKind.GPU_HIDDEN,) if whole_node else ())}
+    kinds = {*_GAPS}
+    if whole_node:
+        kinds.add(WaiverKind.GPU_HIDDEN)
     if any(in_rack(machine, gpu) for machine in report.machines for gpu in machine.gpus or ()):
         kinds |= _OF_DOMAIN
     # CUDA_VISIBLE_DEVICES that does not do what it says is no choice.

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from egmctl.bench.path_class import is_lost
 from egmctl.dataclass import dataclass
-from egmctl.model.answer import WORDS, Asked, Cause, Clauses, Gap, GapKind, State
+from egmctl.model.answer import WORDS, Cause, Clauses, CommandQuestion, Gap, GapKind, State
 from egmctl.model.finding import UNEXPLAINED, Finding, Status, WaiverKind
-from egmctl.model.measurement import BROKEN, Measurement, RunReport
-from egmctl.model.measurement import Status as Ended
+from egmctl.model.measurement import BROKEN, Measurement, MeasurementStatus, RunReport
 from egmctl.model.nccl import NcclRun, NcclStatus
 from egmctl.model.remedy import Remedy
 from egmctl.model.verdict import BAD_GRADES, Culprit, Grade, RunVerdict
@@ -51,7 +50,7 @@ class Decided:
     def broken(self) -> list[Measurement]:
         """The measurements that failed for a known reason, those with corrupt data first."""
         broken = (m for m in self.report.measurements if m.status in BROKEN and not is_lost(m))
-        return sorted(broken, key=lambda m: m.status is not Ended.CORRUPT)
+        return sorted(broken, key=lambda m: m.status is not MeasurementStatus.CORRUPT)
 
     @property
     def corrupt(self) -> Cause | None:
@@ -74,7 +73,7 @@ def word(run: Decided) -> str:
         return "NO REFERENCE"
     if run.state in (State.GOOD, State.WARN) and not _judges(verdict):
         return "NO REFERENCE" if run.state is State.GOOD else "NO REFERENCE, WITH WARNINGS"
-    return WORDS[Asked.BENCH][run.state]
+    return WORDS[CommandQuestion.BENCH][run.state]
 
 
 def sentence(run: Decided) -> str:
@@ -115,7 +114,9 @@ def left_out(run: Decided) -> Iterator[str]:
     numbers = [
         number
         for number, m in enumerate(run.report.measurements)
-        if m.status is Ended.WAIVED and number not in missing and not (m.waivers and m.waivers[0].kind in _NOT_HERE)
+        if m.status is MeasurementStatus.WAIVED
+        and number not in missing
+        and not (m.waivers and m.waivers[0].kind in _NOT_HERE)
     ]
     if numbers and not run.report.interrupted:
         known = (cause_words(run.report, cause) for cause in run.causes if numbers[0] in cause.measurements)
@@ -155,13 +156,13 @@ def _what_is_bad(run: Decided) -> str:
     lacking = next((gap for gap in run.gaps if gap.reason not in fault), None)
     if lacking is None:
         return fault
-    return Clauses.of(fault, f"{WORDS[Asked.BENCH][lacking.kind.state]}: {lacking.reason}")
+    return Clauses.of(fault, f"{WORDS[CommandQuestion.BENCH][lacking.kind.state]}: {lacking.reason}")
 
 
 def _fault(run: Decided) -> str:
     """Return what is proven to be wrong: what failed, slow paths, or what kept paths from being measured."""
     broken = run.broken
-    if run.corrupt is not None and not (broken and broken[0].status is Ended.CORRUPT):
+    if run.corrupt is not None and not (broken and broken[0].status is MeasurementStatus.CORRUPT):
         # Slow and failed paths come after it, as after corrupt data of a link.
         return cause_words(run.report, run.corrupt)
     if broken:
@@ -227,7 +228,9 @@ def _where(culprits: Sequence[Culprit]) -> str:
     """Return the words on the GPUs that are outliers in the most classes, or on pairs if no single GPU is."""
     gpus = Counter(culprit.label for culprit in culprits if len(culprit.gpus) == 1)
     labels = [label for label, _ in (gpus or Counter(culprit.label for culprit in culprits)).most_common(_OUTLIERS)]
-    return f"{'the outliers touch' if gpus else 'outliers:'} {listed(labels)}" if labels else ""
+    if not labels:
+        return ""
+    return f"the outliers touch {listed(labels)}" if gpus else f"outliers: {listed(labels)}"
 
 
 def _warned(run: Decided, verdict: RunVerdict) -> tuple[str, ...]:
@@ -268,7 +271,7 @@ def next_step(run: Decided) -> Remedy | None:
 
 def _to_repair(run: Decided) -> Remedy:
     """Return what to do about slow or broken paths."""
-    if any(m.status is Ended.CORRUPT for m in run.broken):
+    if any(m.status is MeasurementStatus.CORRUPT for m in run.broken):
         return Remedy(text="drain the node: data arrived corrupt; 'egmctl doctor --active' shows where")
     if run.corrupt is not None:
         return _of_finding(run.corrupt.finding)

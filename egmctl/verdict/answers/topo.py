@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from egmctl.doctor.check import EVERYTHING
-from egmctl.model.answer import WORDS, Answer, Asked, Cause, Clauses, Gap, GapKind, State
+from egmctl.model.answer import WORDS, Answer, Cause, Clauses, CommandQuestion, Gap, GapKind, State
 from egmctl.model.finding import TOLD, Finding, Guard, RootCause, Status, root_causes
 from egmctl.model.machine import SECTION_VERSIONS, Machine
 from egmctl.topology.topology import SECTIONS, Topology
@@ -26,7 +26,7 @@ def of_topo(topology: Topology) -> Answer:
     if topology.missing is not None:
         gap = Gap(kind=GapKind.NOT_DETERMINED, reason=topology.missing.sentence.removesuffix("."))
         state = State.INCOMPLETE
-        return Answer(state=state, word=WORDS[Asked.DOCTOR][state], sentence=gap.reason, gaps=(gap,))
+        return Answer(state=state, word=WORDS[CommandQuestion.DOCTOR][state], sentence=gap.reason, gaps=(gap,))
     causes = tuple(
         Cause(finding=root.finding, status=Status.FAIL if topology.strict else root.finding.status)
         for root in _roots(topology)
@@ -34,12 +34,12 @@ def of_topo(topology: Topology) -> Answer:
     wrong = [cause for cause in causes if cause.state is not State.GOOD]
     if not wrong:
         notes = tuple(cause.title for cause in causes)
-        word = WORDS[Asked.DOCTOR][State.GOOD]
+        word = WORDS[CommandQuestion.DOCTOR][State.GOOD]
         return Answer(state=State.GOOD, word=word, sentence=topology.platform.line, causes=causes, notes=notes)
     more = f"and {several(len(wrong) - 1, 'more cause')}" if len(wrong) > 1 else ""
     return Answer(
         state=State.BAD if topology.strict else State.WARN,
-        word=WORDS[Asked.DOCTOR][State.BAD] if topology.strict else WITH_PROBLEMS,
+        word=WORDS[CommandQuestion.DOCTOR][State.BAD] if topology.strict else WITH_PROBLEMS,
         sentence=Clauses.of(wrong[0].title, more),
         causes=causes,
         next_step=wrong[0].finding.remedy,

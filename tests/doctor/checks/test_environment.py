@@ -18,12 +18,12 @@ from egmctl.facts.root import Root
 from egmctl.model.finding import Status
 from egmctl.model.host import Confinement, LibraryFailure
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Status as Ended
-from egmctl.model.probes import Outcome
+from egmctl.model.measurement import MeasurementStatus
+from egmctl.model.probes import ProbeOutcome
 from egmctl.model.record import Reason, Unread
 from egmctl.report.kinds import Format
 from egmctl.units import GIB, MIB
-from egmctl.verdict.bringup import bringup
+from egmctl.verdict.bringup import bringup_answer
 from egmctl.verdict.explain import with_causes
 from tests.answers import diagnose, render
 from tests.doctor.faults import Fault, changed, healthy
@@ -130,16 +130,16 @@ def test_it_explains_a_driver_that_fails_for_want_of_something(failure: LibraryF
 
 
 def test_it_explains_no_wrong_bytes() -> None:
-    probes = tuple(patched(probe, "", outcome=Outcome.CORRUPT) for probe in healthy().probes or ())
+    probes = tuple(patched(probe, "", outcome=ProbeOutcome.CORRUPT) for probe in healthy().probes or ())
     findings = diagnose(patched(limited(nofile=48), "", probes=probes), EVERYTHING, CHECKS).findings
     assert not [finding for finding in findings if "env.limits" in finding.explained_by]
 
 
-@pytest.mark.parametrize("status", [Ended.CRASHED, Ended.FAILED])
-def test_it_is_the_cause_of_measurements_that_broke(status: Ended) -> None:
+@pytest.mark.parametrize("status", [MeasurementStatus.CRASHED, MeasurementStatus.FAILED])
+def test_it_is_the_cause_of_measurements_that_broke(status: MeasurementStatus) -> None:
     machine = limited(shipped("hgx-h200x4"), nofile=48)
     made = with_causes(with_status(run_bench(WRITE, machine=machine), status, range(12)))
-    node = bringup(diagnose(machine, EVERYTHING, CHECKS), made)
+    node = bringup_answer(diagnose(machine, EVERYTHING, CHECKS), made)
     assert [cause.finding.check for cause in made.causes] == ["env.limits"]
     for result, word in ((made, "FAIL"), (node, "NO-GO")):
         words = " ".join(str(render(result, Format.TEXT)).split())

@@ -9,7 +9,7 @@ import pytest
 from egmctl.bench.peaks import Peak
 from egmctl.bench.plan.budget import free_bytes, most_bytes
 from egmctl.doctor.check import EVERYTHING
-from egmctl.doctor.explain import explained
+from egmctl.doctor.explain import explain_failures
 from egmctl.doctor.runner import CHECKS
 from egmctl.facts import device_memory
 from egmctl.facts.process import process
@@ -127,7 +127,7 @@ def test_buffers_are_planned_within_the_limit() -> None:
 )
 def test_explain_knows_a_limit_as_the_cause(machine: Machine, state: CauseState) -> None:
     failure = Failure(library=Library.CUDA, call="cuMemCreate", number=2)
-    (explanation,) = explained(ErrorLog(failures=(failure,)), diagnose(machine, EVERYTHING, CHECKS)).explanations
+    (explanation,) = explain_failures(ErrorLog(failures=(failure,)), diagnose(machine, EVERYTHING, CHECKS)).explanations
     (cause,) = [cause for cause in explanation.causes if "gpu.memory-limit" in cause.checks]
     assert cause.state is state
 

@@ -72,7 +72,7 @@ def test_unknown_c2c_leaves_a_small_bar1_unknown() -> None:
     assert run_one("rdma.bar1", machine, REQUIRED).status is Status.UNKNOWN
 
 
-@pytest.mark.parametrize("name", replay.names())
+@pytest.mark.parametrize("name", replay.machine_names())
 def test_no_shipped_machine_alarms(name: str) -> None:
     assert {each.status for each in run("rdma.bar1", shipped(name))} <= {Status.UNKNOWN, Status.SKIP}
 
