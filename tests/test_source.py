@@ -1,4 +1,8 @@
-"""What no line of egmctl does: import in a circle, or take names and labels apart that code has made."""
+"""What no line of egmctl does: import in a circle, take names apart that code has made, share a name, or pack a choice.
+
+Each class has a name of its own, so that nobody has to ask which one is meant. A condition does not multiply, and a
+conditional expression neither holds another one nor stands behind a star: plain statements are read at once.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,19 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.tiers import LONG
 
 
 @functools.cache
-def sources(root: Path = ROOT) -> Mapping[str, str]:
-    """Return the text of each module of the package below a folder, by the path there."""
-    return {str(path.relative_to(root)): path.read_text() for path in (root / "egmctl").rglob("*.py")}
+def sources(root: Path = ROOT, folder: str = "egmctl") -> Mapping[str, str]:
+    """Return the text of each module of a folder below another, by the path there."""
+    return {str(path.relative_to(root)): path.read_text() for path in (root / folder).rglob("*.py")}
+
+
+@functools.cache
+def tree_of(text: str) -> ast.Module:
+    """Return the syntax tree of a module, which no test changes."""
+    return ast.parse(text)
 
 
 def imported(node: ast.AST, names: set[str]) -> Iterator[str]:
@@ -39,7 +50,7 @@ def imported(node: ast.AST, names: set[str]) -> Iterator[str]:
 def circle(root: Path) -> list[str]:
     """Return modules that import each other, each the next one; none where there is no circle."""
     modules = {path[:-3].replace("/", ".").removesuffix(".__init__"): text for path, text in sources(root).items()}
-    graph = {name: set(imported(ast.parse(text), set(modules))) for name, text in modules.items()}
+    graph = {name: set(imported(tree_of(text), set(modules))) for name, text in modules.items()}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -98,7 +109,7 @@ def taken_apart(tree: ast.AST) -> Iterator[int]:
 
 def found_in(source: str) -> list[int]:
     # Most files name none of them, and need not be parsed.
-    return list(taken_apart(ast.parse(source))) if NAMED.search(source) else []
+    return list(taken_apart(tree_of(source))) if NAMED.search(source) else []
 
 
 def test_no_code_takes_names_and_labels_apart() -> None:
@@ -120,7 +131,7 @@ def test_it_sees_what_there_was() -> None:
 
 def bare_class_variables(text: str) -> list[int]:
     """Return the lines of annotations that are ClassVar without a type."""
-    nodes = ast.walk(ast.parse(text))
+    nodes = ast.walk(tree_of(text))
     return [
         node.lineno
         for node in nodes
@@ -131,3 +142,155 @@ def bare_class_variables(text: str) -> list[int]:
 def test_each_class_variable_has_a_type_without_which_python_3_10_refuses_the_annotation() -> None:
     assert {path: lines for path, text in sources().items() if (lines := bare_class_variables(text))} == {}
     assert bare_class_variables("class A:\n    x: ClassVar = 1\n    y: ClassVar[int] = 2\n") == [2]
+
+
+def public_classes(tree: ast.Module) -> Iterator[str]:
+    """Yield the classes and the aliases of types that a module defines for others. Constants are in capitals."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            names = [node.name]
+        elif isinstance(node, ast.Assign):
+            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+        else:
+            names = []
+        yield from (name for name in names if name[0].isupper() and not name.isupper())
+
+
+def named_twice(texts: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the classes that several modules define, each with the paths of the modules."""
+    paths: dict[str, list[str]] = {}
+    for path, text in texts.items():
+        for name in public_classes(tree_of(text)):
+            paths.setdefault(name, []).append(path)
+    return {name: found for name, found in paths.items() if len(found) > 1}
+
+
+def test_no_public_class_is_defined_twice() -> None:
+    assert named_twice(sources()) == {}
+
+
+def test_a_second_class_of_one_name_is_seen() -> None:
+    one = "class Status: ...\nclass _Row: ...\nR = TypeVar('R')\nSIZES = 1, 2\n"
+    assert named_twice({"one.py": one, "other.py": one.replace("class Status: ...", "Status = str | None")}) == {
+        "Status": ["one.py", "other.py"]
+    }
+
+
+RENAMED = re.compile(r"\b([A-Z]\w*[a-z]\w*) as (?!\1\b)\w+(?=[,\n])")
+"""A class with another name in an import."""
+
+
+def renamed_classes(text: str) -> list[int]:
+    """Return the lines of imports that give a class of egmctl another name."""
+    if not RENAMED.search(text):
+        # Most files rename none, and need not be parsed.
+        return []
+    return [
+        alias.lineno
+        for node in ast.walk(tree_of(text))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("egmctl")
+        for alias in node.names
+        if alias.asname and RENAMED.match(f"{alias.name} as {alias.asname},")
+    ]
+
+
+STILL_PACKED = {
+    "egmctl/bench/plan/cost.py",
+    "egmctl/bench/plan/paths.py",
+    "egmctl/bench/plan/placement.py",
+    "egmctl/bench/plan/ranks.py",
+    "egmctl/doctor/probes.py",
+    "tools/machine_models/gh200.py",
+}
+"""Files that have one such expression each. No other may join them."""
+EVERYWHERE = ("egmctl", "tools", pytest.param("tests", marks=LONG))
+
+
+@pytest.mark.parametrize("folder", ["egmctl", "tools", "tests"])
+def test_a_class_is_imported_by_its_name(folder: str) -> None:
+    found = {path: renamed_classes(text) for path, text in sources(ROOT, folder).items()}
+    assert {path: lines for path, lines in found.items() if lines} == {}
+
+
+def test_a_renamed_class_is_seen() -> None:
+    text = "from egmctl.model.finding import TOLD as FAULTS, Status as Found\nfrom egmctl.gpu import ucx as side\n"
+    assert renamed_classes(text) == [1]
+
+
+def is_condition(node: ast.expr, flags: set[str]) -> bool:
+    """Return whether an expression is surely true or false: a comparison, a negation, or a name of such a value."""
+    match node:
+        case ast.Compare() | ast.UnaryOp(op=ast.Not()) | ast.BoolOp(op=ast.And()):
+            return True
+        case ast.Call(func=ast.Name(id=name)):
+            return name in ("bool", "isinstance", "any", "all")
+        case ast.Name(id=name):
+            return name in flags
+    return False
+
+
+def flags_of(function: ast.FunctionDef) -> set[str]:
+    """Return the names that stand for conditions in a function: its parameters of type bool, and what it assigns."""
+    parameters = (*function.args.args, *function.args.kwonlyargs)
+    flags = {each.arg for each in parameters if isinstance(each.annotation, ast.Name) and each.annotation.id == "bool"}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and is_condition(node.value, set()):
+            flags.update(target.id for target in node.targets if isinstance(target, ast.Name))
+    return flags
+
+
+def packed(tree: ast.Module) -> list[int]:
+    """Return the lines with a condition that multiplies, or with a conditional that is nested or behind a star."""
+    found = set()
+    products: list[tuple[ast.BinOp, set[str]]] = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef():
+                inner = [one for one in ast.walk(node) if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mult)]
+                flags = flags_of(node) if inner else set()
+                products += [(product, flags) for product in inner]
+            case ast.BinOp(op=ast.Mult()):
+                products.append((node, set()))
+            case ast.IfExp():
+                choices = [one for one in ast.walk(node) if isinstance(one, ast.IfExp)]
+                if len(choices) > 1:
+                    found.add(node.lineno)
+            case ast.Starred(value=ast.IfExp()):
+                found.add(node.lineno)
+    for product, flags in products:
+        if is_condition(product.left, flags) or is_condition(product.right, flags):
+            found.add(product.lineno)
+    return sorted(found)
+
+
+@pytest.mark.parametrize("folder", EVERYWHERE)
+def test_no_expression_packs_a_choice(folder: str) -> None:
+    found = {path: lines for path, text in sources(ROOT, folder).items() if (lines := packed(tree_of(text)))}
+    assert {path: lines for path, lines in found.items() if path not in STILL_PACKED} == {}
+    unpacked = {path for path in STILL_PACKED if path.startswith(f"{folder}/")} - found.keys()
+    assert not unpacked, "these are plain now: take them out of STILL_PACKED"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'text = "s" * (count != 1)',
+        "parts += [note] * bool(note)",
+        "parts = (*own, *(others if several else ()))",
+        'word = "on" if value else "off" if value is False else "?"',
+        "text = f\"{'a' if one else 'b'}\" if both else \"\"",
+        "def words(*, small: bool) -> str:\n    return 'small' * small",
+        "def words(count: int) -> str:\n    several = count > 1\n    return 's' * several",
+    ],
+)
+def test_a_packed_expression_is_seen(line: str) -> None:
+    assert len(packed(tree_of(line))) == 1
+
+
+def test_plain_expressions_are_none() -> None:
+    plain = (
+        'words = "on" if value else "off"',
+        "line = '-' * width + (pool.free or 0) * pool.page_size_bytes",
+        "all_of = (*(names or known), *map(str, (1 if one else 2, 3 if two else 4)))",
+    )
+    assert [line for line in plain if packed(tree_of(line))] == []

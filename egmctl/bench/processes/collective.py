@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from egmctl.bench.processes.context import AllocatedBuffer, WorkerContext
 
 
-Part = TypeVar("Part")
+_Part = TypeVar("_Part")
 """A process' part of a task."""
 
 
@@ -160,7 +160,7 @@ class CollectiveStep:
         return self._gather(given, failed)
 
     def each(
-        self, parts: Sequence[Part], work: Callable[[Part], Any], *, begin: Callable[[Part], None] | None = None
+        self, parts: Sequence[_Part], work: Callable[[_Part], Any], *, begin: Callable[[_Part], None] | None = None
     ) -> list[list[Item]]:
         """Run functions for this process' part of each open task, as :meth:`do`, which see.
 

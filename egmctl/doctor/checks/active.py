@@ -112,59 +112,80 @@ def _verdict(machine: Machine, subject: str, probes: Sequence[Probe]) -> Finding
     """Return the finding for probes with the same outcome."""
     first = probes[0]
     evidence = tuple(Evidence(source=participants(machine, probe), value=probe.detail) for probe in probes[:4])
-    confidence = Confidence.HIGH
     match first.outcome:
-        case ProbeOutcome.OK if first.kind is ProbeKind.MANAGED_IPC:
-            return noted(f"{subject}: this driver makes one, which CUDA does not document; do not rely on it")
         case ProbeOutcome.OK:
-            moves_no_bytes = first.kind in (ProbeKind.IPC_EVENT, ProbeKind.PIDFD, ProbeKind.DMA_BUF)
-            note = _pcie_note(machine, probes) if first.numa_node is not None else ""
-            return passed(f"{subject}: {'works' if moves_no_bytes else 'every byte arrived, both ways'}", note=note)
+            return _worked(machine, subject, probes)
         case ProbeOutcome.NOT_RUN:
             return skipped(first.detail)
         case ProbeOutcome.CORRUPT:
             return failed(f"{subject}: bytes are wrong, though every call succeeded", SILENT, evidence=evidence)
-        case ProbeOutcome.ERROR if first.error_number is None and first.call in _NEW_CALLS:
-            return skipped(f"{subject}: {first.call} comes with CUDA 13.0 (driver 580)", evidence=evidence)
-        case ProbeOutcome.ERROR if first.error_number is None:
-            # No call returned an error: the library or its function is missing.
-            return unknown(f"{subject}: {first.detail}")
-        case ProbeOutcome.ERROR if (
-            first.kind is ProbeKind.MANAGED_IPC and (first.call, first.error_number) in _NO_HANDLE
-        ):
-            words = f"{subject}: the driver makes none, as CUDA documents; share memory of cudaMalloc or cuMemCreate"
-            return passed(words, evidence=evidence)
-        case ProbeOutcome.ERROR if first.kind is ProbeKind.MANAGED_IPC:
-            # Whether there is a handle stays open, and no program needs one.
-            failure = f"{first.call} failed: {first.error_name} ({first.error_number})"
-            return unknown(f"{subject}: {failure}", evidence=evidence)
         case ProbeOutcome.ERROR:
-            if reason := _missing_feature(machine, first):
-                return skipped(f"{subject}: {reason}", evidence=evidence)
-            if _takes_no_host_pool(first):
-                words = f"{subject}: {first.call} takes no pool of host memory here"
-                return noted(words, evidence=evidence, note=f"the chapter on EGM of NVIDIA's guide does so; {_BY_NAME}")
-            cause = _cause_of_error(machine, first)
-            confidence = Confidence.MEDIUM if cause else Confidence.LOW
-            failure, remedy = f"{first.call} failed: {first.error_name} ({first.error_number})", FAILING
-            if note := _not_needed(machine, first):
-                return skipped(
-                    f"{subject}: {failure}",
-                    evidence=evidence,
-                    cause=cause.cause if cause else "",
-                    remedy=cause.remedy if cause else remedy,
-                    confidence=confidence,
-                    note=note,
-                    blocks=_BLOCKS[first.kind],
-                )
-            if note := _other_registration(machine, first):
-                return noted(f"{subject}: {failure}", evidence=evidence, cause=cause.cause if cause else "", note=note)
+            return _refused(machine, subject, first, evidence)
         case _:
             cause = _cause_of_crash(machine, first) if first.outcome is ProbeOutcome.CRASHED else None
-            failure, remedy = ending_of(first), HANGING
+            return _fault(first, f"{subject}: {ending_of(first)}", HANGING, cause, evidence=evidence)
+
+
+def _worked(machine: Machine, subject: str, probes: Sequence[Probe]) -> Finding:
+    """Return the finding for probes that succeeded."""
+    first = probes[0]
+    if first.kind is ProbeKind.MANAGED_IPC:
+        return noted(f"{subject}: this driver makes one, which CUDA does not document; do not rely on it")
+    moves_no_bytes = first.kind in (ProbeKind.IPC_EVENT, ProbeKind.PIDFD, ProbeKind.DMA_BUF)
+    note = _pcie_note(machine, probes) if first.numa_node is not None else ""
+    return passed(f"{subject}: {'works' if moves_no_bytes else 'every byte arrived, both ways'}", note=note)
+
+
+def _refused(machine: Machine, subject: str, first: Probe, evidence: tuple[Evidence, ...]) -> Finding:
+    """Return the finding for a probe in which a call returned an error: that of the first condition that holds."""
+    if first.error_number is None:
+        # No call returned an error: the library or its function is missing.
+        if first.call in _NEW_CALLS:
+            return skipped(f"{subject}: {first.call} comes with CUDA 13.0 (driver 580)", evidence=evidence)
+        return unknown(f"{subject}: {first.detail}")
+    failure = f"{subject}: {first.call} failed: {first.error_name} ({first.error_number})"
+    if first.kind is ProbeKind.MANAGED_IPC:
+        if (first.call, first.error_number) in _NO_HANDLE:
+            words = f"{subject}: the driver makes none, as CUDA documents; share memory of cudaMalloc or cuMemCreate"
+            return passed(words, evidence=evidence)
+        # Whether there is a handle stays open, and no program needs one.
+        return unknown(failure, evidence=evidence)
+    if reason := _missing_feature(machine, first):
+        return skipped(f"{subject}: {reason}", evidence=evidence)
+    if _takes_no_host_pool(first):
+        words = f"{subject}: {first.call} takes no pool of host memory here"
+        return noted(words, evidence=evidence, note=f"the chapter on EGM of NVIDIA's guide does so; {_BY_NAME}")
+    cause = _cause_of_error(machine, first)
+    confidence = Confidence.MEDIUM if cause else Confidence.LOW
+    if note := _not_needed(machine, first):
+        return skipped(
+            failure,
+            evidence=evidence,
+            cause=cause.cause if cause else "",
+            remedy=cause.remedy if cause else FAILING,
+            confidence=confidence,
+            note=note,
+            blocks=_BLOCKS[first.kind],
+        )
+    if note := _other_registration(machine, first):
+        return noted(failure, evidence=evidence, cause=cause.cause if cause else "", note=note)
+    return _fault(first, failure, FAILING, cause, confidence, evidence=evidence)
+
+
+def _fault(
+    first: Probe,
+    summary: str,
+    remedy: Remedy,
+    cause: KnownCause | None,
+    confidence: Confidence = Confidence.HIGH,
+    *,
+    evidence: tuple[Evidence, ...],
+) -> Finding:
+    """Return a failure; its remedy is that of its cause, if that is known."""
     # Whether NICs reach GPU memory matters to those only who use it.
-    return (warned if first.kind is ProbeKind.DMA_BUF else failed)(
-        f"{subject}: {failure}",
+    problem = warned if first.kind is ProbeKind.DMA_BUF else failed
+    return problem(
+        summary,
         cause.remedy if cause else remedy,
         evidence=evidence,
         cause=cause.cause if cause else "",

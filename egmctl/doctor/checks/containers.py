@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
 from egmctl.doctor.findings import as_root, fact, noted, passed, unknown, warned
 from egmctl.doctor.situation import NO_NVIDIA_GPU, in_container
 from egmctl.model.finding import Guard
-from egmctl.model.host import Driver, System
+from egmctl.model.host import CdiSpecification, ContainerEngine, Driver, System
 from egmctl.model.machine import Machine
 from egmctl.model.remedy import Remedy
 
@@ -44,33 +46,43 @@ def _gpu_containers(machine: Machine, _scope: Scope) -> Verdicts:
     for engine in engines:
         words = {True: "NVIDIA's runtime", False: "no NVIDIA runtime", None: "not read"}[engine.nvidia_runtime]
         yield fact(engine.name, words)
-    loaded = driver.module_version
-    # After an update of the driver its old module stays loaded, and a new specification is of the new files.
-    installed = {loaded, driver.driver_version}
-    stale = [
-        s
-        for s in specifications
-        if s.driver_versions and loaded is not None and installed.isdisjoint(s.driver_versions)
-    ]
+    stale = _stale(driver, specifications)
     for specification in stale:
         versions = ", ".join(specification.driver_versions or ())
-        summary = f"{specification.path} is of driver {versions}, and {loaded} is loaded"
+        summary = f"{specification.path} is of driver {versions}, and {driver.module_version} is loaded"
         cause = (
             "containers get GPUs and no libraries, or do not start: the specification names files that an update of "
             "the driver removed (https://github.com/podman-container-tools/podman/issues/26233)"
         )
         yield warned(summary, _renewal(specification.path, refresh=containers.cdi_refresh is True), cause=cause)
-    if stale:
-        return
+    if not stale:
+        yield from _ways(driver, specifications, engines, has_toolkit=toolkit)
+
+
+def _stale(driver: Driver, specifications: Sequence[CdiSpecification]) -> list[CdiSpecification]:
+    """Return the specifications of another driver than the loaded one.
+
+    After an update of the driver its old module stays loaded, and a new specification is of the new files.
+    """
+    if driver.module_version is None:
+        return []
+    installed = {driver.module_version, driver.driver_version}
+    return [each for each in specifications if each.driver_versions and installed.isdisjoint(each.driver_versions)]
+
+
+def _ways(
+    driver: Driver, specifications: Sequence[CdiSpecification], engines: Sequence[ContainerEngine], *, has_toolkit: bool
+) -> Verdicts:
+    """Yield the finding on how containers get GPUs, if no specification is stale: the first condition that holds."""
     without = [engine.name for engine in engines if engine.nvidia_runtime is False]
     by_runtime = any(engine.nvidia_runtime for engine in engines)
     if any(specification.driver_versions is None for specification in specifications):
         yield unknown("a CDI specification was not read")
-    elif specifications and loaded is None:
+    elif specifications and driver.module_version is None:
         yield unknown("whether the CDI specifications are of the loaded driver: its version was not read")
-    elif specifications or (toolkit and by_runtime):
+    elif specifications or (has_toolkit and by_runtime):
         yield passed("containers can be given the GPUs")
-    elif not toolkit:
+    elif not has_toolkit:
         skip("the NVIDIA Container Toolkit is not installed")
     elif not engines:
         skip("no container engine runs here, and no CDI specification names a libcuda")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from egmctl.dataclass import dataclass
 from egmctl.doctor import situation
 from egmctl.doctor.check import Expectation, Scope, Verdicts, check, skip
@@ -25,6 +27,7 @@ from egmctl.model.finding import Guard, on_gpus
 from egmctl.model.gpu import Fabric, Gpu
 from egmctl.model.host import Driver, FabricManager, System
 from egmctl.model.machine import Machine
+from egmctl.model.record import BusId
 from egmctl.model.remedy import Need, Remedy
 from egmctl.topology.access import DENIED
 from egmctl.topology.platform import in_chassis, in_rack
@@ -150,56 +153,114 @@ def _health(info: Fabric) -> Verdicts:
         yield passed("registered in the fabric", note="the driver reports nothing of the fabric's health here")
 
 
+@dataclass(frozen=True, slots=True)
+class _Members:
+    """The GPUs in scope by what was read of their NVLink domain. Each is in one of the first four groups."""
+
+    wanted: bool
+    """Whether the user expects an NVLink domain."""
+    unread: tuple[Gpu, ...]
+    """It was not read whether they are in a domain, or in which."""
+    unregistered: tuple[Gpu, ...]
+    outside: tuple[Gpu, ...]
+    """They are registered, but should be in a domain and are in none."""
+    inside: tuple[Gpu, ...]
+    registered: tuple[Gpu, ...]
+    """Those of the last two groups, in their order in scope."""
+    infos: Mapping[BusId, Fabric]
+    """What NVML reports of those that are registered."""
+
+    def info(self, gpu: Gpu) -> Fabric:
+        """Return what NVML reports of a registered GPU."""
+        return self.infos[gpu.bus_id]
+
+
+def _members(machine: Machine, scope: Scope, expected: Expectation) -> _Members:
+    wanted = expected.domain or (expected.reference is not None and situation.in_domain(expected.reference))
+    gpus = situation.answering_gpus(machine, scope)
+    infos: dict[BusId, Fabric] = {}
+    unread: list[Gpu] = []
+    unregistered: list[Gpu] = []
+    outside: list[Gpu] = []
+    inside: list[Gpu] = []
+    for gpu in gpus:
+        info = situation.fabric(gpu)
+        if _unread(gpu, wanted=wanted):
+            unread.append(gpu)
+        elif info is None or not info.registered:
+            unregistered.append(gpu)
+        else:
+            infos[gpu.bus_id] = info
+            is_lost = not info.has_clique and (wanted or in_rack(machine, gpu))
+            group = outside if is_lost else inside
+            group.append(gpu)
+    return _Members(
+        wanted=wanted,
+        unread=tuple(unread),
+        unregistered=tuple(unregistered),
+        outside=tuple(outside),
+        inside=tuple(inside),
+        registered=tuple(gpu for gpu in gpus if gpu.bus_id in infos),
+        infos=infos,
+    )
+
+
 @check("fabric.domain", Guard.FABRIC, Guard.P2P, Guard.EGM)
 def _domain(machine: Machine, scope: Scope) -> Verdicts:
     expected = scope.expectation or Expectation()
-    wanted = expected.domain or (expected.reference is not None and situation.in_domain(expected.reference))
-    gpus = situation.answering_gpus(machine, scope)
-    unread = [gpu for gpu in gpus if _unread(gpu, wanted=wanted)]
-    infos = {
-        gpu.bus_id: info for gpu in gpus if gpu not in unread and (info := situation.fabric(gpu)) and info.registered
-    }
-    registered = [gpu for gpu in gpus if gpu.bus_id in infos]
-    types = {bus_id: _types(info) for bus_id, info in infos.items()}
-    for (identity, words), members in situation.group_by(
-        registered, lambda gpu: (infos[gpu.bus_id].identity, types[gpu.bus_id])
-    ):
-        yield fact(f"{INFO}({on_gpus(members).label})", f"cluster {identity[0] or 'none'}, clique {identity[1]}{words}")
-    outside = [gpu for gpu in registered if not infos[gpu.bus_id].has_clique and (wanted or in_rack(machine, gpu))]
-    inside = [gpu for gpu in registered if gpu not in outside]
-    for gpu in unread:
-        yield unknown(f"the NVLink domain or clique of these GPUs was not read ({_unread(gpu, wanted=wanted)})", gpu)
-    for gpu in outside:
-        problem = failed if wanted or inside else warned
-        reason = "clique 0" if infos[gpu.bus_id].clique_id == 0 else "no cluster UUID"
+    members = _members(machine, scope, expected)
+    by_identity = situation.group_by(
+        members.registered, lambda gpu: (members.info(gpu).identity, _types(members.info(gpu)))
+    )
+    for (identity, words), gpus in by_identity:
+        yield fact(f"{INFO}({on_gpus(gpus).label})", f"cluster {identity[0] or 'none'}, clique {identity[1]}{words}")
+    yield from _without_domain(machine, members)
+    if members.inside:
+        yield from _within_domain(machine, members, expected)
+    if expected.domain_gpus is not None:
+        yield unknown(f"whether the domain has {expected.domain_gpus} GPUs: 'egmctl fleet' counts them on all nodes")
+    elif not (members.registered or members.unread or members.wanted or any(map(_is_away, members.unregistered))):
+        skip("no GPU is registered in a fabric")
+
+
+def _without_domain(machine: Machine, members: _Members) -> Verdicts:
+    """Yield the findings on GPUs that are in no NVLink domain, or of which that is unknown."""
+    for gpu in members.unread:
+        reason = _unread(gpu, wanted=members.wanted)
+        yield unknown(f"the NVLink domain or clique of these GPUs was not read ({reason})", gpu)
+    for gpu in members.outside:
+        problem = failed if members.wanted or members.inside else warned
+        reason = "clique 0" if members.info(gpu).clique_id == 0 else "no cluster UUID"
         yield problem(f"outside the NVLink domain ({reason})", REJOIN, gpu, cause=ALONE, blocks=(Guard.FABRIC,))
-    unregistered = [gpu for gpu in gpus if gpu not in (*registered, *unread)]
-    for gpu in unregistered:
-        if wanted:
+    for gpu in members.unregistered:
+        if members.wanted:
             yield failed("in no NVLink domain: not registered in a fabric", _manager_of(machine), gpu)
         elif _is_away(gpu):
             text = "outside the NVLink domain: in a slot of a rack, and not registered in its fabric"
             yield warned(text, REJOIN, gpu, cause=ALONE, blocks=(Guard.FABRIC,))
+
+
+def _within_domain(machine: Machine, members: _Members, expected: Expectation) -> Verdicts:
+    """Yield the finding on the GPUs that are registered and not outside: the first condition that holds."""
+    inside = members.inside
+    identities = {members.info(gpu).identity for gpu in inside}
+    types = {_types(members.info(gpu)) for gpu in inside} - {""}
     # A document has the pseudonym of the cluster.
     cluster, clique = expected.clique or ("", 0)
-    identities = {infos[gpu.bus_id].identity for gpu in inside}
+    is_elsewhere = bool(cluster) and identities.isdisjoint(((cluster, clique), (replace_uuids(cluster), clique)))
     if len(identities) > 1:
         text = "Put the tray's GPUs into one partition of the fabric manager (NMX-C), then reset them."
         remedy = as_root(text, Need.GPU_RESET)
         cause = "GPUs of different cliques cannot be peers, nor import each other's fabric handles"
         yield failed("the GPUs of this node are in different NVLink domains or cliques", remedy, cause=cause)
-    elif inside and cluster and identities.isdisjoint(((cluster, clique), (replace_uuids(cluster), clique))):
+    elif is_elsewhere:
         yield failed("in another NVLink domain or clique than expected", REJOIN, inside)
-    elif len({types[gpu.bus_id] for gpu in inside} - {""}) > 1:
+    elif len(types) > 1:
         yield noted("in one clique for pointers, but in different ones for multicast or logical endpoints", inside)
-    elif inside and situation.in_domain(machine):
+    elif situation.in_domain(machine):
         yield passed("in one clique of one NVLink domain", inside)
-    elif inside:
+    else:
         yield passed("the fabric is this node's own", inside, note="there is no multi-node NVLink here")
-    if expected.domain_gpus is not None:
-        yield unknown(f"whether the domain has {expected.domain_gpus} GPUs: 'egmctl fleet' counts them on all nodes")
-    elif not (registered or unread or wanted or any(map(_is_away, unregistered))):
-        skip("no GPU is registered in a fabric")
 
 
 def _is_away(gpu: Gpu) -> bool:

@@ -8,7 +8,7 @@ from egmctl.dataclass import dataclass
 from egmctl.doctor.check import Scope, Verdicts, check, end, findings_on, known, skip
 from egmctl.doctor.findings import as_root, fact, failed, noted, passed, remove_option, skipped, todo, unknown, warned
 from egmctl.doctor.situation import coherent, fabric, mode_without_peers, usable, virtual
-from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Status, on_gpus, on_nics, on_pairs
+from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Place, Status, on_gpus, on_nics, on_pairs
 from egmctl.model.gpu import Gpu, GpuPair
 from egmctl.model.host import Bridge, Driver, PcieLink, PciFunction, Process, System
 from egmctl.model.kernel_log import DriverMessage
@@ -43,6 +43,7 @@ _EGM_ADDRESS = as_root(
     Need.NO_DOMAIN_JOBS,
     look="dmesg | grep 'EGM fabric address'",
 )
+_JOINED = "these GPUs are joined by NVLink"
 _ONE_GPU = todo("Use a node with several GPUs.")
 _WITHOUT_P2P = todo("Use GPUs below one PCIe switch or with NVLink, or let the library copy through host memory.")
 _Wrong = tuple[tuple[str, str], ...]
@@ -87,68 +88,137 @@ def _wrong(pair: GpuPair) -> _Wrong:
     return () if pair.reason_of("can_access_peer") in not_asked else _SILENT_CUDA
 
 
+@dataclass(frozen=True, slots=True)
+class _LikePairs:
+    """Pairs of GPUs with the same answers of the driver, and what decides how they are judged."""
+
+    place: Place
+    wrong: _Wrong
+    refused: _Refusal | None
+    nvlinks: tuple[int | None, ...]
+    """The number of NVLinks of each pair; ``None`` if it was not read."""
+    cuda_asks: bool
+    """Whether CUDA refuses P2P over PCIe for settings of IOMMU or ACS."""
+
+    @property
+    def has_nvlink(self) -> bool:
+        """Whether NVLink joins the GPUs of a pair."""
+        return any(self.nvlinks)
+
+    @property
+    def links_unread(self) -> bool:
+        """Whether it was not read of a pair if NVLink joins its GPUs."""
+        return None in self.nvlinks
+
+    @property
+    def codes(self) -> tuple[tuple[str, str], ...]:
+        """The statuses that were reported. One that was not does not hide the others."""
+        return tuple((name, code) for name, code in self.wrong if code != "?")
+
+    @property
+    def reasons(self) -> str:
+        """The meanings of the reported statuses."""
+        return "; ".join(dict.fromkeys(MEANINGS.get(code, code) for _, code in self.codes))
+
+    @property
+    def statuses(self) -> tuple[Evidence, ...]:
+        """All statuses as evidence."""
+        if self.wrong == _CUDA_ONLY:
+            return fact(f"{P2P_STATUS}(read, write)", "OK"), fact("cuDeviceCanAccessPeer", "0")
+        return tuple(
+            fact(f"{P2P_STATUS}({name})", f"{code}: {MEANINGS.get(code, 'not read')}") for name, code in self.wrong
+        )
+
+    @property
+    def summary(self) -> str:
+        """What is refused, and why by the driver's statuses."""
+        if self.wrong == _CUDA_ONLY:
+            return "CUDA refuses P2P that NVML allows: copies are staged in host memory"
+        return f"no P2P {' and '.join(name for name, _ in self.codes)}: {self.reasons}"
+
+
 def _verdict(
     machine: Machine, wrong: _Wrong, refused: _Refusal | None, pairs: list[tuple[Gpu, Gpu, GpuPair]]
 ) -> Finding:
-    ends, nvlinks = [(source, target) for source, target, _ in pairs], [pair.nvlink_count for *_, pair in pairs]
+    """Return the finding of the first condition that holds for pairs with the same answers."""
+    ends = [(source, target) for source, target, _ in pairs]
     gpus = {gpu.bus_id: gpu for pair in ends for gpu in pair}
     all_pairs = len(ends) == len(gpus) * (len(gpus) - 1)
     place = on_gpus(gpus.values()) if all_pairs else on_pairs(ends)
-    has_nvlink, links_unread = any(nvlinks), None in nvlinks
     cuda_asks = ((machine.driver or Driver()).cuda_driver_version or 0) >= CUDA_ASKS
-    override = ((machine.process or Process()).environment or {}).get(OVERRIDE)
-    if not wrong and cuda_asks and override == "1" and not all(nvlinks):
-        sentence = "P2P is allowed, but CUDA was told not to check IOMMU and ACS: bytes may be lost over PCIe"
-        return noted(sentence, place, evidence=(fact(OVERRIDE, override),))
+    like = _LikePairs(place, wrong, refused, tuple(pair.nvlink_count for *_, pair in pairs), cuda_asks)
     if not wrong:
-        return passed(
-            f"the driver allows P2P, read and write, over {'NVLink' if all(nvlinks) else 'PCIe or NVLink'}", place
-        )
+        return _allowed(machine, like)
     if wrong == _SILENT_CUDA:
         return unknown("NVML allows P2P, and cuDeviceCanAccessPeer did not answer", place)
-    # Statuses that NVML did not report do not hide those that it did.
-    codes = [(name, code) for name, code in wrong if code != "?"]
-    evidence = tuple(fact(f"{P2P_STATUS}({name})", f"{code}: {MEANINGS.get(code, 'not read')}") for name, code in wrong)
-    reasons = "; ".join(dict.fromkeys(MEANINGS.get(code, code) for _, code in codes))
-    summary = f"no P2P {' and '.join(name for name, _ in codes)}: {reasons}"
-    cause = "these GPUs are joined by NVLink" if has_nvlink else ""
-    status, confidence = Status.FAIL, Confidence.HIGH
-    if not codes:
-        return unknown("NVML did not report the state of P2P", place, evidence=evidence)
-    if wrong == _CUDA_ONLY:
-        evidence = (fact(f"{P2P_STATUS}(read, write)", "OK"), fact("cuDeviceCanAccessPeer", "0"))
-        summary = "CUDA refuses P2P that NVML allows: copies are staged in host memory"
-    if any(code == "DR" for _, code in codes):
-        remedy = remove_option("RMDisableP2P or PeerMappingOverride (in NVreg_RegistryDwords)")
-    elif has_nvlink and refused is not None:
-        # A deliberately set mode is no fault of the node.
-        status, remedy = Status.NOTE if refused.chosen else Status.FAIL, refused.remedy
-        evidence, cause = (*evidence, *refused.evidence), f"{cause}; {refused.cause}"
-        confidence = refused.confidence
-    elif has_nvlink or wrong == _CUDA_ONLY:
-        remedy = todo(
-            "See nvlink.links, gpu.mig, gpu.vgpu, gpu.cc-mode and the kernel log.", look="nvidia-smi topo -p2p r"
+    if not like.codes:
+        return unknown("NVML did not report the state of P2P", place, evidence=like.statuses)
+    if any(code == "DR" for _, code in like.codes):
+        return _no_p2p(
+            like, Status.FAIL, remove_option("RMDisableP2P or PeerMappingOverride (in NVreg_RegistryDwords)")
         )
-        status = Status.FAIL if has_nvlink else Status.WARN
-        if cuda_asks and not has_nvlink:
-            cause = "since CUDA 13.5, CUDA also refuses P2P over PCIe for settings of IOMMU or ACS"
-            remedy = todo(f"See pcie.iommu and pcie.acs. {OVERRIDE}=1 lifts the refusal: only where p2p.verify passes.")
-        if cuda_asks and links_unread:
-            cause, confidence = f"possibly: {cause}; whether NVLink joins these GPUs was not read", Confidence.LOW
-            remedy = todo("See whether NVLink joins them; if not, pcie.iommu and pcie.acs.", look="nvidia-smi topo -m")
-    else:
-        status, remedy = Status.SKIP, _WITHOUT_P2P
-        summary = f"these GPUs have no P2P over PCIe: {reasons}"
-        if links_unread:
-            status, summary = Status.UNKNOWN, f"no P2P ({reasons}); whether NVLink joins these GPUs was not read"
+    if like.has_nvlink and refused is not None:
+        # A deliberately set mode is no fault of the node.
+        status = Status.NOTE if refused.chosen else Status.FAIL
+        return _no_p2p(like, status, refused.remedy, cause=f"{_JOINED}; {refused.cause}", by=refused)
+    if like.has_nvlink or wrong == _CUDA_ONLY:
+        return _unexplained(like)
+    if like.links_unread:
+        summary = f"no P2P ({like.reasons}); whether NVLink joins these GPUs was not read"
+        return _no_p2p(like, Status.UNKNOWN, _WITHOUT_P2P, summary)
+    return _no_p2p(like, Status.SKIP, _WITHOUT_P2P, f"these GPUs have no P2P over PCIe: {like.reasons}")
+
+
+def _allowed(machine: Machine, like: _LikePairs) -> Finding:
+    """Return the finding on pairs that have P2P."""
+    override = ((machine.process or Process()).environment or {}).get(OVERRIDE)
+    if all(like.nvlinks):
+        return passed("the driver allows P2P, read and write, over NVLink", like.place)
+    if like.cuda_asks and override == "1":
+        sentence = "P2P is allowed, but CUDA was told not to check IOMMU and ACS: bytes may be lost over PCIe"
+        return noted(sentence, like.place, evidence=(fact(OVERRIDE, override),))
+    return passed("the driver allows P2P, read and write, over PCIe or NVLink", like.place)
+
+
+def _unexplained(like: _LikePairs) -> Finding:
+    """Return the finding on pairs that lack P2P which they should have, and no other fact says why."""
+    status = Status.FAIL if like.has_nvlink else Status.WARN
+    over_pcie = like.cuda_asks and not like.has_nvlink
+    cause = _JOINED if like.has_nvlink else ""
+    if over_pcie:
+        cause = "since CUDA 13.5, CUDA also refuses P2P over PCIe for settings of IOMMU or ACS"
+    if like.cuda_asks and like.links_unread:
+        remedy = todo("See whether NVLink joins them; if not, pcie.iommu and pcie.acs.", look="nvidia-smi topo -m")
+        cause = f"possibly: {cause}; whether NVLink joins these GPUs was not read"
+        return _no_p2p(like, status, remedy, cause=cause, confidence=Confidence.LOW)
+    if over_pcie:
+        remedy = todo(f"See pcie.iommu and pcie.acs. {OVERRIDE}=1 lifts the refusal: only where p2p.verify passes.")
+        return _no_p2p(like, status, remedy, cause=cause)
+    remedy = todo("See nvlink.links, gpu.mig, gpu.vgpu, gpu.cc-mode and the kernel log.", look="nvidia-smi topo -p2p r")
+    return _no_p2p(like, status, remedy, cause=cause)
+
+
+def _no_p2p(
+    like: _LikePairs,
+    status: Status,
+    remedy: Remedy,
+    summary: str | None = None,
+    *,
+    cause: str | None = None,
+    confidence: Confidence = Confidence.HIGH,
+    by: _Refusal | None = None,
+) -> Finding:
+    """Return a finding on pairs without P2P; its evidence and confidence are also those of the reason that matches."""
+    if cause is None:
+        cause = _JOINED if like.has_nvlink else ""
     return Finding(
         status=status,
-        summary=summary,
+        summary=like.summary if summary is None else summary,
         remedy=remedy,
-        place=place,
-        evidence=evidence,
+        place=like.place,
+        evidence=like.statuses if by is None else (*like.statuses, *by.evidence),
         cause=cause,
-        confidence=confidence,
+        confidence=confidence if by is None else by.confidence,
         blocks=(Guard.P2P,),
     )
 
