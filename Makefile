@@ -52,7 +52,7 @@ lint: $(TOOLS) ## Check style, types, import directions, spelling and words
 	$(BIN)/python tools/terms.py
 
 # Files that a tool in tools/ writes, then output of commands: goldens, frozen answers, README examples and pictures.
-GENERATORS := make_schemas model_machines bench_reference doctor_reference man_page
+GENERATORS := assemble make_schemas bench_reference doctor_reference man_page
 regenerate: $(TOOLS) ## Regenerate all generated files; review the diff before you commit it
 	set -e; for tool in $(GENERATORS); do PYTHONPATH=. $(BIN)/python tools/$$tool.py; done
 	EGMCTL_WRITE_GOLDEN=1 EGMCTL_UPDATE_README=1 $(BIN)/pytest -q -n 2 --dist loadfile $(GENERATED_BY_TESTS)

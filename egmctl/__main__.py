@@ -12,10 +12,11 @@ from typing import NoReturn
 INTERRUPTED = 130
 """The value of ``egmctl.errors.ExitCode.INTERRUPTED``, which is not imported yet."""
 
-OBJECTS_UNTIL_COLLECTED = 100_000
+OBJECTS_UNTIL_COLLECTED = 300_000
 """The number of new objects after which Python looks for circles of garbage; its default is 700. Records refer to
 others in one direction only and are freed without it, and the plan of 72 GPUs has a million objects, which it looked
-through again and again: a fifth of the CPU time of ``bench --list``. Garbage takes at most some 10 MB more."""
+through again and again: a fifth of the CPU time of ``bench --list``. ``topo`` of 4 GPUs makes fewer and takes a tenth
+less. Garbage takes at most some 30 MB more."""
 
 
 def main() -> NoReturn:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import io
 import json
 import os
 import runpy
@@ -22,11 +23,10 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 ROOT = Path(__file__).resolve().parent.parent
 _STAND_IN = ROOT / "tests" / "stand_in.py"
@@ -73,7 +73,7 @@ class CommandServer:
             "little": little,
             "cgroups": [str(cgroup) for cgroup in cgroups],
         }
-        with self._lock, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        with self._lock, _in_memory("out") as out, _in_memory("err") as err:
             server = self._started()
             server.settimeout(None)
             socket.send_fds(server, [json.dumps(request).encode()], [out.fileno(), err.fileno()])
@@ -137,6 +137,11 @@ SERVER = CommandServer()
 def fits(changes: Mapping[str, str | None]) -> bool:
     """Say whether a command with these variables may be a fork: none of them steers the interpreter itself."""
     return not any(name.startswith(_OF_THE_INTERPRETER) for name in changes if name != "PYTHONPATH")
+
+
+def _in_memory(name: str) -> BinaryIO:
+    """Return a new file without a place on a disk, where making two for each command takes the time of a small one."""
+    return os.fdopen(os.memfd_create(name), "w+b")
 
 
 def _text(file: Any) -> str:
@@ -213,6 +218,7 @@ def _keep(stand_in: socket.socket) -> tuple[list[str], bool]:
         os.setpgid(0, 0)
         os.sched_setaffinity(0, request["cpus"])
         command = _become(request, fds)
+        _wait_patiently()
         # Those of the server know whether its own files can seek.
         sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
         sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace")
@@ -233,6 +239,16 @@ def _keep(stand_in: socket.socket) -> tuple[list[str], bool]:
             os._exit(0)
 
 
+def _wait_patiently() -> None:
+    """Have a rank that waits for others leave them the CPUs: in tests there are more ranks than CPUs.
+
+    On a node each rank has CPUs, and looks for messages every millisecond, at first without a pause.
+    """
+    from egmctl.mpi import communicator
+
+    communicator._SPIN_S, communicator._PAUSE_MS = 0.0, 5
+
+
 def _run(little: bool) -> None:
     from tests import forked
     from tests.little import measure_little
@@ -244,22 +260,33 @@ def _run(little: bool) -> None:
 
 
 def _warm_up() -> None:
-    """Read once what each command would read again: the fields of records, and the texts of checks and messages."""
+    """Do once what each command would do again: read the fields of records, texts, profiles; plan and judge a run."""
     from egmctl.doctor.check import EVERYTHING
     from egmctl.doctor.runner import CHECKS, diagnose
     from egmctl.driver.messages import messages
     from egmctl.driver.signatures import signatures
     from egmctl.facts import replay
     from egmctl.facts.redact import redact
-    from egmctl.model.codec import _reading
-    from egmctl.model.measurement import RunReport
 
     machine = replay.load("gb200-tray")
     diagnose(redact(machine), EVERYTHING, CHECKS)
     replay.text(machine)
-    _reading(RunReport)
     messages()
     signatures()
+    run = str(ROOT / "tests" / "data" / "runs" / "standard-2xh200.json.gz")
+    _rehearse("doctor", "--machine", "gb200-tray")
+    _rehearse("bench", "--machine", "gb200-tray", "--dry-run")
+    _rehearse("show", run)
+    _rehearse("show", run, "--json")
+
+
+def _rehearse(*words: str) -> None:
+    """Run a command that measures nothing in this process, unheard; the commands that follow begin as if it had not."""
+    from egmctl.cli import app, output
+
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        app.run(words)
+    output.emitted = output.muted = output.relayed = False
 
 
 if __name__ == "__main__":

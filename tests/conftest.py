@@ -134,9 +134,15 @@ def pytest_unconfigure() -> None:
     SERVER.close()
 
 
+def pytest_collection() -> None:
+    """Collect no garbage while tests are collected: nearly all that is made then stays."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Have the garbage collector leave alone what is there now, which is a million objects, and stays."""
     gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import dataclasses
 import functools
 import gc
 import importlib
@@ -25,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest import mock
 
 _LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
 _SCRIPTS = ("/launch/child.py", "/fake/program.py")
@@ -146,19 +148,29 @@ def _load_libraries() -> None:
 
 @functools.cache
 def import_all() -> None:
-    """Import what commands and their children import when they run."""
+    """Import what commands and their children import when they run, and compile what they compile at first use."""
     import egmctl
 
     for module in pkgutil.walk_packages(egmctl.__path__, "egmctl."):
         if not module.name.startswith(("egmctl.__main__", "egmctl.launch.child")):
-            importlib.import_module(module.name)
+            for value in vars(importlib.import_module(module.name)).values():
+                if isinstance(value, type) and dataclasses.is_dataclass(value):
+                    # egmctl.dataclass compiles it when it is first asked for.
+                    _ = value.__init__
     import_bindings()
+    import_numpy()
 
 
 def import_bindings() -> None:
     """Import the driver's bindings, which load no library yet."""
     for name in ("cuda.bindings.driver", "cuda.bindings.nvrtc", "pynvml"):
         importlib.import_module(name)
+
+
+def import_numpy() -> None:
+    """Import numpy, which takes a child as long as all else that it does, without threads of its BLAS, as there."""
+    with mock.patch.dict(os.environ, OPENBLAS_NUM_THREADS="1"):
+        importlib.import_module("numpy")
 
 
 @contextmanager

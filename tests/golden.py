@@ -1,12 +1,26 @@
-"""Golden files: ``EGMCTL_WRITE_GOLDEN=1 pytest ...`` writes them anew; look at the difference before committing it."""
+"""Golden files: ``EGMCTL_WRITE_GOLDEN=1 pytest ...`` writes them anew; look at the difference before committing it.
+
+Goldens and examples of the guide have ``...`` for counts of checks (:func:`without_counts`), so that a new check
+changes only those which it is about.
+"""
 
 from __future__ import annotations
 
 import difflib
 import os
+import re
 from pathlib import Path
 
 import pytest
+
+_PASSED = re.compile(
+    r"\d+ checks passed(?:,\s+\d+\s+(?:assumed|not\s+determined|do\s+not\s+apply|does\s+not\s+apply))*"
+)
+
+
+def without_counts(text: str) -> str:
+    """Return an output with ``...`` for how many checks passed, were not determined or do not apply."""
+    return _PASSED.sub("...", text)
 
 
 def compare(found: str, golden: Path) -> None:

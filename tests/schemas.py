@@ -14,7 +14,10 @@ import jsonschema_rs
 from tests.conftest import ROOT
 
 FOLDER = ROOT / "docs/schemas"
-SCHEMAS = {path.name.removesuffix(".schema.json"): json.loads(path.read_text()) for path in FOLDER.glob("*.json")}
+FILES = {path.name: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
+"""All schemas by the names of their files: those of documents, and those of the records in them."""
+SCHEMAS = {name.removesuffix(".schema.json"): schema for name, schema in FILES.items() if name.endswith(".schema.json")}
+"""The schemas of documents by name."""
 InvalidDocument = jsonschema_rs.ValidationError
 
 
@@ -30,6 +33,10 @@ def fits(document: Any, name: str) -> bool:
 
 @functools.cache
 def _validator(name: str) -> jsonschema_rs.Draft202012Validator:
-    files = [(f"{other}.schema.json", schema) for other, schema in SCHEMAS.items()]
-    registry = jsonschema_rs.Registry(files, draft=jsonschema_rs.Draft202012)
-    return jsonschema_rs.Draft202012Validator(SCHEMAS[name], registry=registry)
+    return jsonschema_rs.Draft202012Validator(SCHEMAS[name], registry=_registry())
+
+
+@functools.cache
+def _registry() -> jsonschema_rs.Registry:
+    schemas = [(schema["$id"], schema) for schema in FILES.values()]
+    return jsonschema_rs.Registry(schemas, draft=jsonschema_rs.Draft202012)

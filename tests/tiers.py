@@ -25,6 +25,9 @@ LONG = pytest.mark.long
 FUZZ = pytest.mark.fuzz
 
 PROGRAMS = {
+    "as": ("as", "binutils"),
+    "aarch64-linux-gnu-as": ("aarch64-linux-gnu-as", "binutils-aarch64-linux-gnu"),
+    "x86_64-linux-gnu-as": ("x86_64-linux-gnu-as", "binutils-x86-64-linux-gnu"),
     "cc": ("cc", "gcc libc6-dev"),
     "chromium": ("chromium", "chromium"),
     "groff": ("groff", "groff-base"),

@@ -1,5 +1,7 @@
 """Writes the JSON Schemas of ``docs/schemas/`` from the model's types and the docstrings of their fields.
 
+``NAME.schema.json`` is of a document. It refers to records that several documents may hold, in ``MODULE.records.json``.
+
 python tools/make_schemas.py            write them
 python tools/make_schemas.py --check    write nothing; exit 1 if a file is not what would be written
 """
@@ -14,8 +16,9 @@ import json
 import sys
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from enum import Enum
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -26,90 +29,133 @@ from egmctl.journal import events
 from egmctl.journal.events import JOURNAL_SCHEMA
 from egmctl.model.answer import Answer
 from egmctl.model.codec import field_types
+from egmctl.model.kernel_log import KernelEvent
 from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin
-from egmctl.model.measurement import RunReport
+from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.profile import PROFILE_SCHEMA, Profile
 from egmctl.model.record import Command, Shown, Spelling
 from egmctl.report.kinds import CASES, COST, EVIDENCE, KINDS, MATCH, PLAN, WATCH
 
 SCHEMAS = ROOT / "docs" / "schemas"
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+ADDRESS = "https://egmctl.invalid/schemas/"
+"""What ``$id`` begins with. It names a file and is never fetched: no host can be called so (RFC 6761, section 6.4)."""
 
 
 def main(arguments: list[str]) -> int:
     """Return the exit code."""
-    made = {
-        "machine": machine_schema(),
+    records = Records()
+    documents = {
+        "machine": machine_schema(records),
         "profile": profile_schema(),
-        "error": command_schema(ERROR_SCHEMA, None),
-        "journal": journal_schema(),
+        "error": command_schema(ERROR_SCHEMA, None, records),
+        "journal": journal_schema(records),
     }
     for kind in KINDS:
         record = resolve_name(kind.record)
         name = record.SCHEMA.removeprefix("egmctl.").partition("/")[0]
-        made[name] = command_schema(
+        documents[name] = command_schema(
             record.SCHEMA,
             record,
+            records,
             one_machine=kind.name in list(Command) or kind in (EVIDENCE, MATCH, CASES, PLAN, COST, WATCH),
         )
-    texts = {SCHEMAS / f"{name}.schema.json": json.dumps(schema, indent=1) + "\n" for name, schema in made.items()}
-    return max([settle(arguments, path, text, "tools/make_schemas.py") for path, text in texts.items()])
+    schemas = {f"{name}.schema.json": schema for name, schema in documents.items()}
+    schemas[ENVELOPE] = envelope_schema(records)
+    for file, definitions in records.files.items():
+        schemas[file] = {
+            "description": "Records that the schemas of documents refer to.",
+            "$defs": dict(sorted(definitions.items())),
+        }
+    made = {SCHEMAS / name: _text(name, schema) for name, schema in schemas.items()}
+    settled = [settle(arguments, path, text, "tools/make_schemas.py") for path, text in made.items()]
+    return max(*settled, _leave_only(set(made), arguments))
 
 
-class Definitions(dict[str, Any]):
-    """The schemas of dataclasses by name. A second class of the same name gets its module's: ``evidence.Evidence``."""
+def _text(name: str, schema: Mapping[str, Any]) -> str:
+    return json.dumps({"$schema": DIALECT, "$id": f"{ADDRESS}{name}", **schema}, indent=1) + "\n"
 
-    def __init__(self) -> None:
-        super().__init__()
+
+def _leave_only(made: Set[Path], arguments: list[str]) -> int:
+    """Remove the files of records that are no more, or with ``--check`` report them; return the exit code."""
+    left_over = sorted(set(SCHEMAS.iterdir()) - made)
+    if arguments != ["--check"]:
+        for path in left_over:
+            path.unlink()
+        return 0
+    for path in left_over:
+        sys.stderr.write(f"{path} is nothing that tools/make_schemas.py writes\n")
+    return 1 if left_over else 0
+
+
+class Records:
+    """The schemas of dataclasses, each once, in the file of the module that has the class.
+
+    So one more field changes one file, whichever documents hold the record.
+
+    Parameters
+    ----------
+    file
+        The one file of all of them instead; ``""`` is the file that refers to them.
+    """
+
+    def __init__(self, file: str | None = None) -> None:
+        self.files: dict[str, dict[str, Any]] = {}
+        """The definitions of each file, by the names of their classes."""
+        self._file = file
         self._classes: dict[str, type] = {}
 
-    def name_of(self, kind: type) -> str:
-        """Return the name of a class in the definitions."""
-        name = kind.__name__
-        if self._classes.setdefault(name, kind) is not kind:
-            name = f"{kind.__module__.rpartition('.')[2]}.{name}"
-        return name
+    def reference(self, record: type) -> dict[str, str]:
+        """Return a reference to the schema of a dataclass.
+
+        Raises
+        ------
+        ValueError
+            Another class has its place: of the same name, in a module of the same name.
+        """
+        name = record.__name__
+        file = f"{record.__module__.rpartition('.')[2]}.records.json" if self._file is None else self._file
+        place = f"{file}#/$defs/{name}"
+        if place not in self._classes:
+            self._classes[place] = record
+            self.files.setdefault(file, {})[name] = _record(record, self)
+        if self._classes[place] is not record:
+            raise ValueError(f"{record} and {self._classes[place]} would both be {place}")
+        return {"$ref": place}
 
 
-def machine_schema() -> dict[str, Any]:
+def machine_schema(records: Records) -> dict[str, Any]:
     """Return the schema of the documents of ``egmctl snapshot``.
 
     It requires only the keys that a reader needs, and allows unknown keys, as readers do.
     """
-    definitions = Definitions()
-    machine = _record(Machine, definitions)
-    properties = {
-        "schema": {"const": MACHINE_SCHEMA},
-        "egmctl": {"type": "string", "description": "Version of the tool that wrote the document."},
-        **machine["properties"],
-    }
     return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": MACHINE_SCHEMA,
-        "description": machine["description"],
-        "type": "object",
-        "properties": properties,
-        "required": ["schema", *machine["required"]],
-        "$defs": definitions,
+        **records.reference(Machine),
+        "properties": {
+            "schema": {"const": MACHINE_SCHEMA},
+            "egmctl": {"type": "string", "description": "Version of the tool that wrote the document."},
+        },
+        "required": ["schema"],
     }
 
 
 def profile_schema() -> dict[str, Any]:
-    """Return the schema of a profile, applied to the parsed TOML. Unknown keys are errors, as for egmctl."""
-    definitions = Definitions()
-    profile = _record(Profile, definitions)
+    """Return the schema of a profile, applied to the parsed TOML.
+
+    Unknown keys are errors, as for egmctl. They are none in results, so this schema has its own definitions.
+    """
+    records = Records("")
+    profile = _record(Profile, records)
     profile["properties"]["schema"] = {"const": PROFILE_SCHEMA}
+    definitions = dict(sorted(records.files[""].items()))
     for record in (profile, *definitions.values()):
         record["additionalProperties"] = False
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": PROFILE_SCHEMA,
-        **profile,
-        "$defs": definitions,
-    }
+    return {"title": PROFILE_SCHEMA, **profile, "$defs": definitions}
 
 
-def journal_schema() -> dict[str, Any]:
-    """Return the schema of one line of a journal; parts of a bench result refer to the schema of the bench."""
+def journal_schema(records: Records) -> dict[str, Any]:
+    """Return the schema of one line of a journal."""
     number, text = {"type": "integer"}, {"type": "string"}
 
     def event(word: str, **properties: dict[str, Any]) -> dict[str, Any]:
@@ -119,9 +165,6 @@ def journal_schema() -> dict[str, Any]:
             "required": ["line", "event", *properties, "crc32"],
         }
 
-    def of_bench(name: str) -> dict[str, Any]:
-        return {"$ref": f"bench.schema.json#/$defs/{name}"}
-
     task = {
         "type": "object",
         "properties": {"number": number, "task": {"type": "object"}},
@@ -129,7 +172,6 @@ def journal_schema() -> dict[str, Any]:
     }
     first = {"schema": {"const": JOURNAL_SCHEMA}, "egmctl": text, "bench": {"const": RunReport.SCHEMA}, "steps": number}
     return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": JOURNAL_SCHEMA,
         "description": "One line of the journal of a bench: docs/bench.md. The first line, number 0, is the event "
         "state, which is written again at the run's end; the next two are the event begin, whose result is a report "
@@ -142,10 +184,10 @@ def journal_schema() -> dict[str, Any]:
                 cut=_or_null(text),
                 mentioned={"type": "boolean"},
             ),
-            event(events.BEGIN, **first, result=of_bench("RunReport")),
+            event(events.BEGIN, **first, result=records.reference(RunReport)),
             event("step", tasks={"type": "array", "items": task}),
-            event("measurement", number=number, measurement=of_bench("Measurement")),
-            event("kernel", events={"type": "array", "items": of_bench("KernelEvent")}),
+            event("measurement", number=number, measurement=records.reference(Measurement)),
+            event("kernel", events={"type": "array", "items": records.reference(KernelEvent)}),
             event("note", text=text),
             event("problem", text=text),
         ],
@@ -156,8 +198,10 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-def command_schema(name: str, result_type: type | None, *, one_machine: bool = True) -> dict[str, Any]:
-    """Return the schema of the documents that a command writes with ``--json``: the envelope and the result in it.
+def command_schema(
+    name: str, result_type: type | None, records: Records, *, one_machine: bool = True
+) -> dict[str, Any]:
+    """Return the schema of the documents that a command writes with ``--json``: the envelope, and what is in it.
 
     Parameters
     ----------
@@ -165,47 +209,54 @@ def command_schema(name: str, result_type: type | None, *, one_machine: bool = T
         The value of the document's key ``schema``.
     result_type
         The dataclass of the key ``result``; ``None``: the key is null, because the command had no result.
+    records
+        Gets the schema of the result's dataclass.
     one_machine
         Whether the result is about one machine. If not, the key ``machine`` is null.
     """
-    definitions = Definitions()
-    origin = _schema(Origin, definitions) if one_machine else {"type": "null"}
-    result = {"type": "null"} if result_type is None else _schema(result_type, definitions)
-    has_answer = result_type is not None and issubclass(result_type, Shown)
-    answer = _or_null(_schema(Answer, definitions)) if has_answer else {"type": "null"}
-    if result_type is None:
-        origin = {"anyOf": [origin, {"type": "null"}]}
+    properties: dict[str, Any] = {"schema": {"const": name}}
+    if result_type is None or not issubclass(result_type, Shown):
+        properties["answer"] = {"type": "null"}
+    if result_type is not None:
+        properties["machine"] = {"type": "object" if one_machine else "null"}
+    properties["result"] = {"type": "null"} if result_type is None else records.reference(result_type)
+    return {"title": name, "$ref": ENVELOPE, "properties": properties}
+
+
+ENVELOPE = "envelope.records.json"
+
+
+def envelope_schema(records: Records) -> dict[str, Any]:
+    """Return the schema of what the documents of all commands have in common."""
+    text = {"type": "string"}
     error = {
         "type": "object",
-        "properties": {"code": {"type": "string"}, "message": {"type": "string"}, "details": {"type": "object"}},
+        "properties": {"code": text, "message": text, "details": {"type": "object"}},
         "required": ["code", "message", "details"],
     }
     properties = {
-        "schema": {"const": name},
-        "tool": {"type": "string"},
+        "schema": text,
+        "tool": text,
         "exit_code": {"type": "integer"},
-        "answer": answer,
-        "machine": origin,
+        "answer": _or_null(records.reference(Answer)),
+        "machine": _or_null(records.reference(Origin)),
         "errors": {"type": "array", "items": error},
-        "result": result,
+        "result": {"type": ["object", "null"]},
     }
     return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": name,
         "description": "docs/json.md says what the keys of the envelope mean.",
         "type": "object",
         "properties": properties,
         "required": list(properties),
-        "$defs": definitions,
     }
 
 
-def _record(cls: Any, definitions: Definitions) -> dict[str, Any]:
-    """Return the schema of a dataclass, and add those of its fields' dataclasses to ``definitions``."""
+def _record(cls: Any, records: Records) -> dict[str, Any]:
+    """Return the schema of a dataclass, and add those of its fields' dataclasses to ``records``."""
     descriptions = {name: text for base in reversed(cls.__mro__) for name, text in _field_docstrings(base).items()}
     properties = {}
     for name, kind in field_types(cls).items():
-        properties[name] = _schema(kind, definitions)
+        properties[name] = _schema(kind, records)
         if name in descriptions:
             properties[name]["description"] = descriptions[name]
     missing = dataclasses.MISSING
@@ -217,33 +268,29 @@ def _record(cls: Any, definitions: Definitions) -> dict[str, Any]:
     }
 
 
-def _schema(kind: Any, definitions: Definitions) -> dict[str, Any]:
+def _schema(kind: Any, records: Records) -> dict[str, Any]:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
-        schema = _schema(arguments[0], definitions)
+        schema = _schema(arguments[0], records)
         for mark in arguments[1:]:
             if isinstance(mark, Spelling):
                 schema |= {"pattern": f"^({mark.pattern})$", "examples": [mark.example]}
         return schema
     if origin in (typing.Union, types.UnionType):
         (only,) = [option for option in arguments if option is not type(None)]
-        schema = _schema(only, definitions)
+        schema = _schema(only, records)
         if "type" in schema and "enum" not in schema:
             return schema | {"type": [schema["type"], "null"]}
         return {"anyOf": [schema, {"type": "null"}]}
     if origin is Sequence or (origin is tuple and arguments[1:] == (Ellipsis,)):
-        return {"type": "array", "items": _schema(arguments[0], definitions)}
+        return {"type": "array", "items": _schema(arguments[0], records)}
     if origin is tuple:
-        items = [_schema(argument, definitions) for argument in arguments]
+        items = [_schema(argument, records) for argument in arguments]
         return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
     if origin is Mapping:
-        return {"type": "object", "additionalProperties": _schema(arguments[1], definitions)}
+        return {"type": "object", "additionalProperties": _schema(arguments[1], records)}
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        name = definitions.name_of(kind)
-        if name not in definitions:
-            definitions[name] = {}
-            definitions[name] = _record(kind, definitions)
-        return {"$ref": f"#/$defs/{name}"}
+        return dict(records.reference(kind))
     if issubclass(kind, Enum):
         return {"type": "string", "enum": [member.value for member in kind]}
     return {"type": {str: "string", int: "integer", float: "number", bool: "boolean"}[kind]}

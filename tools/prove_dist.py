@@ -4,7 +4,7 @@
 Each artefact must give the same results as the wheel beside it in this virtual environment: the same text for recorded
 machines, and the same checks and measurements with the same outcomes on the fake driver. An exit code is not enough: an
 artefact that cannot start its child processes runs half of the checks and exits with 0. An overlay shows what an
-installation leaves behind. First, the architecture and requirements of all files are checked (proof/portable.py).
+installation leaves behind. First, all files are checked: architecture, requirements, byte code (proof/portable.py).
 
 Needs root, debootstrap, cc and, for an rpm, rpm2archive. Another architecture than this machine's also needs
 qemu-user-static, mmdebstrap and a cross compiler, and is slow. ``make prove`` tests this machine's architecture;
@@ -16,9 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -28,7 +26,7 @@ import tempfile
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -41,8 +39,6 @@ ROOT = Path(__file__).resolve().parent.parent
 RECORDED = "hgx-h200x4"
 FORMS = ("folder", "deb", "rpm")
 USERS = {"root": 0, "user": 1000}
-LEAST_ROUNDS, ROUNDS = 3, 20
-"""How often the start of a command is timed at least, and at most until it is within its limit."""
 SMALL = ("--gpus", "0,1", "--numa", "0", "--size", "1M", "--samples", "1", "--copies", "1", "--json")
 COMMANDS = {
     "version": ("--version",),
@@ -136,10 +132,6 @@ class Reference:
         }
         """The expected outcome of each command."""
 
-    def start_up(self) -> float:
-        """Return the CPU seconds of ``--version``."""
-        return start_up(lambda script: self._run(["sh", "-c", script], {}), shlex.join([*self._command, "--version"]))
-
     def _run(self, command: Sequence[str], more: dict[str, str]) -> subprocess.CompletedProcess[str]:
         Path(NODE, "calls.log").unlink(missing_ok=True)
         env = {**os.environ, **more}
@@ -182,7 +174,7 @@ def prove(
     on_node
         Whether the fake node can be used there.
     native
-        Whether it runs without emulation, which changes times and some system calls.
+        Whether it runs without emulation, which changes some system calls.
     """
     began = time.monotonic()
     with overlay(root) as (merged, written):
@@ -206,16 +198,6 @@ def prove(
                 if not native:
                     result, expected = emulated(result), emulated(expected)
                 tally.check(f"{label}: {name} as {user}", result == expected, _difference(expected, result, done))
-        if native:
-            version = f"{artefact.command} --version"
-            took = base = math.inf
-            # What else the machine does only makes a start longer, so the least of some rounds counts, in turns.
-            for number in range(1, ROUNDS + 1):
-                took = min(took, start_up(lambda script: inside.run(script, 1000, {}), version))
-                base = min(base, reference.start_up())
-                if number >= LEAST_ROUNDS and took < 1.3 * base:
-                    break
-            tally.check(f"{label}: starts within 1.3 times", took < 1.3 * base, f"{took:.3f} s for {base:.3f} s")
         if artefact.form in ("deb", "rpm"):
             links = "test -e /usr/share/bash-completion/completions/egmctl -a -s /usr/share/doc/egmctl/guide/doctor.md"
             tally.check(f"{label}: guide and completion", inside.run(links, 0, {}).returncode == 0)
@@ -285,14 +267,6 @@ def outcome(name: str, done: subprocess.CompletedProcess[str]) -> Any:
     else:
         counts = Counter((finding["check"], finding["status"]) for finding in result["findings"])
     return done.returncode, dict(counts)
-
-
-def start_up(run: Callable[[str], subprocess.CompletedProcess[str]], command: str) -> float:
-    """Return the mean CPU seconds of five runs. Other load raises it: compare the least of some rounds."""
-    loop = f"for i in 1 2 3 4 5; do {command} >/dev/null; done; times"
-    minutes_seconds = re.findall(r"([0-9]+)m([0-9.]+)s", run(loop).stdout)
-    # Two times of the shell come first, then two of its children: user and system.
-    return sum(60 * int(minutes) + float(seconds) for minutes, seconds in minutes_seconds[2:]) / 5
 
 
 def _fake_node() -> dict[str, str]:

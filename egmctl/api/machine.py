@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from egmctl import launch
 from egmctl.errors import NothingToDo
-from egmctl.facts.collect import DEADLINE_S, collect
 from egmctl.facts.redact import redact
 from egmctl.facts.replay import load, machine_names
 from egmctl.model.codec import from_json, to_json
@@ -46,7 +45,12 @@ def read_machine(
     UsageError
         If there is no such machine, section or process.
     """
-    return collect(sections, cuda=cuda, pid=pid) if name is None else load(name)
+    if name is not None:
+        return load(name)
+    # What reads a node takes long to import, and a machine to replay needs none of it.
+    from egmctl.facts.collect import collect
+
+    return collect(sections, cuda=cuda, pid=pid)
 
 
 def topology_of(
@@ -95,6 +99,8 @@ def traffic(gpus: str = "all", interval_s: float = 1.0) -> Generator[TrafficSamp
     ChildFailed
         If a call of NVML crashes or hangs.
     """
+    from egmctl.facts.collect import DEADLINE_S, collect
+
     node = collect(("host", "gpus", "driver"), cuda=False)
     if nothing := missing(node):
         raise NothingToDo(nothing.sentence)

@@ -28,8 +28,9 @@ LOG_FILE = "CUDA_LOG_FILE"
 """The variable that makes CUDA write its error log (since CUDA 12.9, driver 575)."""
 LOG_PART = 8 << 20
 """The number of bytes that are read of the beginning and of the end of that log."""
-_CALL = re.compile(r"(cu|cuda(?!Error)|nvml)[A-Z]\w*", re.ASCII)
-_ERROR = re.compile(r"[0-9]{1,9}|(CUDA_ERROR_|cudaError|NVML_ERROR_)\w+", re.ASCII)
+# Texts, not compiled here: every command imports this file.
+_CALL = r"(?a:(cu|cuda(?!Error)|nvml)[A-Z]\w*)"
+_ERROR = r"(?a:[0-9]{1,9}|(CUDA_ERROR_|cudaError|NVML_ERROR_)\w+)"
 _PROGRAM = "egmctl.program"
 
 WhatArgument = Annotated[
@@ -89,8 +90,8 @@ def _asked(words: Sequence[str]) -> tuple[ErrorLog, bool]:
     from egmctl.doctor.explain import failures_of
     from egmctl.model.explanation import ErrorLog
 
-    calls = [word for word in words if _CALL.fullmatch(word)]
-    errors = [word for word in words if _ERROR.fullmatch(word)]
+    calls = [word for word in words if re.fullmatch(_CALL, word)]
+    errors = [word for word in words if re.fullmatch(_ERROR, word)]
     files = [word for word in words if word == "-" or (word not in calls + errors and os.path.exists(word))]
     others = [word for word in words if word not in calls + errors + files]
     if others and not files and (pasted := _pasted(" ".join(words))).failures:
@@ -147,8 +148,8 @@ def _read(file: str) -> ErrorLog:
     except OSError as error:
         raise UsageError(f"explain: {printable(file)} cannot be read: {error.strerror}") from error
     words = reader.first.decode("utf-8", "replace").split() if not log.failures and log.lines == 1 else []
-    calls = [word for word in words if _CALL.fullmatch(word)]
-    errors = [word for word in words if _ERROR.fullmatch(word)]
+    calls = [word for word in words if re.fullmatch(_CALL, word)]
+    errors = [word for word in words if re.fullmatch(_ERROR, word)]
     if words and len(words) == len(calls) + len(errors) <= 2 and max(len(calls), len(errors)) == 1:
         with contextlib.suppress(UsageError):
             return replace(log, failures=failures_of(next(iter(calls), None), next(iter(errors), None)))

@@ -192,12 +192,14 @@ def read_machine(name: str | None, sections: Iterable[str], *, quiet: bool, cuda
     UsageError
         If there is no such machine or process.
     """
-    from egmctl.facts.collect import collect
+    if name is None:
+        from egmctl.facts.collect import collect
+
+        return collect(sections, cuda=cuda, pid=pid, on_wait=None if quiet else say)
+
     from egmctl.facts.replay import load
     from egmctl.model.machine import OriginKind
 
-    if name is None:
-        return collect(sections, cuda=cuda, pid=pid, on_wait=None if quiet else say)
     machine = load(name)
     if machine.origin.kind is OriginKind.RECORDED and not quiet:
         say(f"replaying the recorded machine {machine.origin.name}, not this node")

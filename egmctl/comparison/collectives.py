@@ -82,7 +82,7 @@ def _status(nccl: NcclRun, name: str, result: CollectiveResult | None) -> Measur
         return MeasurementStatus.CORRUPT if result.verified is False else MeasurementStatus.OK
     return (
         MeasurementStatus.FAILED
-        if nccl.status is not NcclStatus.WAIVED and name == _under_way(nccl)
+        if nccl.status is not NcclStatus.WAIVED and name == nccl.plan.under_way(nccl.results)
         else MeasurementStatus.WAIVED
     )
 
@@ -94,14 +94,8 @@ def _reason(nccl: NcclRun, status: MeasurementStatus) -> str | None:
     if status is MeasurementStatus.FAILED and nccl.failures:
         return nccl.failures[0].words
     if status is MeasurementStatus.WAIVED and nccl.status is not NcclStatus.WAIVED:
-        return f"not reached: NCCL failed in {_under_way(nccl)}"
+        return f"not reached: NCCL failed in {nccl.plan.under_way(nccl.results)}"
     return nccl.reason
-
-
-def _under_way(nccl: NcclRun) -> str:
-    """Return the collective that follows the results; empty if all have one."""
-    made = {result.name for result in nccl.results}
-    return next((name for name in nccl.plan.collectives if name not in made), "")
 
 
 def _method(nccl: NcclRun) -> tuple[str, ...]:

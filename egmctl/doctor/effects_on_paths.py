@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from egmctl.compat import StrEnum
 from egmctl.dataclass import dataclass
@@ -13,11 +14,13 @@ from egmctl.doctor.kernel_faults import Blame, is_one_of
 from egmctl.model.finding import NODE, OF_GPUS, Finding, Place, PlaceKind, Status, Waiver, WaiverKind
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Measurement
 from egmctl.model.route import NUMA_MEMORY, Carrier, LinkKind, MemoryKind
 from egmctl.model.task import Flow, HandleKind
 from egmctl.topology.links import Link, gpu_link, nvlink_joins, nvlinks_between
 from egmctl.topology.routes import possible_owners
+
+if TYPE_CHECKING:
+    from egmctl.model.measurement import Measurement
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
+from functools import cache
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -23,22 +25,6 @@ MARK = "egmctl-fleet"
 KILL_AFTER_S = 10
 """Seconds that a stopped command has to end its children before it is killed."""
 
-_WATCH = (
-    "exec 3<&0 </dev/null; mark=$1 seconds=$2 inner=$3; shift 3; "
-    'echo; echo "$mark begin"; '
-    f'timeout -k {KILL_AFTER_S} "$seconds" sh -c "$inner" "$mark" "$@" 3<&- & command=$! ; '
-    '( while read -r line <&3; do :; done; kill "$command" ) >/dev/null 2>&1 & watch=$! ; '
-    'exec 3<&-; wait "$command"; code=$?; kill "$watch" 2>/dev/null; '
-    'echo; echo "$mark end $code"; exit "$code"'
-)
-_INNER = (
-    'case $2 in "~/"*) tool=$HOME/${2#??} ;; *) tool=$2 ;; esac; '
-    'command -v "$tool" >/dev/null 2>&1 || { echo "$0 lacks"; exit 127; }; '
-    'seen=$("$tool" --version 2>/dev/null | head -n 1); '
-    'echo "$0 version $seen"; case $1 in "" | "$seen") ;; *) exit 0 ;; esac; shift 2; '
-    f'export {ENCODING}={GZIP}; exec "$tool" "$@"'
-)
-
 
 def remote_words(asked: NodeCommand, timeout_s: int) -> list[str]:
     """Return the command, as a list of words, that the launcher runs on a node."""
@@ -46,7 +32,15 @@ def remote_words(asked: NodeCommand, timeout_s: int) -> list[str]:
     # The last lines of standard error become the reason of a failure, so they must not be progress.
     quiet = ["--quiet"] if asked.command in (Command.BENCH, Command.BRINGUP) else []
     words = [asked.remote_command, asked.command.value, *json, *quiet, *asked.arguments]
-    return ["sh", "-c", _WATCH, MARK, MARK, str(timeout_s), _INNER, asked.version, *words]
+    watch = ["sh", "-c", _one_line("node_watch.sh"), MARK, str(timeout_s), str(KILL_AFTER_S)]
+    return [*watch, _one_line("node_command.sh"), asked.version, f"{ENCODING}={GZIP}", *words]
+
+
+@cache
+def _one_line(name: str) -> str:
+    """Return a script of this folder as one line, without comments."""
+    lines = (line.strip() for line in Path(__file__).with_name(name).read_text(encoding="ascii").splitlines())
+    return " ".join(line for line in lines if not line.startswith("#"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,18 +7,17 @@ import errno
 import mmap
 import os
 import platform
-import struct
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from egmctl.dataclass import dataclass
 from egmctl.driver import breadcrumb
 from egmctl.driver.reading import NUMBERS
 from egmctl.gpu.context import ms_since
-from egmctl.launch.channel import memory_file
+from egmctl.gpu.machine_code import MachineFunction
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,9 +36,6 @@ _MADV_POPULATE_WRITE = 23  # asm-generic/mman-common.h
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,41 +223,6 @@ def words_of(memory: MappedMemory, size_bytes: int | None = None) -> NDArray[np.
     return np.ctypeslib.as_array((ctypes.c_uint64 * count).from_address(memory.address))
 
 
-CHASE = {
-    # loop: mov rdi, [rdx + rdi]; and rdi, rcx; dec rsi; jnz loop; mov rax, rdi; ret
-    "x86_64": bytes.fromhex("488b3c3a 4821cf 48ffce 75f4 4889f8 c3"),
-    # loop: ldr x0, [x2, x0]; and x0, x0, x3; subs x1, x1, #1; b.ne loop; ret
-    "aarch64": struct.pack("<5I", 0xF8606840, 0x8A030000, 0xF1000421, 0x54FFFFA1, 0xD65F03C0),
-}
-"""The machine code, by architecture, of a function of an offset, a number of loads (at least one), the memory's address
-and a mask. It returns the offset that the last load read. The mask keeps corrupt offsets within the memory, for one
-cycle per load."""
-
-
-TRIAD = {
-    # unpcklpd xmm0, xmm0
-    # loop: movapd xmm1, [rdx]; movapd xmm2, [rdx + 16]; mulpd xmm1, xmm0; mulpd xmm2, xmm0; addpd xmm1, [rsi]
-    #       addpd xmm2, [rsi + 16]; movntpd [rdi], xmm1; movntpd [rdi + 16], xmm2
-    #       add rdx, 32; add rsi, 32; add rdi, 32; sub rcx, 32; jnz loop
-    # sfence; ret
-    "x86_64": bytes.fromhex(
-        "660f14c0 660f280a 660f285210 660f59c8 660f59d0 660f580e 660f585610 660f2b0f 660f2b5710"
-        "4883c220 4883c620 4883c720 4883e920 75cb 0faef8 c3"
-    ),
-    # dup v0.2d, v0.d[0]
-    # loop: ldp q1, q2, [x1], 32; ldp q3, q4, [x2], 32; fmla v1.2d, v3.2d, v0.2d; fmla v2.2d, v4.2d, v0.2d
-    #       stp q1, q2, [x0], 32; subs x3, x3, 32; b.ne loop
-    # ret
-    "aarch64": struct.pack(
-        "<9I",
-        *(0x4E080400, 0xACC10821, 0xACC11043, 0x4E60CC61, 0x4E60CC82, 0xAC810801, 0xF1008063, 0x54FFFF41, 0xD65F03C0),
-    ),
-}
-"""The machine code, by architecture, of a function of the addresses of a, b and c, a number of bytes (a multiple of 32
-above 0) and a factor: STREAM's triad of doubles, ``a = b + factor * c``. On x86 its stores bypass the caches: ordinary
-ones first read each line, which STREAM does not count. Neoverse V2 does not read lines that are written as a whole."""
-
-
 class CpuTriad:
     """STREAM's triad over three equal arrays of doubles that lie one after the other: ``a = b + factor * c``.
 
@@ -277,8 +238,7 @@ class CpuTriad:
     """
 
     def __init__(self, threads: CpuThreads, arrays: NDArray[np.float64]) -> None:
-        prototype = ctypes.CFUNCTYPE(None, *[ctypes.c_uint64] * 4, ctypes.c_double)
-        self._code, self._function = _mapped(TRIAD, prototype)
+        self._code = MachineFunction("triad", None, *[ctypes.c_uint64] * 4, ctypes.c_double)
         self._threads = threads
         self._arrays = arrays
 
@@ -289,13 +249,13 @@ class CpuTriad:
         def work(_place: int, part: NDArray[np.float64]) -> None:
             a = part.ctypes.data
             for _ in range(passes if part.nbytes else 0):
-                self._function(a, a + distance, a + 2 * distance, part.nbytes, factor)
+                self._code.call(a, a + distance, a + 2 * distance, part.nbytes, factor)
 
         return self._threads.together(self._arrays[0], work)
 
     def close(self) -> None:
         """Unmap the code."""
-        _libc.munmap(self._code, mmap.PAGESIZE)
+        self._code.close()
 
 
 class CpuWalk:
@@ -323,7 +283,7 @@ class CpuWalk:
 
         if memory.size_bytes & memory.size_bytes - 1:
             raise ValueError(f"{memory.size_bytes} bytes are no power of two")
-        self._code, self._function = _mapped(CHASE, ctypes.CFUNCTYPE(*[ctypes.c_uint64] * 5))
+        self._code = MachineFunction("chase", ctypes.c_uint64, *[ctypes.c_uint64] * 4)
         self._cpu = cpu
         self._memory = memory
         self.lines = memory.size_bytes // stride_bytes
@@ -347,7 +307,7 @@ class CpuWalk:
             # 0 is the calling thread (sched_setaffinity(2)).
             os.sched_setaffinity(0, {self._cpu})
             started = time.perf_counter()
-            end = self._function(start, loads, self._memory.address, mask)
+            end = self._code.call(start, loads, self._memory.address, mask)
             results.append((ms_since(started), end))
 
         thread = threading.Thread(target=body, daemon=True)
@@ -359,20 +319,4 @@ class CpuWalk:
 
     def close(self) -> None:
         """Unmap the code."""
-        _libc.munmap(self._code, mmap.PAGESIZE)
-
-
-def _mapped(
-    codes: Mapping[str, bytes], prototype: Callable[[int], Callable[..., Any]]
-) -> tuple[int, Callable[..., Any]]:
-    """Return the address at which this architecture's code is mapped, one page, and its function."""
-    code = codes.get(platform.machine())
-    if code is None:
-        raise OSError(f"no machine code for {platform.machine()}")
-    with memory_file("egmctl-code") as file:
-        file.write(code.ljust(mmap.PAGESIZE, b"\0"))
-        # For a file mapping, the kernel keeps the instruction caches coherent with what was written.
-        address = _libc.mmap(None, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC, mmap.MAP_PRIVATE, file.fileno(), 0)
-    if address in (None, ctypes.c_void_p(-1).value):
-        raise OSError(ctypes.get_errno(), f"mmap of code: {os.strerror(ctypes.get_errno())}")
-    return address, prototype(address)
+        self._code.close()

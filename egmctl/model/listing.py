@@ -121,38 +121,61 @@ class PlannedTasks(Sequence[PlannedTask]):
 
     Parameters
     ----------
-    kinds
-        For each task one that is equal to it in everything but the flows. Its flows are as many, over the same kind of
-        route and between the same kinds of memory. Tasks that are alike share one.
+    distinct
+        Each kind of task: one task that is equal to all tasks of the kind in everything but the flows. Its flows are as
+        many, over the same kind of route and between the same kinds of memory.
+    numbers
+        The index of each task's kind.
     flows
         The flows of each task.
     """
 
-    def __init__(self, kinds: Iterable[PlannedTask], flows: Iterable[tuple[Flow, ...]]) -> None:
-        self.kinds = tuple(kinds)
+    def __init__(
+        self, distinct: Iterable[PlannedTask], numbers: Iterable[int], flows: Iterable[tuple[Flow, ...]]
+    ) -> None:
+        self.distinct = tuple(distinct)
+        self.numbers = tuple(numbers)
         self.flows = tuple(flows)
         self._tasks: dict[int, PlannedTask] = {}
-        if len(self.kinds) != len(self.flows):
-            raise ValueError(f"{len(self.kinds)} kinds of tasks for {len(self.flows)} tasks")
+        if len(self.numbers) != len(self.flows):
+            raise ValueError(f"{len(self.numbers)} kinds of tasks for {len(self.flows)} tasks")
 
     @cached_property
-    def numbers(self) -> tuple[int, ...]:
-        """The number of each task's kind in :attr:`distinct`."""
-        numbers: dict[int, int] = {}
-        return tuple([numbers.setdefault(id(kind), len(numbers)) for kind in self.kinds])
+    def kinds(self) -> tuple[PlannedTask, ...]:
+        """The kind of each task."""
+        return tuple(map(self.distinct.__getitem__, self.numbers))
 
-    @cached_property
-    def distinct(self) -> tuple[PlannedTask, ...]:
-        """The kinds, each once, in order."""
-        return tuple({id(kind): kind for kind in self.kinds}.values())
+    @classmethod
+    def joined(cls, parts: Iterable[PlannedTasks]) -> PlannedTasks:
+        """Return the tasks of all parts, in order."""
+        distinct: list[PlannedTask] = []
+        numbers: list[int] = []
+        flows: list[tuple[Flow, ...]] = []
+        for part in parts:
+            numbers += map(len(distinct).__add__, part.numbers)
+            distinct += part.distinct
+            flows += part.flows
+        return cls(distinct, numbers, flows)
 
     @classmethod
     def of(cls, tasks: Sequence[PlannedTask]) -> PlannedTasks:
         """Return tasks that exist, each of which is a kind of its own."""
-        return tasks if isinstance(tasks, cls) else cls(tasks, (task.flows for task in tasks))
+        if isinstance(tasks, cls):
+            return tasks
+        return cls(tasks, range(len(tasks)), (task.flows for task in tasks))
+
+    def only(self, numbers: Sequence[int]) -> PlannedTasks:
+        """Return the tasks of these numbers."""
+        return PlannedTasks(
+            self.distinct, [self.numbers[number] for number in numbers], [self.flows[number] for number in numbers]
+        )
+
+    def alike(self, others: PlannedTasks) -> bool:
+        """Return whether both have tasks of the same flows and each of them the same tasks of one kind."""
+        return (len(self.distinct), self.numbers, self.flows) == (len(others.distinct), others.numbers, others.flows)
 
     def __len__(self) -> int:
-        return len(self.kinds)
+        return len(self.numbers)
 
     @overload
     def __getitem__(self, index: int) -> PlannedTask: ...
@@ -166,7 +189,7 @@ class PlannedTasks(Sequence[PlannedTask]):
         number = range(len(self))[index]
         task = self._tasks.get(number)
         if task is None:
-            kind, flows = self.kinds[number], self.flows[number]
+            kind, flows = self.distinct[self.numbers[number]], self.flows[number]
             task = self._tasks[number] = kind if kind.flows is flows else replace(kind, flows=flows)
         return task
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field
 from typing import Annotated
 
@@ -43,6 +43,11 @@ class NcclPlan:
     """The program; ``None`` if there is none, and for a machine that is not this node."""
     waivers: tuple[Waiver, ...] = ()
     """All reasons against the measurement; empty if it would be made."""
+
+    def under_way(self, results: Iterable[CollectiveResult]) -> str:
+        """Return the first collective without a result, which was under way when NCCL failed; else the last one."""
+        made = {result.name for result in results}
+        return next((name for name in self.collectives if name not in made), self.collectives[-1])
 
 
 class NcclStatus(StrEnum):

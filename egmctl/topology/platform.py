@@ -14,7 +14,7 @@ from egmctl.dataclass import dataclass
 from egmctl.model.codec import from_json
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Driver
-from egmctl.model.machine import Machine
+from egmctl.model.machine import Machine, remembered
 from egmctl.model.record import Reason
 from egmctl.model.route import PublishedRate
 from egmctl.topology.access import obstacle, without_nvml
@@ -38,16 +38,24 @@ def c2c(machine: Machine, gpu: Gpu) -> C2c:
     If NVML does not report it, x86-64 implies that there is none, because only GPUs on one package or board with an Arm
     CPU have NVLink-C2C. So does a product name of the RTX line, whose GPUs are PCIe cards.
     """
+    reported = _reported_c2c(gpu)
+    on_x86 = machine.host is not None and machine.host.architecture == "x86_64"
+    by_name = gpu.nvml is None and "RTX" in (gpu.name or "")
+    return C2c.ABSENT if reported is C2c.UNKNOWN and (on_x86 or by_name) else reported
+
+
+def _reported_c2c(gpu: Gpu) -> C2c:
+    """Return the state of a GPU's NVLink-C2C by NVML alone."""
     nvml = gpu.nvml
-    states = [link.active for link in (nvml.c2c_links if nvml else None) or () if link.active is not None]
-    if any(states) or (nvml is not None and nvml.c2c_enabled):
+    if nvml is None:
+        return C2c.UNKNOWN
+    states = [link.active for link in nvml.c2c_links or () if link.active is not None]
+    if any(states) or nvml.c2c_enabled:
         return C2c.UP
     if states:
         return C2c.DOWN
-    if nvml is not None and (nvml.c2c_enabled is False or nvml.reason_of("c2c_enabled") is Reason.NOT_SUPPORTED):
-        return C2c.ABSENT
-    on_x86 = machine.host is not None and machine.host.architecture == "x86_64"
-    return C2c.ABSENT if on_x86 or (nvml is None and "RTX" in (gpu.name or "")) else C2c.UNKNOWN
+    is_absent = nvml.c2c_enabled is False or nvml.reason_of("c2c_enabled") is Reason.NOT_SUPPORTED
+    return C2c.ABSENT if is_absent else C2c.UNKNOWN
 
 
 def multi_node(machine: Machine, gpu: Gpu) -> bool:
@@ -173,7 +181,7 @@ def cpu_memory(machine: Machine, node: int | None) -> PublishedRate | None:
 
     The capacity is that of the NUMA node or, if it was not read, the number in the GPU's name (NVIDIA GH200 120GB).
     """
-    gpu = _coherent_gpu(machine)
+    gpu = _coherent_gpu(machine.gpus or ())
     sizes = (n.memory_total_bytes for n in (machine.host and machine.host.numa_nodes) or () if n.id == node)
     gib = next((size / GIB for size in sizes if size), None)
     named = re.search(r"(\d+)GB$", (gpu and gpu.name) or "")
@@ -182,12 +190,13 @@ def cpu_memory(machine: Machine, node: int | None) -> PublishedRate | None:
 
 def cpu_link(machine: Machine) -> PublishedRate | None:
     """Return the published rate of the link between two Grace CPUs, in one direction; ``None`` if none is known."""
-    return _published("cpu_link", _coherent_gpu(machine))
+    return _published("cpu_link", _coherent_gpu(machine.gpus or ()))
 
 
-def _coherent_gpu(machine: Machine) -> Gpu | None:
+@remembered
+def _coherent_gpu(gpus: tuple[Gpu, ...]) -> Gpu | None:
     """Return a GPU that NVLink-C2C connects to its CPU: all such GPUs of a machine are of one product."""
-    return next((gpu for gpu in machine.gpus or () if c2c(machine, gpu) in (C2c.UP, C2c.DOWN)), None)
+    return next((gpu for gpu in gpus if _reported_c2c(gpu) in (C2c.UP, C2c.DOWN)), None)
 
 
 class MemoryMode(StrEnum):

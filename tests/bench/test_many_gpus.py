@@ -104,8 +104,9 @@ def test_flows_that_one_process_verifies_in_turn_are_of_another_kind_than_those_
     machine = node_of(4)
     known = Known(machine, allow_busy=False)
     plan_for(machine, WRITE, known=known)
-    flows, paths = zip(*list(known.flows.values())[:2], strict=True)
-    candidate = Candidate(flows, paths, (machine.gpus or ())[:2], None)
+    first, second, *_ = (alone for made in known.flows.values() for alone in made.values())
+    flows = first.flows + second.flows
+    candidate = Candidate(flows, first.paths + second.paths, (machine.gpus or ())[:2], None)
     ranks = (replace(flow, destination=replace(flow.destination, rank=rank)) for rank, flow in enumerate(flows))
     kinds = known.kind_of(candidate), known.kind_of(replace(candidate, flows=tuple(ranks)))
     assert None not in kinds

@@ -16,6 +16,7 @@ import pytest
 from egmctl.facts import replay as record
 from tests.conftest import ROOT, RunEgmctl
 from tests.doctor.scenes import scenes
+from tests.golden import without_counts
 
 DOCUMENTS = (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))
 EXAMPLE = re.compile(r"```console\n\$ egmctl (?P<arguments>[^\n]+)\n(?P<shown>.*?)```\n", re.DOTALL)
@@ -39,12 +40,13 @@ def test_an_example_shows_what_the_command_prints(
         words.append(tmp_path / word if word.endswith(".json") else word)
     ended = egmctl(*words)
     assert ended.out, ended.err
+    printed = without_counts(ended.out)
     head = f"```console\n$ egmctl {arguments}\n"
     shown = document.read_text().partition(head)[2].partition("```")[0]
     if os.environ.get("EGMCTL_UPDATE_README"):
-        document.write_text(document.read_text().replace(f"{head}{shown}```", f"{head}{ended.out}```"))
+        document.write_text(document.read_text().replace(f"{head}{shown}```", f"{head}{printed}```"))
     else:
-        assert shown == ended.out
+        assert shown == printed
 
 
 def test_examples_are_there() -> None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import jsonschema
 import pytest
@@ -18,14 +22,65 @@ from egmctl.model.task import NumberedTask
 from tests.conftest import ROOT
 from tests.in_process import run
 from tests.saved.documents import measured_report
-from tests.schemas import SCHEMAS, InvalidDocument, validate
+from tests.schemas import FILES, FOLDER, SCHEMAS, InvalidDocument, validate
 
 MACHINE = ("--machine", "hgx-h200x4")
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
+@pytest.mark.parametrize("name", FILES)
 def test_each_is_a_schema(name: str) -> None:
-    jsonschema.Draft202012Validator.check_schema(SCHEMAS[name])
+    jsonschema.Draft202012Validator.check_schema(FILES[name])
+
+
+def test_each_is_found_by_its_address_and_each_reference_leads_to_a_definition() -> None:
+    addresses = {schema["$id"]: schema for schema in FILES.values()}
+    assert {address.rpartition("/")[2] for address in addresses} == set(FILES)
+    references = [
+        urljoin(address, reference) for address, schema in addresses.items() for reference in _references(schema)
+    ]
+    assert len(references) > 300
+    for reference in references:
+        address, _, place = reference.partition("#")
+        found = addresses[address]
+        for key in place.split("/")[1:]:
+            found = found[key]
+
+
+def test_a_record_stands_in_one_file() -> None:
+    """Except for a profile's: its own schema refuses unknown keys, which results may have."""
+    definitions = [
+        json.dumps(record)
+        for file, schema in FILES.items()
+        if file != "profile.schema.json"
+        for record in schema.get("$defs", {}).values()
+    ]
+    assert len(set(definitions)) == len(definitions) > 100
+    assert [name for name, schema in SCHEMAS.items() if "$defs" in schema] == ["profile"]
+
+
+def _references(schema: Any) -> Iterator[str]:
+    parts = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+    if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
+        yield schema["$ref"]
+    for part in parts:
+        yield from _references(part)
+
+
+@pytest.mark.processes
+def test_the_example_validates_a_document_offline(tmp_path: Path) -> None:
+    document = json.loads(run("doctor", *MACHINE, "--json").out)
+    right, wrong = tmp_path / "right.json", tmp_path / "wrong.json"
+    right.write_text(json.dumps(document))
+    document["result"]["machines"][0]["gpus"][0]["nvml"]["index"] = "0"
+    wrong.write_text(json.dumps(document))
+    ended = subprocess.run(
+        [sys.executable, ROOT / "docs/examples/validate.py", FOLDER, right, wrong],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    told = f"{wrong}: $.result.machines[0].gpus[0].nvml.index: '0' is not of type 'integer'\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, told, "")
 
 
 @pytest.fixture

@@ -32,11 +32,11 @@ H200 = shipped("hgx-h200x4")
 @pytest.fixture
 def node(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> FakeNode:
     made = FakeNode(H200, tmp_path_factory.mktemp("node"))
-    for name, value in made.environment().items():
-        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
     log = made.sysroot / "dev/kmsg"
     log.parent.mkdir(exist_ok=True)
     log.write_text("")
+    for name, value in made.environment().items():
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
     return made
 
 

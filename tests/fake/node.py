@@ -18,6 +18,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from egmctl.data import machines_dir
 from egmctl.facts import replay
@@ -55,16 +56,29 @@ class FakeNode:
     ) -> None:
         self.machine = machine if isinstance(machine, Machine) else load(machine)
         self.directory = directory
-        self.sysroot = directory / "sysroot"
-        self._log = directory / "calls.log"
+        self.log = directory / "calls.log"
         self._answers = directory / "answers"
         self._state = directory / "state"
         self._libraries = tuple(libraries)
         self._built = build()
         self._state.mkdir()
-        self.sysroot.mkdir()
-        self._answers.write_text(answers(self.machine))
-        write_sysroot(self.machine, self.sysroot)
+        self._common = _common(self.machine, directory)
+        self._own_sysroot: Path | None = None
+        self._is_given = False
+        self._answers.write_text(self._common.answers)
+
+    @property
+    def sysroot(self) -> Path:
+        """The machine's files in a folder that this node alone has, so that a test may change them.
+
+        A test asks for it before the environment: until it does, nodes of the same machine have one folder together.
+        """
+        if self._own_sysroot is None:
+            assert not self._is_given, "processes were told another folder: ask for this one before the environment"
+            self._own_sysroot = self.directory / "sysroot"
+            self._own_sysroot.mkdir()
+            write_sysroot(self.machine, self._own_sysroot)
+        return self._own_sysroot
 
     def environment(self, faults: str = "") -> dict[str, str | None]:
         """Return the variables that put a process on this node; ``None`` stands for one to be removed.
@@ -74,6 +88,7 @@ class FakeNode:
         faults
             The fault plan. Faults that happen ``once`` happen once for each call of this function.
         """
+        self._is_given = True
         for claimed in self._state.iterdir():
             claimed.unlink()
         steering = {"CUDA_VISIBLE_DEVICES": None, "CUDA_DEVICE_ORDER": None}
@@ -84,9 +99,9 @@ class FakeNode:
             | recorded
             | {
                 "LD_LIBRARY_PATH": os.pathsep.join(filter(None, (str(self._library_folder(faults)), inherited))),
-                "EGMCTL_SYSROOT": str(self.sysroot),
+                "EGMCTL_SYSROOT": str(self._own_sysroot or self._common.sysroot),
                 "EGMCTL_FAKE_ANSWERS": str(self._answers),
-                "EGMCTL_FAKE_LOG": str(self._log),
+                "EGMCTL_FAKE_LOG": str(self.log),
                 "EGMCTL_FAKE_STATE": str(self._state),
                 "EGMCTL_FAKE_FAULTS": faults,
             }
@@ -100,7 +115,7 @@ class FakeNode:
 
     def calls(self, name: str | None = None) -> tuple[Call, ...]:
         """Return the driver calls that processes on this node made, of all functions or of one."""
-        found = read_log(self._log)
+        found = read_log(self.log)
         return found if name is None else tuple(call for call in found if call.name == name)
 
     def leaks(self) -> list[str]:
@@ -109,7 +124,7 @@ class FakeNode:
 
     def forget_calls(self) -> None:
         """Empty the call log."""
-        self._log.unlink(missing_ok=True)
+        self.log.unlink(missing_ok=True)
 
     def _library_folder(self, faults: str) -> Path:
         """Return a folder with this node's libraries, less the exported functions that the plan says are missing."""
@@ -124,6 +139,35 @@ class FakeNode:
                 else:
                     (folder / name).symlink_to(self._built / name)
         return folder
+
+
+class _Common(NamedTuple):
+    """What nodes of one machine have in common."""
+
+    machine: Machine
+    """Kept, so that no other machine gets its identity."""
+    sysroot: Path
+    answers: str
+
+
+_made: dict[int, _Common] = {}
+"""Of the machines that nodes were made of last, by identity."""
+_MADE_LIMIT = 16
+
+
+def _common(machine: Machine, directory: Path) -> _Common:
+    """Return what nodes of this machine have in common; the first of them makes it, in its own directory.
+
+    A machine's files are a hundred and more, and most nodes are of few machines.
+    """
+    known = _made.get(id(machine))
+    if known is None or not known.sysroot.exists():
+        known = _made[id(machine)] = _Common(machine, directory / "common-sysroot", answers(machine))
+        known.sysroot.mkdir()
+        write_sysroot(machine, known.sysroot)
+        if len(_made) > _MADE_LIMIT:
+            del _made[next(iter(_made))]
+    return known
 
 
 def load(machine: Path | str) -> Machine:

@@ -23,7 +23,6 @@ from pathlib import Path
 from types import TracebackType
 
 from egmctl import __version__
-from egmctl.fleet.judge import KILL_AFTER_S
 from tests.conftest import ROOT, Ended, command_environment
 
 NAMESPACES = ("unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -226,8 +225,7 @@ class Lab:
 def patient(seconds: float) -> list[str]:
     """Return the interpreter's options for an egmctl that gives stopped commands so long, and no more after it."""
     script = (
-        f"from egmctl.fleet import judge, run; run.KILL_AFTER_S, run.SLACK_S = {seconds}, 0; "
-        f"judge._WATCH = judge._WATCH.replace(' -k {KILL_AFTER_S} ', ' -k {seconds} '); "
+        f"from egmctl.fleet import judge, run; judge.KILL_AFTER_S = run.KILL_AFTER_S = {seconds}; run.SLACK_S = 0; "
         "from egmctl.__main__ import main; main()"
     )
     return ["-c", script]

@@ -157,6 +157,10 @@ def test_the_line_for_the_node_is_its_words_for_any_posix_shell() -> None:
     words = subprocess.run(["sh", "-c", f"printf '%s\\n' {line}"], capture_output=True, text=True, check=True)
     assert words.stdout.splitlines() == shlex.split(line)
     assert shlex.split(line)[-5:] == ["x y", "topo", "--json", "--gpus", "a b'c$(d)"]
+    scripts = [word for word in remote_words(ASKED, 60) if "\n" in word or ";" in word]
+    assert len(scripts) == 2
+    for script in scripts:
+        subprocess.run(["sh", "-n", "-c", script], check=True)
     assert not re.search(r"\n|\\|!(?! )", shlex.join(remote_words(ASKED, 60)))
     assert remote_words(replace(ASKED, command=Command.SNAPSHOT), 5)[-2:] == ["egmctl", "snapshot"], "is JSON by itself"
 

@@ -26,28 +26,13 @@ from tests.fleet.lab import ANSWERS, SAYS_VERSION, patient, settle
 
 pytestmark = pytest.mark.processes
 
-FAKE_SRUN = """#!/bin/sh
-# A stand-in for srun.
-printf '%s\\n' "$*" >>{folder}/asked
-while [ $# -gt 0 ]; do
-    case $1 in
-        --nodelist=*) node=${{1#*=}}; shift ;;
-        --*) shift ;;
-        *) break ;;
-    esac
-done
-if [ "$node" = gone ]; then
-    echo 'srun: error: Unable to allocate resources: Requested node configuration is not available' >&2
-    exit 1
-fi
-PATH={folder}/$node:$PATH exec "$@"
-"""
+FAKE_SRUN = Path(__file__).with_name("fake_srun.sh")
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Path:
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "srun").write_text(FAKE_SRUN.format(folder=tmp_path))
+    shutil.copyfile(FAKE_SRUN, tmp_path / "bin" / "srun")
     (tmp_path / "bin" / "srun").chmod(0o755)
     return tmp_path
 

@@ -33,22 +33,7 @@ with_version_1 = pytest.mark.skipif(
 BOUND = {"python": Path(sys.base_prefix), "tree": ROOT, "packages": Path(sysconfig.get_paths()["purelib"])}
 """What is bound into the folder, by its name there."""
 
-
-_CLEAN = """\
-folder=$1; shift
-cat
-for name; do
-    for top in /sys/fs/cgroup/$name /sys/fs/cgroup/*/$name; do
-        while [ -d "$top" ]; do
-            find "$top" -name cgroup.procs -exec cat {} + | xargs --no-run-if-empty kill -KILL
-            find "$top" -depth -type d -exec rmdir {} + || sleep 0.1
-        done
-    done
-done 2>/dev/null
-rm -f "/run/cdi/${folder##*/}.json"
-umount --lazy "$folder/python" "$folder/tree" "$folder/packages" && rm -r --one-file-system "$folder"
-"""
-"""Waits for the tests to end, however they do, and removes what they leave: processes and cgroups, mounts and files."""
+_CLEANER = Path(__file__).with_name("clean.sh")
 
 
 @contextlib.contextmanager
@@ -64,7 +49,7 @@ def readable_folder(*cgroups: str) -> Iterator[Path]:
         (folder / part).mkdir()
         # Read-only: whoever removes the folder removes nothing of the checkout.
         subprocess.run(["mount", "-o", "bind,ro", source, folder / part], check=True)
-    cleaner = ["sh", "-c", _CLEAN, "sh", str(folder), *cgroups]
+    cleaner = ["sh", str(_CLEANER), str(folder), *cgroups]
     with subprocess.Popen(cleaner, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True) as process:
         yield folder
         process.communicate(timeout=PATIENCE_S)

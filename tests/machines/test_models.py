@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +14,6 @@ from egmctl.model.record import Reason
 from egmctl.topology.links import pcie
 from egmctl.topology.notes import narrow_pcie
 from egmctl.units import parse_kernel_list
-from tests.conftest import ROOT
 from tests.doctor.machines import patched, shipped
 from tests.invariants import broken_invariants
 from tests.known import known
@@ -28,7 +21,7 @@ from tests.known import known
 MODELLED = ("dgx-h100", "gb200-tray", "gb200-nvl72", "gh200", "gh200x4", "vr-nvl72")
 GRACE = MODELLED[1:-1]
 DERIVED = ("gb300-nvl72", "gb200-nvl72-cdmm", "gh200x2", "dgx-station-gb300", "hgx-b200")
-"""Another model with what is known to differ (tools/machine_models/derived.py)."""
+"""Another model with what is known to differ (test_derived.py)."""
 
 
 @pytest.fixture(params=replay.machine_names())
@@ -53,42 +46,6 @@ def nvml(machine: Machine) -> list[GpuNvml]:
 
 def numa_nodes(machine: Machine) -> tuple[NumaNode, ...]:
     return known(machine.host).numa_nodes or ()
-
-
-def generate(*arguments: str, root: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run the generator of a checkout."""
-    return subprocess.run(
-        [sys.executable, str(root / "tools" / "model_machines.py"), *arguments],
-        env={**os.environ, "PYTHONPATH": str(root)},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=60,
-        check=False,
-    )
-
-
-@pytest.mark.processes
-def test_the_files_are_what_the_generator_writes() -> None:
-    done = generate("--check")
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.processes
-def test_an_edited_file_is_found_and_written_anew(tmp_path: Path) -> None:
-    # The package finds the profiles beside itself, so all three are copied.
-    for folder in ("egmctl", "tools", "profiles"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    file = tmp_path / "profiles" / "machines" / "gh200.json"
-    written = file.read_text()
-    file.write_text(written.replace("Neoverse-V2", "Neoverse-V9"))
-
-    checked = generate("--check", root=tmp_path)
-    assert checked.returncode == 1
-    assert "gh200.json" in checked.stderr
-    assert "dgx-h100" not in checked.stderr
-
-    assert generate(root=tmp_path).returncode == 0
-    assert json.loads(file.read_text()) == json.loads(written)
 
 
 def test_all_are_there_and_say_that_they_are_models() -> None:

@@ -60,7 +60,7 @@ class Place:
 
     def signal_commands(self, number: int) -> None:
         """Send a signal to the commands that MPI has started on this node."""
-        here = f"EGMCTL_SYSROOT={self.node.sysroot}".encode()
+        here = f"EGMCTL_FAKE_LOG={self.node.log}".encode()
         parents: dict[int, int] = {}
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):

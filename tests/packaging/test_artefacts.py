@@ -81,6 +81,18 @@ def test_a_folder_without_programs_is_a_fault(tmp_path: Path) -> None:
     assert faults(tmp_path) == ["there is no ELF file in it"]
 
 
+def test_a_module_without_byte_code_is_a_fault(folder: Path) -> None:
+    """An installed folder belongs to root, or is read-only."""
+    package = folder / "python/lib/python3.13/site-packages/egmctl"
+    (package / "cli/__pycache__").mkdir(parents=True)
+    for name in ("cli/app.py", "cli/other.py", "cli/__pycache__/app.cpython-313.pyc"):
+        (package / name).touch()
+    found = [fault for fault in faults(folder) if "byte code" in fault]
+    assert [fault.partition(" has no byte code")[0] for fault in found] == [
+        "python/lib/python3.13/site-packages/egmctl/cli/other.py"
+    ]
+
+
 class System:
     """Answers as rpm and its elfdeps do in a system."""
 

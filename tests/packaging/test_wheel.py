@@ -26,7 +26,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 def test_the_wheel_holds_what_the_checkout_ships_with_the_whole_guide_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     """And so does everything that is made of it: the folder, deb and rpm."""
     held = set(wheel.namelist())
-    suffixes = (".py", ".cu", ".json", ".toml", ".md")
+    suffixes = (".py", ".cu", ".S", ".sh", ".json", ".toml", ".md")
     for folder, place in (("profiles", "egmctl/_profiles"), ("egmctl", "egmctl")):
         files = [path for path in (ROOT / folder).rglob("*") if path.is_file() and path.suffix in suffixes]
         assert files

@@ -18,12 +18,7 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-LAUNCHER = """\
-#!/bin/sh
-# -I: nothing of the user's environment or current folder is imported.
-here=$(readlink -f "$0")
-exec "${here%/bin/*}/python/bin/python3.13" -I -m egmctl "$@"
-"""
+LAUNCHER = Path(__file__).with_name("launcher.sh")
 PYTHON = "python/bin/python3.13"
 SITE = "python/lib/python3.13/site-packages"
 GUIDE = f"{SITE}/egmctl/_docs"
@@ -76,7 +71,7 @@ def make_folder(target: Path, python_tar: Path, wheel: Path, lock: Path, arch: s
     manual = (site / "share/man/man1/egmctl.1").read_bytes()
     remove(site, NEVER_IMPORTED)
     (target / "bin").mkdir()
-    (target / "bin/egmctl").write_text(LAUNCHER)
+    shutil.copyfile(LAUNCHER, target / "bin/egmctl")
     (target / "bin/egmctl").chmod(0o755)
     _place(target / "share/man/man1/egmctl.1", manual)
     (target / "share/doc").mkdir()

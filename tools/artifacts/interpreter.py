@@ -25,6 +25,7 @@ PACKAGES = {
     "aarch64": ("gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross", "libffi-dev:arm64", "zlib1g-dev:arm64"),
 }
 SCRIPT = Path(__file__).with_name("build_python.sh")
+FETCH = Path(__file__).with_name("fetch_python.sh")
 BUILD_DATE = 1750000000
 """The build time that CPython reports, in seconds since 1970: the same in each build."""
 
@@ -57,21 +58,12 @@ def _build(arch: str, cache: Path, identity: str) -> None:
     architectures = ("x86_64",) if arch == "x86_64" else ("x86_64", "aarch64")
     work = cache / f"build-{os.getpid()}"
     work.mkdir()
-    inside = (
-        "set -eu",
-        # The sources are checked against their sums, so the signature of their list does not matter.
-        r"sed -nE 's/^deb (\[[^]]*\] )?([^ ]+) .*/deb-src [trusted=yes] \2 trixie main/p' /etc/apt/sources.list |"
-        " head -n 1 >/etc/apt/sources.list.d/trixie.list",
-        "apt-get update -qq",
-        f"cd /build && apt-get source -qq --download-only python3.13={SOURCE}",
-        f"printf '%s  %s\\n' {' '.join(f'{value} {name}' for name, value in SUMS.items())} | sha256sum --check --quiet",
-        "apt-get clean",
-        f"SOURCE_DATE_EPOCH={BUILD_DATE} sh build_python.sh {' '.join(architectures)}",
-    )
+    (work / "SHA256SUMS").write_text("".join(f"{value}  {name}\n" for name, value in SUMS.items()))
+    environment = f"SOURCE_DATE_EPOCH={BUILD_DATE}"
     hooks = (
         'mkdir "$1/build"',
-        f'cp "{SCRIPT}" "$1/build/"',
-        "\n".join(('chroot "$1" sh -c "$(cat <<\'END\'', *inside, "END", ')"')),
+        f'cp "{SCRIPT}" "{FETCH}" "{work}/SHA256SUMS" "$1/build/"',
+        f'chroot "$1" env {environment} sh /build/{FETCH.name} {SOURCE} {" ".join(architectures)}',
         *(f'cp "$1/build/python-{each}.tar" "{work}/"' for each in architectures),
     )
     command = ["mmdebstrap", "--quiet", "--variant=apt", "--skip=cleanup/apt"]

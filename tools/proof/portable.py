@@ -1,4 +1,4 @@
-"""Checks a folder, deb or rpm without running it: architectures, the requirements of each ELF file, links."""
+"""Checks a folder, deb or rpm without running it: architectures, the requirements of ELF files, links, byte code."""
 
 from __future__ import annotations
 
@@ -74,6 +74,9 @@ def faults(folder: Path, arch: str) -> Iterator[str]:
             continue
     if not objects:
         yield "there is no ELF file in it"
+    for source in sorted(folder.rglob("egmctl/**/*.py")):
+        if not list((source.parent / "__pycache__").glob(f"{source.stem}.*.pyc")):
+            yield f"{source.relative_to(folder)} has no byte code, so that each start would compile it"
 
 
 def _faults(elf: ELFFile, arch: str, known: set[str]) -> Iterator[str]:

@@ -41,6 +41,7 @@ EMULATED = ("debian12",)
 """The systems in which artefacts of another architecture run."""
 
 _SCRIPTS = Path("/usr/share/debootstrap/scripts")
+_ENTER = Path(__file__).with_name("inside.sh")
 
 
 def make_root(name: str, arch: str, cache: Path) -> Path:
@@ -111,19 +112,7 @@ class Inside:
     """A system's root folder, in which commands run without network, in PID and mount namespaces of their own."""
 
     def __init__(self, root: Path, files: Path) -> None:
-        self._mounts = "\n".join(
-            (
-                "set -e",
-                f"cd {root}",
-                "mkdir -p artefacts home/u tmp proc dev",
-                "mount -t proc proc proc",
-                "mount --rbind /dev dev",
-                f"mount --bind {files} artefacts && mount -o remount,bind,ro artefacts",
-                f"mount --bind {NODE} .{NODE}",
-                "mount --bind shared shared && mount -o remount,bind,ro shared",
-                'exec chroot . /usr/bin/setpriv --reuid "$1" --regid "$1" --clear-groups sh -c "$2"',
-            )
-        )
+        self._root, self._files = root, files
         (root / NODE.lstrip("/")).mkdir(parents=True, exist_ok=True)
         for place in ("home/u", "artefacts"):
             (root / place).mkdir(parents=True, exist_ok=True)
@@ -132,7 +121,7 @@ class Inside:
     def run(self, command: str, user: int, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
         """Run a shell command in the system as a user id."""
         outside = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child"]
-        outside += ["sh", "-c", self._mounts, "sh", str(user), command]
+        outside += ["sh", str(_ENTER), str(self._root), str(self._files), NODE, str(user), command]
         home = "/root" if user == 0 else "/home/u"
         plain = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": home, "LC_ALL": "C.UTF-8"}
         Path(NODE, "calls.log").unlink(missing_ok=True)

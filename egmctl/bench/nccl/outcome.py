@@ -43,7 +43,10 @@ def put_together(
     if failures:
         first = failures[0]
         where = first.label if first.rank is None else f"rank {first.rank} ({first.label})"
-        status, reason = NcclStatus.FAILED, f"NCCL failed in {_step(plan, gathering)}: {where}: {first.words}"
+        status, reason = (
+            NcclStatus.FAILED,
+            f"NCCL failed in {plan.under_way(gathering.results)}: {where}: {first.words}",
+        )
     if wrong:
         status, reason = NcclStatus.CORRUPT, f"NCCL left wrong values in {', '.join(wrong)}"
     return NcclRun(
@@ -58,12 +61,6 @@ def put_together(
         failures=failures,
         known_errors=_known(log, gathering.outputs) if failures else (),
     )
-
-
-def _step(plan: NcclPlan, gathering: RankReports) -> str:
-    """Return the collective that was under way."""
-    place = min(len(gathering.results), len(plan.collectives) - 1)
-    return plan.collectives[place]
 
 
 def _with_warning(failure: RankFailure, logs: Mapping[int, str]) -> RankFailure:

@@ -7,7 +7,7 @@ their GPUs, and nearly all GPUs of a node are equal.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from functools import cache
 
 from egmctl.bench.case import Case
@@ -17,15 +17,26 @@ from egmctl.bench.plan.flows import Location, endpoint, gpu_use
 from egmctl.bench.plan.paths import Path, gpu_waiver, remembered_paths
 from egmctl.bench.plan.schedule import steps_of_size
 from egmctl.bench.plan.task import Candidate
+from egmctl.dataclass import dataclass
 from egmctl.model.finding import Waiver
 from egmctl.model.gpu import Gpu
-from egmctl.model.listing import PlannedTask, PlannedTasks, PlanStep
+from egmctl.model.listing import PlannedTasks, PlanStep
 from egmctl.model.machine import Machine
 from egmctl.model.route import MemoryKind
 from egmctl.model.task import Endpoint, Flow
 
-AlikeTask = tuple[PlannedTask, tuple[Flow, ...]]
-"""A task, by one that is equal to it in everything but the flows, and its own flows."""
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The candidates of a case. Those of one number make tasks that are alike."""
+
+    each: tuple[Candidate, ...]
+    numbers: tuple[int, ...]
+    """The number of each candidate."""
+    first: tuple[Candidate, ...]
+    """The first candidate of each number."""
+    flows: tuple[tuple[Flow, ...], ...]
+    """The flows of each candidate."""
 
 
 class Known:
@@ -42,16 +53,16 @@ class Known:
     def __init__(self, machine: Machine, *, allow_busy: bool) -> None:
         self.machine = machine
         self.gpu_waiver: Callable[[str], Waiver | None] = cache(lambda bus_id: gpu_waiver(machine, machine.gpu(bus_id)))
-        self.candidates: dict[Hashable, list[tuple[Candidate, Hashable]]] = {}
-        self.flows: dict[Hashable, tuple[Flow, Path]] = {}
+        self.candidates: dict[Hashable, Candidates] = {}
+        self.flows: dict[Hashable, dict[Hashable, Candidate]] = {}
         self.between = remembered_paths()
         self.ends = EndNumbers()
         # Then no copies are staged, and those of the copy engine take the paths of kernels.
         self.all_have_access = all(pair.can_access_peer is not False for pair in machine.pairs or ())
         self._allow_busy = allow_busy
-        self._gpus: dict[str, int | None] = {}
         self._paths: dict[int, tuple[Path, int | None]] = {}
         self._numbers: dict[Hashable, int] = {}
+        self._gpus = {gpu.bus_id: self._gpu(gpu) for gpu in machine.gpus or ()}
         self._endpoints: dict[Hashable, Endpoint] = {}
         self._last: tuple[PlannedTasks, tuple[PlanStep, ...]] | None = None
 
@@ -69,6 +80,23 @@ class Known:
         self._last = tasks, steps
         return steps
 
+    def numbered(self, candidates: Iterable[Candidate]) -> Candidates:
+        """Return candidates with their numbers. One that must be looked at alone has a number of its own."""
+        each = tuple(candidates)
+        kinds: list[Hashable] = []
+        first: dict[Hashable, Candidate] = {}
+        for candidate in each:
+            kind = self.kind_of(candidate) or id(candidate)
+            kinds.append(kind)
+            first.setdefault(kind, candidate)
+        numbers = {kind: number for number, kind in enumerate(first)}
+        return Candidates(
+            each=each,
+            numbers=tuple(map(numbers.__getitem__, kinds)),
+            first=tuple(first.values()),
+            flows=tuple([candidate.flows for candidate in each]),
+        )
+
     def kind_of(self, candidate: Candidate) -> Hashable:
         """Return what a task of a candidate follows from, but for its flows; ``None`` if it must be looked at alone.
 
@@ -78,7 +106,7 @@ class Known:
         flows = candidate.flows
         verified = 1 if len(flows) == 1 else max(Counter([flow.destination.rank for flow in flows]).values())
         paths = tuple([self._path(path) for path in candidate.paths])
-        gpus = tuple([self._gpu(gpu) for gpu in candidate.gpus])
+        gpus = tuple([self._gpus[gpu.bus_id] for gpu in candidate.gpus])
         return None if None in paths or None in gpus else (paths, gpus, verified)
 
     def endpoint(self, memory: MemoryKind, location: Location, allocated_by: Gpu | None = None) -> Endpoint:
@@ -100,11 +128,9 @@ class Known:
         return known[1]
 
     def _gpu(self, gpu: Gpu) -> int | None:
-        if gpu.bus_id not in self._gpus:
-            usable = self.gpu_waiver(gpu.bus_id) is None and (self._allow_busy or gpu_use(gpu) is None)
-            attributes = frozenset(gpu.cuda.attributes.items()) if gpu.cuda is not None else None
-            self._gpus[gpu.bus_id] = self._number(attributes) if usable else None
-        return self._gpus[gpu.bus_id]
+        usable = self.gpu_waiver(gpu.bus_id) is None and (self._allow_busy or gpu_use(gpu) is None)
+        attributes = frozenset(gpu.cuda.attributes.items()) if gpu.cuda is not None else None
+        return self._number(attributes) if usable else None
 
     def _number(self, seen: Hashable) -> int:
         return self._numbers.setdefault(seen, len(self._numbers))

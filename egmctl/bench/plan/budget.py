@@ -14,7 +14,7 @@ from egmctl.errors import UsageError
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import HugePages
-from egmctl.model.listing import PlannedTask, PlannedTasks
+from egmctl.model.listing import PlannedTasks
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Settings
 from egmctl.model.route import MemoryKind
@@ -195,8 +195,8 @@ def _excesses(plan: Plan, uses: Uses, memory: Memory, most_bytes: int | None = N
 
 def _uses_of_size(uses: Uses, plan: Plan, resized: Plan) -> Uses:
     """Return the uses of a plan of another size, from those of this size if both have the same steps."""
-    same_tasks = (plan.tasks.numbers, plan.tasks.flows) == (resized.tasks.numbers, resized.tasks.flows)
-    if not same_tasks or [step.tasks for step in plan.steps] != [step.tasks for step in resized.steps]:
+    same_steps = [step.tasks for step in plan.steps] == [step.tasks for step in resized.steps]
+    if not same_steps or not plan.tasks.alike(resized.tasks):
         return resized.uses
     kinds = zip(plan.tasks.distinct, resized.tasks.distinct, strict=True)
     return uses.of_size({id(kind): resized_kind for kind, resized_kind in kinds})
@@ -233,16 +233,16 @@ def _largest(plan: Plan, memory: Memory, excess: _Excess, *, own_size: bool) -> 
     own_size
         Consider only tasks whose size does not depend on the run's size.
     """
-    kinds = plan.tasks.kinds
     on_host = excess.peak.place is None or excess.peak.place.bus_id is None
     candidates = {
-        id(kind)
-        for kind in plan.tasks.distinct
-        if not (own_size and kind.quantity is Quantity.BANDWIDTH) and (not on_host or uses_host_memory(kind))
+        index
+        for index, kind in enumerate(plan.tasks.distinct)
+        if not kind.waivers
+        and not (own_size and kind.quantity is Quantity.BANDWIDTH)
+        and (not on_host or uses_host_memory(kind))
     }
     needed_bytes = _needed_bytes(plan, memory, excess.peak)
-    numbers = (number for step in plan.steps for number in step.tasks)
-    needed = {number: needed_bytes(number) for number in numbers if id(kinds[number]) in candidates}
+    needed = {number: needed_bytes(number) for number, kind in enumerate(plan.tasks.numbers) if kind in candidates}
     largest = max(needed.values(), default=0)
     if not largest:
         return {}
@@ -302,17 +302,19 @@ def _without(plan: Plan, waivers: Mapping[int, Waiver]) -> Plan:
     """Return a plan in which some tasks are waived; a step may then have none."""
     if not waivers:
         return plan
-    kinds, waived_kinds = list(plan.tasks.kinds), dict[tuple[int, Waiver], PlannedTask]()
+    distinct, numbers = list(plan.tasks.distinct), list(plan.tasks.numbers)
+    waived_kinds: dict[tuple[int, Waiver], int] = {}
     for number, waiver in waivers.items():
-        key = id(kinds[number]), waiver
+        key = numbers[number], waiver
         if key not in waived_kinds:
-            waived_kinds[key] = replace(kinds[number], waivers=(waiver,))
-        kinds[number] = waived_kinds[key]
+            waived_kinds[key] = len(distinct)
+            distinct.append(replace(distinct[numbers[number]], waivers=(waiver,)))
+        numbers[number] = waived_kinds[key]
     left = (
         step if waivers.keys().isdisjoint(step.tasks) else replace(step, tasks=_other_than(step.tasks, waivers))
         for step in plan.steps
     )
-    return replace(plan, tasks=PlannedTasks(kinds, plan.tasks.flows), steps=tuple(left))
+    return replace(plan, tasks=PlannedTasks(distinct, numbers, plan.tasks.flows), steps=tuple(left))
 
 
 def _other_than(numbers: Iterable[int], waivers: Mapping[int, Waiver]) -> tuple[int, ...]:

@@ -44,6 +44,7 @@ _CHECK_GB_S = 1500.0
 
 def plan_report(plan: Plan, origin: Origin) -> listing.PlanReport:
     """Return the report of a plan, without UUIDs of GPUs and hosts of ranks, as it may leave the site."""
+    seconds = steps_seconds(plan)
     return listing.PlanReport(
         origin=origin,
         settings=plan.settings,
@@ -51,16 +52,14 @@ def plan_report(plan: Plan, origin: Origin) -> listing.PlanReport:
         numa_nodes=plan.numa_nodes,
         ranks=tuple(replace(rank, host=None) for rank in plan.ranks),
         tasks=plan.tasks,
-        steps=tuple(
-            replace(step, seconds=seconds) for step, seconds in zip(plan.steps, steps_seconds(plan), strict=True)
-        ),
+        steps=tuple(replace(step, seconds=step_s) for step, step_s in zip(plan.steps, seconds, strict=True)),
         memory=tuple(
             listing.HeldMemory(place=peak.name, bytes=peak.bytes)
             for peak in sorted(plan.peaks, key=lambda peak: natural(peak.name))
         ),
         notes=plan.notes,
         bytes_moved=plan_bytes(plan),
-        seconds=plan_seconds(plan),
+        seconds=plan_seconds(plan, seconds),
         nccl=plan.nccl,
     )
 
@@ -124,13 +123,19 @@ def job_cost(plan: Plan, layout: RankLayout) -> listing.JobCost:
         ranks=len(layout.ranks),
         nodes=len(layout.machines),
         costs=tuple(costs),
-        seconds=plan_seconds(plan),
+        seconds=plan_seconds(plan, seconds),
     )
 
 
-def plan_seconds(plan: Plan) -> float:
-    """Return the estimated time of a run in seconds."""
-    steps_s = RANKS_START_S * bool(plan.ranks) + sum(steps_seconds(plan))
+def plan_seconds(plan: Plan, of_steps: Sequence[float] | None = None) -> float:
+    """Return the estimated time of a run in seconds.
+
+    Parameters
+    ----------
+    of_steps
+        The result of :func:`steps_seconds`, if it is known.
+    """
+    steps_s = RANKS_START_S * bool(plan.ranks) + sum(steps_seconds(plan) if of_steps is None else of_steps)
     return plan.settings.duration_s or START_S + steps_s + nccl.plan_seconds(plan.nccl)
 
 

@@ -238,10 +238,12 @@ def initiator(case: Case, ends: Ends) -> Gpu | None:
     """Return the GPU that issues a flow's work; ``None`` for CPU threads."""
     if case.engine in CPU_ENGINES:
         return None
-    gpus = [location for location in (ends.issuer, ends.source, ends.destination) if isinstance(location, Gpu)]
-    if len(gpus) < 2:
-        return gpus[0] if gpus else None
-    return gpus[0] if case.initiator is End.SOURCE else gpus[1]
+    if ends.issuer is not None:
+        return ends.issuer
+    first, second = ends.source, ends.destination
+    if case.initiator is End.DESTINATION:
+        first, second = second, first
+    return first if isinstance(first, Gpu) else second if isinstance(second, Gpu) else None
 
 
 def endpoint(memory: MemoryKind, location: Location, allocated_by: Gpu | None = None) -> Endpoint:

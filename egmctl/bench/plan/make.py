@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 from egmctl.bench.case import Case, Processes
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.plan import Plan, bench_gpu
-from egmctl.bench.plan.alike import AlikeTask, Known, looks_at_each, takes_pages
+from egmctl.bench.plan.alike import Candidates, Known, looks_at_each, takes_pages
 from egmctl.bench.plan.budget import has_room, huge_page_sizes, pages_waiver
+from egmctl.bench.plan.candidates import candidates_of, shape_of
 from egmctl.bench.plan.flows import (
-    Ends,
     Pair,
     busy_waiver,
-    flow_shape,
     gpu_use,
-    initiator,
     measures_pair,
-    tasks_of,
 )
-from egmctl.bench.plan.paths import Path, Staging, path_between
 from egmctl.bench.plan.placement import rank_of
 from egmctl.bench.plan.ranks import handle_waiver, local_path, node_flows, rank_candidate
 from egmctl.bench.plan.schedule import isolated, make_steps, slots
@@ -33,10 +29,9 @@ from egmctl.model.gpu import Gpu
 from egmctl.model.listing import PlannedTask, PlannedTasks, PlanStep
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Settings
-from egmctl.model.route import HOST_MEMORY, Egm, MemoryKind
-from egmctl.model.task import UCX_ENGINES, Engine, Flow, Pattern, Point
+from egmctl.model.route import HOST_MEMORY, Egm
+from egmctl.model.task import UCX_ENGINES, Flow, Point
 from egmctl.topology.access import without_nvml
-from egmctl.topology.routes import possible_owners
 from egmctl.units import GIB, KIB
 
 SECTIONS = ("host", "gpus", "pairs", "driver", "process")
@@ -44,9 +39,6 @@ SECTIONS = ("host", "gpus", "pairs", "driver", "process")
 
 SIZE_MULTIPLE_BYTES = 16
 """The unit of buffer sizes in bytes: the widest word that a GPU moves, and a whole number of the pattern's words."""
-
-THERE_AND_BACK = (Pattern.BOTH_DIRECTIONS, Pattern.OWN_NODE_BOTH)
-"""Patterns in which every second flow goes in the opposite direction."""
 
 
 def make_plan(
@@ -91,43 +83,42 @@ def make_plan(
     exporters = every[len(usable) : started]
     ranks = [*every[: len(usable)], *every[started:]]
 
-    def candidates_of(case: Case) -> Iterator[Candidate]:
-        if case.processes is Processes.ONE:
-            return _candidates(case, known, gpus, numa_nodes)
+    def candidates_between_ranks(case: Case) -> Iterator[Candidate]:
         path_of = partial(local_path, machine, between=known.between)
         rank_flows = node_flows(case, ranks, numa_nodes, exporters)
         return (rank_candidate(case, flows, path_of, lambda rank: machine.gpu(rank.bus_id)) for flows in rank_flows)
 
-    def make(case: Case) -> list[AlikeTask]:
-        shape = (flow_shape(case), _staging(case, known)) if case.processes is Processes.ONE else case.name
+    def make(case: Case) -> PlannedTasks:
+        shape: Hashable
+        if case.processes is Processes.ONE:
+            shape, made = shape_of(case, known), candidates_of(case, known, gpus, numa_nodes)
+        else:
+            shape, made = case.name, candidates_between_ranks(case)
         candidates = known.candidates.get(shape)
         if candidates is None:
-            candidates = [(candidate, known.kind_of(candidate)) for candidate in candidates_of(case)]
-            known.candidates[shape] = candidates
+            candidates = known.candidates[shape] = known.numbered(made)
         not_installed = no_ucx if case.engine in UCX_ENGINES else ""
-        return [
-            task
-            for point in case.points
-            for task in _chosen(
+        return PlannedTasks.joined(
+            _chosen(
                 case,
                 point,
                 _planned_tasks(case, point, known, candidates, settings, not_installed),
                 pairs,
             )
-        ]
+            for point in case.points
+        )
 
     made = {case.name: make(case) for case in cases}
     by_ranks = [
         case
         for case in cases
-        if case.processes is not Processes.ONE and any(kind.waiver is None for kind, _ in made[case.name])
+        if case.processes is not Processes.ONE and not all(kind.waivers for kind in made[case.name].kinds)
     ]
     # The cases within one process that are set beside them come first, as in the registry.
     points = {case.in_process: case.points for case in by_ranks}
     in_process = (case for case in CASES if case.name in points and case.name not in made)
     made_in_process = {case.name: make(replace(case, points=points[case.name])) for case in in_process}
-    every_task = [task for case_tasks in (made_in_process | made).values() for task in case_tasks]
-    tasks = PlannedTasks((kind for kind, _ in every_task), (flows for _, flows in every_task))
+    tasks = PlannedTasks.joined((made_in_process | made).values())
     empty = [name for name, case_tasks in made.items() if not case_tasks]
     by_owner = {case.name for case in cases if case.by_owner}
     if pairs and not tasks:
@@ -181,13 +172,20 @@ def _not_native(tasks: PlannedTasks, gpus: Sequence[Gpu]) -> Iterator[str]:
 
     Such additions are not atomic for the host or for other GPUs (CUDA C++ Programming Guide, "Mapped Memory").
     """
-    adding = (
-        task_flows
-        for kind, task_flows in zip(tasks.kinds, tasks.flows, strict=True)
-        if not kind.waivers and ENGINES[kind.engine].atomics
-    )
-    flows = [flow for task_flows in adding for flow in task_flows]
-    initiators = {flow.initiator for flow in flows if flow.route.memory is not None}
+    adding = {
+        id(kind)
+        for kind in tasks.distinct
+        if not kind.waivers
+        and ENGINES[kind.engine].atomics
+        and any(flow.route.memory is not None for flow in kind.flows)
+    }
+    initiators = {
+        flow.initiator
+        for kind, flows in zip(tasks.kinds, tasks.flows, strict=True)
+        if id(kind) in adding
+        for flow in flows
+        if flow.route.memory is not None
+    }
     labels = [
         f"GPU{gpu.index}"
         for gpu in gpus
@@ -200,7 +198,7 @@ def _not_native(tasks: PlannedTasks, gpus: Sequence[Gpu]) -> Iterator[str]:
         )
 
 
-def _chosen(case: Case, point: Point, tasks: Iterable[AlikeTask], pairs: Sequence[Pair]) -> list[AlikeTask]:
+def _chosen(case: Case, point: Point, tasks: PlannedTasks, pairs: Sequence[Pair]) -> PlannedTasks:
     """Return the tasks of a case at a point: all, those of ``pairs``, or one per kind of route, if possible runnable.
 
     Parameters
@@ -209,71 +207,42 @@ def _chosen(case: Case, point: Point, tasks: Iterable[AlikeTask], pairs: Sequenc
         The only paths to measure; empty for all paths.
     """
     if pairs:
-        return [(kind, flows) for kind, flows in tasks if measures_pair(case.pattern, flows, pairs)]
-    if not case.one_path and not point.one_path:
-        return list(tasks)
-    by_route: dict[tuple[tuple[str, Egm | None], ...], AlikeTask] = {}
-    # By identity, which another task could get if this one were not kept.
-    alike: dict[int, PlannedTask] = {}
-    for kind, flows in tasks:
-        if id(kind) in alike:
-            continue
-        alike[id(kind)] = kind
-        route = tuple((flow.route.symbol, flow.route.egm) for flow in flows)
-        if route not in by_route or (by_route[route][0].waiver is not None and kind.waiver is None):
-            by_route[route] = kind, flows
-    return list(by_route.values())
-
-
-def _candidates(case: Case, known: Known, gpus: Sequence[Gpu], numa_nodes: Sequence[int]) -> Iterator[Candidate]:
-    machine = known.machine
-    staging = _staging(case, known)
-    for ends_of_flows in tasks_of(case, _possible_owners(machine, gpus) if case.by_owner else gpus, numa_nodes):
-        made = [
-            _flow(case, known, ends, staging, reverse=case.pattern in THERE_AND_BACK and number % 2 == 1)
-            for number, ends in enumerate(ends_of_flows)
-        ]
-        participants = {gpu.bus_id: gpu for ends in ends_of_flows for gpu in ends if isinstance(gpu, Gpu)}
-        yield Candidate(
-            flows=tuple([flow for flow, _ in made]),
-            paths=tuple([path for _, path in made]),
-            gpus=tuple(participants.values()),
-            cache=next((location for location in ends_of_flows[0] if isinstance(location, Gpu)), None),
+        return tasks.only(
+            [number for number, flows in enumerate(tasks.flows) if measures_pair(case.pattern, flows, pairs)]
         )
-
-
-def _possible_owners(machine: Machine, gpus: Sequence[Gpu]) -> list[Gpu]:
-    """Return the GPUs that can own EGM: without those that lack NVLink-C2C beside others that have it.
-
-    An example is a PCIe card in a DGX Station.
-    """
-    nodes = {gpu.host_numa_id for gpu in gpus if gpu.host_numa_id is not None}
-    possible = [gpu for node in nodes for gpu in possible_owners(machine, node)]
-    return [gpu for gpu in gpus if gpu in possible or all(owner.host_numa_id != gpu.host_numa_id for owner in possible)]
+    if not case.one_path and not point.one_path:
+        return tasks
+    by_route: dict[tuple[tuple[str, Egm | None], ...], PlannedTask] = {}
+    for task in tasks.distinct:
+        route = tuple((flow.route.symbol, flow.route.egm) for flow in task.flows)
+        if route not in by_route or (by_route[route].waivers and not task.waivers):
+            by_route[route] = task
+    return PlannedTasks.of(tuple(by_route.values()))
 
 
 def _planned_tasks(
-    case: Case,
-    point: Point,
-    known: Known,
-    candidates: Iterable[tuple[Candidate, Hashable]],
-    settings: Settings,
-    not_installed: str,
-) -> Iterator[AlikeTask]:
-    """Yield the tasks of a case at a point; those with large footprints only if they fit into memory."""
-    is_optional = point.footprint is not None and point.footprint > IF_ROOM_ABOVE_BYTES and case.source in HOST_MEMORY
-    each = is_optional or looks_at_each(case)
-    by_kind: dict[Hashable, PlannedTask] = {}
-    for candidate, kind in candidates:
-        task = None if each or kind is None else by_kind.get(kind)
-        if task is None:
-            task = _planned_task(case, point, known, candidate, settings, not_installed)
-            if is_optional and not has_room(known.machine, task, settings):
-                continue
+    case: Case, point: Point, known: Known, candidates: Candidates, settings: Settings, not_installed: str
+) -> PlannedTasks:
+    """Return the tasks of a case at a point; those with large footprints only if they fit into memory."""
+
+    def planned(candidate: Candidate) -> PlannedTask:
+        return _planned_task(case, point, known, candidate, settings, not_installed)
+
+    if point.footprint is not None and point.footprint > IF_ROOM_ABOVE_BYTES and case.source in HOST_MEMORY:
+        tasks = map(planned, candidates.each)
+        return PlannedTasks.of([task for task in tasks if has_room(known.machine, task, settings)])
+    if looks_at_each(case):
+        return PlannedTasks.of([planned(candidate) for candidate in candidates.each])
+    distinct = [planned(candidate) for candidate in candidates.first]
+    numbers = list(candidates.numbers)
+    if any(task.waivers for task in distinct):
+        for place, candidate in enumerate(candidates.each):
+            task = distinct[numbers[place]]
             # A waiver names the GPUs that it is about.
-            if kind is not None and not task.waivers:
-                by_kind[kind] = task
-        yield task, candidate.flows
+            if task.waivers and task.flows is not candidate.flows:
+                numbers[place] = len(distinct)
+                distinct.append(planned(candidate))
+    return PlannedTasks(distinct, numbers, candidates.flows)
 
 
 def _planned_task(
@@ -296,48 +265,6 @@ def _planned_task(
         return planned
     waiver = pages_waiver(machine, planned, candidate.gpus)
     return planned if waiver is None else replace(planned, waivers=(waiver,))
-
-
-def _flow(case: Case, known: Known, ends: Ends, staging: Staging, *, reverse: bool) -> tuple[Flow, Path]:
-    memory = (case.destination, case.source) if reverse else (case.source, case.destination)
-    gpu = initiator(case, ends)
-    locations = [end.bus_id if isinstance(end, Gpu) else end for end in ends]
-    key = (memory, staging, gpu and gpu.bus_id, *locations)
-    flow = known.flows.get(key)
-    if flow is None:
-        path = path_between(
-            known.machine,
-            memory,
-            ends[:2],
-            gpu,
-            staging=staging,
-            allocated_by=ends.allocated_by,
-            between=known.between,
-        )
-        flow = known.flows[key] = _new_flow(known, memory, gpu, ends, path), path
-    return flow
-
-
-def _new_flow(known: Known, memory: tuple[MemoryKind, MemoryKind], gpu: Gpu | None, ends: Ends, path: Path) -> Flow:
-    source = known.endpoint(memory[0], ends.source, ends.allocated_by)
-    destination = known.endpoint(memory[1], ends.destination, ends.allocated_by)
-    cpus = source if source.memory is MemoryKind.REGISTERS else destination
-    return Flow(
-        source=source,
-        destination=destination,
-        initiator=gpu.bus_id if gpu else None,
-        initiator_label=f"GPU{gpu.index}" if gpu else cpus.label,
-        route=path.route,
-    )
-
-
-def _staging(case: Case, known: Known) -> Staging:
-    if case.staged:
-        return Staging.ALWAYS
-    # The pool's access rights, not peer access, open its memory. No documentation says that such copies are staged.
-    pools = MemoryKind.DEVICE_DEFAULT_POOL in (case.source, case.destination)
-    alone = case.engine is Engine.COPY_ENGINE and case.pattern is Pattern.PAIR and not pools
-    return Staging.WITHOUT_ACCESS if alone and not known.all_have_access else Staging.NEVER
 
 
 def _gpus(flow: Flow) -> tuple[str, ...]:

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from random import Random
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from egmctl.dataclass import dataclass
 from egmctl.model.listing import PlannedTask, PlannedTasks, PlanStep
 from egmctl.model.task import Flow, Pattern
 from egmctl.units import format_size, grouped
@@ -23,8 +22,7 @@ Rounds = Sequence[Sequence[tuple[str, str]]]
 """Rounds of pairs of GPUs that are measured at the same time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """The part of a task that the schedule needs."""
 
     number: int
@@ -121,7 +119,7 @@ def steps_of_size(before: PlannedTasks, steps: Sequence[PlanStep], tasks: Planne
     before, steps
         The tasks of the other size, and their steps by link.
     """
-    if (before.numbers, before.flows) != (tasks.numbers, tasks.flows):
+    if not before.alike(tasks):
         return None
     groups: dict[str | None, str | None] = {}
     for kind, resized in zip(before.distinct, tasks.distinct, strict=True):

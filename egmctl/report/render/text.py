@@ -258,6 +258,7 @@ def _matrix_lines(matrix: doc.Matrix, width: int) -> Iterator[Text]:
         if number:
             yield Text()
         height = max([len(series.header) for series, _ in block] + [bool(matrix.corner)])
+        marks = [_mark_of(series) for series, _ in block]
         for row in range(-height, len(matrix.rows)):
             name = names[row + 1] if row >= -1 else Text()
             if len(name) > label:
@@ -265,7 +266,7 @@ def _matrix_lines(matrix: doc.Matrix, width: int) -> Iterator[Text]:
                 name = Text()
                 if row >= 0 and not any(series.cells[row].text for series in doc.columns(matrix)):
                     continue
-            cells = [_cell_lines(series, size, row) for series, size in block]
+            cells = [_cell_lines(*column, mark, row) for column, mark in zip(block, marks, strict=True)]
             for pieces in list(zip_longest(*cells, fillvalue=Text())) or [(Text(),) * len(block)]:
                 line = _aligned(name, label, Align.LEFT)
                 for (series, size), piece in zip(block, pieces, strict=True):
@@ -310,12 +311,12 @@ def _column_blocks(groups: Sequence[_Columns], width: int, gap: int) -> Iterator
     yield block
 
 
-def _cell_lines(series: doc.Series, size: int, row: int) -> list[Text]:
+def _cell_lines(series: doc.Series, size: int, mark: int, row: int) -> list[Text]:
     """Return the lines of a column's cell in a row. Header rows have negative numbers; -1 is the lowest one."""
     if row < 0:
         return [_line(series.header[row] if -row <= len(series.header) else "", STYLES[Tone.DIM])]
     cell = series.cells[row]
-    unmarked = " " * (_mark_of(series) - len(cell.mark))
+    unmarked = " " * (mark - len(cell.mark))
     line = _line(cell.text, STYLES[cell.tone]).append(cell.mark, STYLES[cell.tone]).append(unmarked)
     return list(_broken(line, size, 0)) if series.wrap else [line]
 

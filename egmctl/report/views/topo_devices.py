@@ -165,8 +165,13 @@ def _hop(hop: Hop) -> str:
 
 
 def _unread(gpu: Gpu) -> Iterator[tuple[str, str]]:
-    """Yield the names of a GPU's unread values, by reason."""
+    """Yield the names of a GPU's unread values, by reason.
+
+    What a machine's file leaves out is not named: that is most of a model, and all facts that are newer than a file.
+    """
     records: list[tuple[str, Record | None]] = [("", gpu), ("nvml.", gpu.nvml), ("cuda.", gpu.cuda), ("pci.", gpu.pci)]
     gaps = ((prefix + name, gap) for prefix, record in records if record for name, gap in record.unread.items())
     reasons = grouped((gap.reason.value, name) for name, gap in gaps)
-    yield from (("unread", f"{reason}: {shortened(names, _FEW)}") for reason, names in reasons.items())
+    for reason, names in reasons.items():
+        words = "what the file leaves out" if reason == Reason.NOT_STATED else shortened(names, _FEW)
+        yield "unread", f"{reason}: {words}"

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pkgutil import resolve_name
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from egmctl.model.answer import Answer, clauses_of
-from egmctl.model.measurement import RunReport
 from egmctl.model.record import Shown
+
+if TYPE_CHECKING:
+    from egmctl.model.measurement import RunReport
 
 Answered = TypeVar("Answered", bound=Shown)
 

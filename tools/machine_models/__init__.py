@@ -1,1 +1,0 @@
-"""Models of machines, based on public documents: the sources of ``profiles/machines/``."""
