@@ -194,16 +194,6 @@ def renamed_classes(text: str) -> list[int]:
     ]
 
 
-STILL_PACKED = {
-    "egmctl/bench/plan/cost.py",
-    "egmctl/bench/plan/flows.py",
-    "egmctl/bench/plan/paths.py",
-    "egmctl/bench/plan/placement.py",
-    "egmctl/bench/plan/ranks.py",
-    "egmctl/doctor/probes.py",
-    "tests/docs/test_schemas.py",
-}
-"""Files that have one such expression each. No other may join them."""
 EVERYWHERE = ("egmctl", "tools", pytest.param("tests", marks=LONG))
 
 
@@ -267,9 +257,7 @@ def packed(tree: ast.Module) -> list[int]:
 @pytest.mark.parametrize("folder", EVERYWHERE)
 def test_no_expression_packs_a_choice(folder: str) -> None:
     found = {path: lines for path, text in sources(ROOT, folder).items() if (lines := packed(tree_of(text)))}
-    assert {path: lines for path, lines in found.items() if path not in STILL_PACKED} == {}
-    unpacked = {path for path in STILL_PACKED if path.startswith(f"{folder}/")} - found.keys()
-    assert not unpacked, "these are plain now: take them out of STILL_PACKED"
+    assert found == {}
 
 
 @pytest.mark.parametrize(

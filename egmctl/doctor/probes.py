@@ -64,7 +64,7 @@ def probed(
 
     def planned(chosen: Sequence[str]) -> list[Probe]:
         probes = plan(chosen, nodes, wanted, nics, data_direct_nics)
-        return [replace(each, detail=NO_VERBS * (each.nic in closed)) for each in probes]
+        return [replace(each, detail=NO_VERBS if each.nic in closed else "") for each in probes]
 
     at_once = shared_by_processes(usable(machine, scope.gpus_of(machine)))
     on_probe = on_probe or (lambda _part, _probe: None)

@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,9 @@ def test_a_record_stands_in_one_file() -> None:
 
 
 def _references(schema: Any) -> Iterator[str]:
-    parts = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+    parts: Iterable[Any] = schema if isinstance(schema, list) else ()
+    if isinstance(schema, dict):
+        parts = schema.values()
     if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
         yield schema["$ref"]
     for part in parts:

@@ -135,7 +135,9 @@ def plan_seconds(plan: Plan, of_steps: Sequence[float] | None = None) -> float:
     of_steps
         The result of :func:`steps_seconds`, if it is known.
     """
-    steps_s = RANKS_START_S * bool(plan.ranks) + sum(steps_seconds(plan) if of_steps is None else of_steps)
+    steps_s = sum(steps_seconds(plan) if of_steps is None else of_steps)
+    if plan.ranks:
+        steps_s += RANKS_START_S
     return plan.settings.duration_s or START_S + steps_s + nccl.plan_seconds(plan.nccl)
 
 

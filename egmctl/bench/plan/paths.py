@@ -187,7 +187,9 @@ def host_path(machine: Machine, gpu: Gpu, node: int, memory: MemoryKind, *, allo
         state, reason = Egm.NO, _NEVER
         if managed:
             state, reason = (Egm.NO, links.reason) if links.egm is False else (Egm.UNKNOWN, _BY_UVM)
-    rate, reason = cpu_memory(machine, node), reason * (state is not Egm.YES)
+    if state is Egm.YES:
+        reason = ""
+    rate = cpu_memory(machine, node)
     return Path(
         route=Route(memory=memory, hops=hops, memory_rate=rate, egm=state, egm_reason=reason, degraded=degraded),
         waiver=waiver,

@@ -17,7 +17,7 @@ from egmctl.model.host import DeviceNode
 from egmctl.model.machine import Machine
 from egmctl.model.route import Rank, node_names
 from egmctl.model.task import Endpoint
-from egmctl.units import grouped, printable
+from egmctl.units import grouped, printable, several
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ def assign(infos: Sequence[RankInfo]) -> tuple[str, ...]:
             bus_id = next((bus_id for bus_id in infos[rank].gpus if bus_id in free), None)
             if bus_id is None:
                 raise UsageError(
-                    f"{printable(host)} has {len(ranks)} ranks and {usable} usable GPU{'s' * (usable != 1)}: start one "
+                    f"{printable(host)} has {len(ranks)} ranks and {several(usable, 'usable GPU')}: start one "
                     "rank per GPU (--ntasks-per-node, mpirun --map-by ppr:N:node)"
                 )
             free.discard(bus_id)

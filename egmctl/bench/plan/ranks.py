@@ -126,9 +126,12 @@ def flow_of(case: Case, rank_flow: RankFlow, path: Path, *, across_nodes: bool =
     if case.engine in UCX_ENGINES:
         far = own_endpoint(shared_memory(case), owner)
     else:
+        label = f"NUMA{rank_flow.numa_node}" if on_host else owner.label
+        if on_host and across_nodes:
+            label = f"{owner.label}:{label}"
         far = Endpoint(
             memory=shared_memory(case),
-            label=f"{f'{owner.label}:' if across_nodes else ''}NUMA{rank_flow.numa_node}" if on_host else owner.label,
+            label=label,
             bus_id=None if on_host else owner.bus_id,
             numa_node=rank_flow.numa_node,
             parts=rank_flow.parts,
