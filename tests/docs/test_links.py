@@ -61,3 +61,17 @@ def test_the_files_that_code_names_exist() -> None:
         if not (ROOT / name).exists()
     ]
     assert lost == []
+
+
+SOURCE = re.compile(r"(?<![\w/-])(?:egmctl|tests|tools|benchmarks)/[a-z0-9_./-]+\.(?:py|toml|sh|S|cu)(?!\w|\.\w|-)")
+"""How a document names a source file; capitals stand for a name to choose."""
+
+
+@pytest.mark.parametrize(
+    "document",
+    [path for path in DOCUMENTS if path.name != "CHANGELOG.md"],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_the_source_files_that_a_document_names_exist(document: Path) -> None:
+    named = set(SOURCE.findall(document.read_text()))
+    assert sorted(name for name in named if not (ROOT / name).exists()) == []
