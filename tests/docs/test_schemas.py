@@ -59,9 +59,11 @@ def test_a_record_stands_in_one_file() -> None:
 
 
 def _references(schema: Any) -> Iterator[str]:
-    parts = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
-    if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
-        yield schema["$ref"]
+    parts = schema if isinstance(schema, list) else []
+    if isinstance(schema, dict):
+        parts = list(schema.values())
+        if isinstance(schema.get("$ref"), str):
+            yield schema["$ref"]
     for part in parts:
         yield from _references(part)
 

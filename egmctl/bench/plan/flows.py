@@ -243,7 +243,9 @@ def initiator(case: Case, ends: Ends) -> Gpu | None:
     first, second = ends.source, ends.destination
     if case.initiator is End.DESTINATION:
         first, second = second, first
-    return first if isinstance(first, Gpu) else second if isinstance(second, Gpu) else None
+    if isinstance(first, Gpu):
+        return first
+    return second if isinstance(second, Gpu) else None
 
 
 def endpoint(memory: MemoryKind, location: Location, allocated_by: Gpu | None = None) -> Endpoint:
