@@ -17,7 +17,7 @@ _PAIRS = 256
 """The number of pairs per GPU, used in rotation: more than one step has in use at a time."""
 
 
-class ChaseResult:
+class WordPair:
     """A pair of 8-byte words in a GPU's memory that a kernel writes.
 
     Parameters
@@ -40,7 +40,7 @@ class ChaseResult:
         return first, second
 
 
-class ChaseResults:
+class KernelWords:
     """The result pairs of all GPUs, whose contexts are given by bus id."""
 
     def __init__(self, contexts: dict[str, Context]) -> None:
@@ -51,9 +51,9 @@ class ChaseResults:
                 self._pairs[bus_id] = cycle(range(pairs.address, pairs.address + pairs.size_bytes, _PAIR_BYTES))
             self.close = undo.pop_all().close
 
-    def take(self, stream: Stream) -> ChaseResult:
+    def take(self, stream: Stream) -> WordPair:
         """Return the next pair of words of the stream's GPU."""
-        return ChaseResult(stream, next(self._pairs[stream.context.bus_id]))
+        return WordPair(stream, next(self._pairs[stream.context.bus_id]))
 
 
 def read_words(stream: Stream, address: int, count: int) -> list[int]:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from egmctl.dataclass import dataclass
-from egmctl.gpu.chase import ChaseResult, ChaseResults, read_words
+from egmctl.gpu.chase import KernelWords, WordPair, read_words
 from egmctl.gpu.program import Kernels
 from egmctl.gpu.timing import Stream
 
@@ -83,7 +83,7 @@ def poison(stream: Stream, region: Region) -> None:
 class PatternKernels:
     """The kernels, by bus id, that fill and check memory on each GPU."""
 
-    def __init__(self, kernels: dict[str, Kernels], results: ChaseResults) -> None:
+    def __init__(self, kernels: dict[str, Kernels], results: KernelWords) -> None:
         self._kernels = kernels
         self._results = results
         self._sums: dict[tuple[int, int], int] = {}
@@ -119,7 +119,7 @@ class PatternKernels:
 
 
 def first_difference(
-    stream: Stream, result: ChaseResult, region: Region, expected: Callable[[int], int]
+    stream: Stream, result: WordPair, region: Region, expected: Callable[[int], int]
 ) -> Difference | None:
     """Wait for a kernel that counts differing words and return the difference; ``None`` if no word differs.
 

@@ -204,6 +204,14 @@ def test_a_bad_or_an_unmeasured_fabric_between_good_nodes_is_the_answer_and_come
     assert (ended, words in text) == (code, True), text[:500]
 
 
+def test_a_board_beside_trays_that_is_bad_is_not_hidden_behind_the_fabric(answer: Ask) -> None:
+    bad = patched(BOARD, "gpus[2].nvml.nvlinks[4]", active=False)
+    fabric = FabricRun(run=replace(RUN, answer=Answer(state=State.INCOMPLETE, word="INCOMPLETE")))
+    code, _, text = answer(Job(three(WELL, bad)), fabric=fabric)
+    assert code == 1
+    assert "NO-GO: 8 of 8 GPUs are ready in 1 NVLink domain; fabric INCOMPLETE" in text
+
+
 def test_a_rack_has_as_many_gpus_as_were_expected(answer: Ask) -> None:
     code, _, text = answer(Job(three()), expect="domain-gpus=16")
     assert code == 1

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egmctl.gpu.chase import ChaseResult
+from egmctl.gpu.chase import WordPair
 from egmctl.gpu.pattern import WORD_BYTES, Difference, Region, first_difference, pattern_words
 
 MASK = (1 << 64) - 1
@@ -73,7 +73,7 @@ def difference(count: int, inverse: int, words: list[int]) -> Difference | None:
     result = np.array([count, inverse], dtype=np.uint64)
     region = Region(held.ctypes.data, WORD_BYTES * len(words), SEED, OFFSET_BYTES)
     stream: Any = HostStream()
-    return first_difference(stream, ChaseResult(stream, result.ctypes.data), region, lambda index: EXPECTED + index)
+    return first_difference(stream, WordPair(stream, result.ctypes.data), region, lambda index: EXPECTED + index)
 
 
 @given(first=st.integers(0, COUNT - 1), found=WORDS, data=st.data())

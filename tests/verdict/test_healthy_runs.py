@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from egmctl.api.results import load_result
-from egmctl.model.measurement import RunReport
-from egmctl.model.profile import Profile, SourceKind
+from egmctl.model.measurement import Measurement, RunReport, Summary
+from egmctl.model.profile import Profile, SourceKind, Unit
 from egmctl.model.verdict import Grade
 from egmctl.report.render.text import text
 from egmctl.report.views.bench import bench_document
@@ -31,6 +31,21 @@ def recorded(name: str) -> RunReport:
     return load_result(FOLDER / f"{name}.json.gz", RunReport)
 
 
+def scaled(m: Measurement, factor: float) -> Measurement:
+    """Return a measurement that reached so much of its bandwidth."""
+    if m.bandwidth_gb_s is None:
+        return m
+    return replace(
+        m,
+        bandwidth_gb_s=scaled_summary(m.bandwidth_gb_s, factor),
+        flows_gb_s=tuple(scaled_summary(flow, factor) for flow in m.flows_gb_s),
+    )
+
+
+def scaled_summary(summary: Summary, factor: float) -> Summary:
+    return replace(summary, median=factor * summary.median, min=factor * summary.min, max=factor * summary.max)
+
+
 @pytest.mark.parametrize("name", IDLE)
 def test_a_recorded_run_of_an_idle_machine_raises_no_alarm(name: str) -> None:
     assert not raises_alarm(recorded(name), HGX_H200)
@@ -40,6 +55,23 @@ def test_the_shipped_profile_counts_these_runs_and_more_that_are_not_shipped() -
     assert HGX_H200.healthy is not None
     assert HGX_H200.healthy.runs > len(IDLE)
     assert HGX_H200.healthy.alarms == 0
+
+
+def test_two_ranks_by_fabric_handles_are_judged_by_their_own_references() -> None:
+    """Two H200 and an IMEX channel, 2026-11-29: each case has a reference, and one that is slow is seen."""
+    fabric = recorded("fabric-2xh200")
+    judged = with_verdict(fabric, HGX_H200)
+    assert judged.verdict is not None
+    assert {each.grade for each in judged.verdict.classes} == {Grade.PASS}
+    slow = replace(fabric, measurements=tuple(scaled(m, 0.9) for m in fabric.measurements))
+    judged = with_verdict(slow, HGX_H200)
+    assert judged.verdict is not None
+    graded = {each.case: each.by_profile for each in judged.verdict.classes if each.unit is Unit.GB_S}
+    over_nvlink = {case for case in graded if "host_numa" not in case}
+    assert {graded[case] for case in over_nvlink} == {Grade.FAIL}
+    assert {graded[case] for case in graded.keys() - over_nvlink} == {Grade.PASS}, (
+        "the way to host memory is the server's"
+    )
 
 
 def test_a_run_beside_traffic_and_a_slow_path_raise_one() -> None:

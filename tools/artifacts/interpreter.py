@@ -43,7 +43,8 @@ def interpreter(arch: str, cache: Path) -> Path:
     SystemExit
         It cannot be built here; the message says why.
     """
-    identity = hashlib.sha256(repr((SUMS, PACKAGES, BUILD_DATE)).encode() + SCRIPT.read_bytes()).hexdigest()[:16]
+    scripts = SCRIPT.read_bytes() + FETCH.read_bytes()
+    identity = hashlib.sha256(repr((SUMS, PACKAGES, BUILD_DATE)).encode() + scripts).hexdigest()[:16]
     wanted = cache / f"python-{VERSION}-{arch}-{identity}.tar"
     if not wanted.exists():
         cache.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ from egmctl.bench.processes.collective import CollectiveStep, Item, OpenBuffers,
 from egmctl.bench.processes.context import AllocatedBuffer, WorkerContext
 from egmctl.bench.results import EXPIRED_LIMIT, GateExpired, bandwidth_sample, mismatch_of, of_bandwidth
 from egmctl.dataclass import dataclass
-from egmctl.gpu.chase import ChaseResult
+from egmctl.gpu.chase import WordPair
 from egmctl.gpu.context import ms_since
 from egmctl.gpu.memory import MappedMemory
 from egmctl.gpu.pattern import Difference, PatternCheck, Region, difference_by_cpu, poison
@@ -127,7 +127,7 @@ class Mover:
         return "copies that are staged may block the host until they are done" if self.flow.route.staged else None
 
     @cached_property
-    def result(self) -> ChaseResult:
+    def result(self) -> WordPair:
         """Two words in the GPU's memory for a kernel's result."""
         return self.worker.results.take(self.streams[0])
 

@@ -341,9 +341,9 @@ def open_buffers(
                 opened.seeds[index, number, end] = each["seed"]
                 descriptions[number, end] = each["description"], [next(fds) for _ in range(each["fds"])]
         for number, flow, end, buffer in _ends(collective.tasks[index], assigned[index]):
-            seed = opened.seeds[index, number, end]
             if not collective.issues(flow) or collective.owns(buffer.end):
                 continue
+            seed = opened.seeds[index, number, end]
             if worker.has(buffer) and worker.held(buffer).seed == seed:
                 continue
             worker.release(buffer)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from egmctl.model.answer import WORDS, Answer, Clauses, CommandQuestion, Gap, GapKind, State, worst
 from egmctl.model.comparison import Outcome
@@ -19,7 +20,7 @@ _REASONS = 6
 def of_fleet(report: FleetReport) -> Answer:
     """Return whether all nodes, and the fabric between them, can be handed over."""
     gaps = tuple(sorted(_gaps(report), key=lambda gap: list(GapKind).index(gap.kind)))
-    state = worst([*(node.state for node in report.answers), *_states(report), *(gap.kind.state for gap in gaps)])
+    state = _state(report, gaps)
     states = Counter(node.state for node in report.answers)
     return Answer(
         state=state,
@@ -30,6 +31,10 @@ def of_fleet(report: FleetReport) -> Answer:
         next_step=_next_step(report, state, states),
         counts={"nodes": len(report.answers), **{f"nodes_{each}": states[each] for each in State if states[each]}},
     )
+
+
+def _state(report: FleetReport, gaps: Iterable[Gap]) -> State:
+    return worst([*(node.state for node in report.answers), *_states(report), *(gap.kind.state for gap in gaps)])
 
 
 def _states(report: FleetReport) -> Iterator[State]:
@@ -94,16 +99,17 @@ def _sentence(report: FleetReport, states: Counter[State]) -> str:
     The fabric comes first if it alone is why the nodes cannot be handed over.
     """
     if (readiness := report.readiness) is not None:
-        nodes, all_ready = _readiness(readiness), readiness.ready == (readiness.expected or readiness.gpus)
+        nodes = _readiness(readiness)
     else:
         ready, bad = states[State.GOOD] + states[State.WARN], states[State.BAD]
         nodes = _counted("node", len(report.answers), ready, bad, len(report.answers) - ready - bad)
-        all_ready = ready == len(report.answers)
     clauses = [nodes]
     if (fabric := report.fabric) is not None:
         answer = fabric.run.answer if fabric.run is not None else None
         words = f"{answer.word}: {answer.sentence}" if answer else f"not measured: {fabric.reason}"
-        decides = all_ready and (answer is None or answer.state not in (State.GOOD, State.WARN))
+        is_good = answer is not None and answer.state in (State.GOOD, State.WARN)
+        nodes_alone = replace(report, fabric=None)
+        decides = not is_good and _state(nodes_alone, _gaps(nodes_alone)) in (State.GOOD, State.WARN)
         clauses.insert(0 if decides else 1, f"fabric {words}")
     slowing = [item for item in report.unlike if item.slows]
     if slowing and not states[State.BAD]:
