@@ -40,7 +40,7 @@ class WordPair:
         return first, second
 
 
-class KernelWords:
+class WordPairs:
     """The result pairs of all GPUs, whose contexts are given by bus id."""
 
     def __init__(self, contexts: dict[str, Context]) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from egmctl.dataclass import dataclass
-from egmctl.gpu.chase import KernelWords, WordPair, read_words
+from egmctl.gpu.chase import WordPair, WordPairs, read_words
 from egmctl.gpu.program import Kernels
 from egmctl.gpu.timing import Stream
 
@@ -83,7 +83,7 @@ def poison(stream: Stream, region: Region) -> None:
 class PatternKernels:
     """The kernels, by bus id, that fill and check memory on each GPU."""
 
-    def __init__(self, kernels: dict[str, Kernels], results: KernelWords) -> None:
+    def __init__(self, kernels: dict[str, Kernels], results: WordPairs) -> None:
         self._kernels = kernels
         self._results = results
         self._sums: dict[tuple[int, int], int] = {}

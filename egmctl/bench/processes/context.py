@@ -17,7 +17,7 @@ from egmctl.dataclass import dataclass
 from egmctl.driver.cuda import call
 from egmctl.errors import DriverCallError
 from egmctl.facts.buffers import Before, NoPages, huge_page_bytes
-from egmctl.gpu.chase import KernelWords
+from egmctl.gpu.chase import WordPairs
 from egmctl.gpu.context import Context, ReleaseStack
 from egmctl.gpu.cpu_threads import Node
 from egmctl.gpu.handles import SharedMemory, SharedPart
@@ -134,7 +134,7 @@ class WorkerContext:
         words = self._undo.keep(PinnedWords(2))
         if gated:
             self.gate = Gate(words, self.kernels)
-        self.results = self._undo.keep(KernelWords(self._contexts))
+        self.results = self._undo.keep(WordPairs(self._contexts))
         self.pattern = PatternKernels(self.kernels, self.results)
 
     def one_more(self, bus_id: str) -> Context:
