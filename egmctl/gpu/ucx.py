@@ -268,7 +268,7 @@ class UcxConnection:
         if one_sided:
             features.append(self._ucx.Feature.RMA)
         self._context = self._call(
-            "ucp_init", lambda: self._ucx.UCXContext({"PROTO_INFO": "used", **options}, feature_flags=features)
+            "ucp_init", lambda: self._ucx.UCXContext({"PROTO_INFO": "used", **options}, feature_flags=tuple(features))
         )
         self._worker = self._call("ucp_worker_create", lambda: self._ucx.UCXWorker(self._context))
         self._endpoint: Any = None
