@@ -33,12 +33,13 @@ run: $(INSTALLED) ## Show this node's topology; without a driver, a recorded mac
 	  printf '$$ egmctl topo --machine %s\n\n' '$(MACHINE)'; $(BIN)/egmctl topo --machine '$(MACHINE)'; }
 
 # Tests make and delete tens of thousands of files, which takes a fifth of their time on a disk: in memory where 4 GiB are
-# free and programs may run.
+# free and programs may run. Tests run programs as other users, who have to reach the files.
 FILES_FIT_IN_MEMORY = [ "$$(df -k --output=avail /dev/shm 2>/dev/null | tail -n 1)" -gt 4194304 ] 2>/dev/null && \
   ! grep -q ' /dev/shm .*noexec' /proc/mounts
 test: $(TOOLS) lint ## Check style, types and words, and run every test that needs no GPU, with few random examples
 	if $(FILES_FIT_IN_MEMORY); then \
-	  TMPDIR=$$(mktemp -d /dev/shm/egmctl-tests-XXXXXX); export TMPDIR; trap 'rm -rf "$$TMPDIR"' EXIT INT TERM; \
+	  TMPDIR=$$(mktemp -d /dev/shm/egmctl-XXXXXX); chmod 755 "$$TMPDIR"; export TMPDIR; \
+	  trap 'rm -rf "$$TMPDIR"' EXIT INT TERM; \
 	fi; \
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m 'not fuzz' $(PYTEST_ARGS)
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import grpc
@@ -98,6 +99,13 @@ class Connector:
 
     def stop(self) -> None:
         self._server.stop(None).wait()
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    # A socket's path has at most 107 characters; in pytest's own folder of a test stands the whole name of the test.
+    with TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

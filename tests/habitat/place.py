@@ -68,7 +68,9 @@ def install(folder: Path, place: Path, variables: Mapping[str, str | None], *, s
     kept = {name: value for name, value in variables.items() if value is not None and name != "EGMCTL_FAKE_LOG"}
     libraries = place.with_suffix(".driver")
     shutil.copytree(str(kept["LD_LIBRARY_PATH"]).partition(os.pathsep)[0], libraries)
-    kept |= {"LD_LIBRARY_PATH": str(libraries), "PYTHONPATH": f"{folder}/tree:{folder}/packages"}
+    # NVRTC is looked for among the packages of the Python that runs, which are not these.
+    compiler = f"{folder}/packages/nvidia/cu13/lib"
+    kept |= {"LD_LIBRARY_PATH": f"{libraries}:{compiler}", "PYTHONPATH": f"{folder}/tree:{folder}/packages"}
     exports = "".join(f"export {name}='{value}'\n" for name, value in {**kept, "EGMCTL_NO_JOURNAL": "1"}.items())
     program(place, f'{exports}exec {python} {start.format(folder=folder)} "$@"')
 
