@@ -7,6 +7,7 @@ import io
 import os
 import re
 import signal
+import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 LOG_FILE = "CUDA_LOG_FILE"
 """The variable that makes CUDA write its error log (since CUDA 12.9, driver 575)."""
+STANDARD_INPUT = "-"
 LOG_PART = 8 << 20
 """The number of bytes that are read of the beginning and of the end of that log."""
 # Texts, not compiled here: every command imports this file.
@@ -37,7 +39,7 @@ WhatArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[CALL] [ERROR] | MESSAGE | FILE | - | -- PROGRAM [ARG]..",
-        help="A function and an error; a message; a file, or - for standard input; after --, a program.",
+        help="A function and an error; a message; a file; - or nothing for what is piped in; after --, a program.",
     ),
 ]
 PidOption = Annotated[
@@ -85,14 +87,16 @@ def _asked(words: Sequence[str]) -> tuple[ErrorLog, bool]:
     """Return the failures that the arguments name, and whether the node's checks are to be asked.
 
     The arguments are a call, an error or both, in any order; a file; or words that were pasted. A call alone is
-    answered with its errors, between which no node decides.
+    answered with its errors, between which no node decides. Without arguments, what is piped in is read.
     """
     from egmctl.doctor.explain import failures_of
     from egmctl.model.explanation import ErrorLog
 
+    if not words and _input_is_piped():
+        words = [STANDARD_INPUT]
     calls = [word for word in words if re.fullmatch(_CALL, word)]
     errors = [word for word in words if re.fullmatch(_ERROR, word)]
-    files = [word for word in words if word == "-" or (word not in calls + errors and os.path.exists(word))]
+    files = [word for word in words if word == STANDARD_INPUT or (word not in calls + errors and os.path.exists(word))]
     others = [word for word in words if word not in calls + errors + files]
     if others and not files and (pasted := _pasted(" ".join(words))).failures:
         return pasted, True
@@ -103,12 +107,22 @@ def _asked(words: Sequence[str]) -> tuple[ErrorLog, bool]:
         )
     if not words or len(words) > 2 or max(len(calls), len(errors)) > 1 or (files and len(words) > 1):
         raise UsageError(
-            "explain: give a function, an error or both; or one file; or a message; or, after --, a program to run"
+            "explain: give a function, an error or both; or one file; or a message; or, after --, a program to run; "
+            "or pipe a text in"
         )
     if not files:
         call, error = next(iter(calls), None), next(iter(errors), None)
         return ErrorLog(failures=failures_of(call, error)), error is not None
     return _read(files[0]), True
+
+
+def _input_is_piped() -> bool:
+    """Return whether standard input is a pipe or a file: no terminal, and not /dev/null, as in a service."""
+    try:
+        mode = os.fstat(0).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 
 def _pasted(text: str) -> ErrorLog:
@@ -139,7 +153,7 @@ def _read(file: str) -> ErrorLog:
 
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     try:
-        descriptor = os.dup(0) if file == "-" else os.open(file, flags)
+        descriptor = os.dup(0) if file == STANDARD_INPUT else os.open(file, flags)
         try:
             reader = Reader(descriptor)
             log = read_failures(reader)  # type: ignore[arg-type]

@@ -100,6 +100,21 @@ def test_what_is_not_known_and_a_text_without_errors_end_with_3(tmp_path: Path) 
     assert "-v" not in done.out.splitlines()[-1]
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("words", [(), ("-",)])
+def test_a_text_that_is_piped_in_needs_no_argument(words: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "egmctl", "explain", *words, *H200]
+    done = subprocess.run(
+        command,
+        input="cuMemCreate failed: 800\n",
+        env=command_environment({}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.splitlines()[0][:6]) == (0, "CAUSE:")
+
+
 def test_a_text_is_answered_once_for_each_kind_with_its_line(tmp_path: Path) -> None:
     (text := tmp_path / "app.log").write_text(
         "start\n" + FAILED + "RuntimeError: CUDA error: invalid argument\x1b[2J\n"
