@@ -27,6 +27,12 @@ USERS = pytest.mark.parametrize("uid", [0, confined.NOBODY])
 """As root in a container without a user namespace, and as a job."""
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for the child that enters a process' root as long as a busy machine takes to start it."""
+    monkeypatch.setattr(inside, "_TIMEOUT_S", 60.0)
+
+
 @USERS
 def test_the_doctor_does_not_run_the_code_of_a_process(egmctl: RunEgmctl, uid: int) -> None:
     with trap(uid) as set_up:
