@@ -27,6 +27,7 @@ class System:
     """The forms that can be installed there."""
     fake_node: bool = True
     """Whether the fake driver, which is compiled for this machine's glibc, runs there."""
+    packages: Sequence[str] = ("rpm", "xz-utils")
 
 
 SYSTEMS = {
@@ -36,6 +37,8 @@ SYSTEMS = {
     "debian13": System("trixie"),
     "ubuntu22.04": System("jammy", ubuntu=True),
     "ubuntu24.04": System("noble", ubuntu=True),
+    # Its Python is the newest that pyproject.toml declares, with the C++ library that CUDA's bindings need.
+    "ubuntu26.04": System("resolute", ubuntu=True, packages=("rpm", "xz-utils", "python3", "libstdc++6")),
 }
 EMULATED = ("debian12",)
 """The systems in which artefacts of another architecture run."""
@@ -71,7 +74,8 @@ def make_root(name: str, arch: str, cache: Path) -> Path:
 def _bootstrap(system: System, new: Path) -> list[str | Path]:
     # Debian lacks Ubuntu's keys, and vice versa. Unsigned packages are acceptable: programs in these roots have no
     # network.
-    command: list[str | Path] = ["debootstrap", "--variant=minbase", "--no-check-gpg", "--include=rpm,xz-utils"]
+    command: list[str | Path] = ["debootstrap", "--variant=minbase", "--no-check-gpg"]
+    command.append(f"--include={','.join(system.packages)}")
     if not system.ubuntu:
         return [*command, system.suite, new]
     # All releases of Ubuntu use the same script; an older debootstrap does not know the names of newer ones.

@@ -349,7 +349,7 @@ def _entry(block: doc.Entry, heading: str = "h3") -> Element:
             why.append(_block(part))
     do = element("div", element("p", "What to do", class_="label"), steps, class_=f"do {look}") if steps else None
     left = element("div", why, more) if why or more else None
-    columns = element("div", left, do, class_="columns") if left or do else None
+    columns = element("div", left, do, class_="columns") if left is not None or do is not None else None
     return element("article", head, columns, class_=f"finding {look}-edge")
 
 
