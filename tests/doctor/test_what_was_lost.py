@@ -261,6 +261,19 @@ def test_powersave_is_slow_only_where_the_kernel_chooses_the_frequency(cpus: Cpu
     assert run_one("cpu.governor", patched(healthy(), "host", cpu_frequencies=(cpus,))).status is status
 
 
+@pytest.mark.parametrize(
+    ("cpus", "run", "look"),
+    [
+        (replace(FAST, driver="acpi-cpufreq"), "cpupower frequency-set --governor performance", None),
+        (replace(FAST, limit_khz=1_000_000), None, "cpupower frequency-info"),
+        (replace(FAST, governor="performance", limit_khz=1_000_000), None, "cpupower frequency-info"),
+    ],
+)
+def test_no_governor_is_set_against_a_limit(cpus: CpuFrequencies, run: str | None, look: str | None) -> None:
+    remedy = known(run_one("cpu.governor", patched(healthy(), "host", cpu_frequencies=(cpus,))).remedy)
+    assert (remedy.run, remedy.look) == (run, look)
+
+
 def test_the_driver_of_the_frequencies_is_read(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     tree.write("/sys/devices/system/cpu/online", "0-1\n")
