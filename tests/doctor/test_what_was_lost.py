@@ -180,6 +180,16 @@ def test_the_links_of_a_product_go_by_its_pci_id_and_not_by_its_name(name: str) 
     assert Status.FAIL not in {finding.status for finding in run("nvlink.links", other)}
 
 
+def test_links_that_a_driver_cannot_report_are_not_called_inactive() -> None:
+    reason = Unread(reason=Reason.DRIVER_TOO_OLD, detail="nvmlDeviceGetFieldValues: 13 (Function Not Found)")
+    unread = {"nvlinks": reason, "nvlink_count": reason}
+    machine = patched(HGX, "gpus[*].nvml", nvlinks=None, nvlink_count=None, unread=unread)
+    assert status_of("nvlink.links", machine) == [Status.UNKNOWN]
+    unread = {name: Unread(reason=Reason.NOT_SUPPORTED, detail="3") for name in unread}
+    machine = patched(HGX, "gpus[*].nvml", nvlinks=None, nvlink_count=None, unread=unread)
+    assert status_of("nvlink.links", machine) == [Status.FAIL]
+
+
 @pytest.mark.parametrize(
     ("states", "count", "links", "further"),
     [
