@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from egmctl.doctor.check import Scope
 from egmctl.doctor.situation import in_domain, may_have_egm
-from egmctl.model.finding import Finding, Status
+from egmctl.model.finding import Finding, Guard, Status
 from egmctl.model.host import Host
 from egmctl.model.machine import Machine
 
@@ -28,9 +28,16 @@ def wants_domain(scope: Scope) -> bool:
 
 
 def undecided(machine: Machine, scope: Scope, findings: Iterable[Finding]) -> tuple[str, ...]:
-    """Return the ids of the checks that had no data on what ``--expect`` states, in the order of the findings."""
+    """Return the ids of the checks that had no data on what ``--expect`` states, in the order of the findings.
+
+    What a node has to serve, as in a bring-up with ``--for``, is expected of it too.
+    """
     uncounted = set(_uncounted(machine, scope))
-    deciding = {*(_OF_EGM if wants_egm(scope) else ()), *(_OF_DOMAIN if wants_domain(scope) else ())}
+    serves_egm, serves_fabric = _has_to_serve(scope, Guard.EGM), _has_to_serve(scope, Guard.FABRIC)
+    deciding = {
+        *(_OF_EGM if wants_egm(scope) or serves_egm else ()),
+        *(_OF_DOMAIN if wants_domain(scope) or serves_fabric else ()),
+    }
     unread = (
         finding.check
         for finding in findings
@@ -41,6 +48,10 @@ def undecided(machine: Machine, scope: Scope, findings: Iterable[Finding]) -> tu
 
 
 _OF_EGM, _OF_DOMAIN = ("egm.platform", "egm.capability"), ("fabric.domain",)
+
+
+def _has_to_serve(scope: Scope, purpose: Guard) -> bool:
+    return scope.whole_node and purpose in (scope.purposes or ())
 
 
 def _uncounted(machine: Machine, scope: Scope) -> Iterator[str]:

@@ -264,6 +264,13 @@ def test_what_is_asked_and_was_not_read_is_not_ok(
     assert [gap.checks for gap in answer.gaps] == [(check,)]
 
 
+@pytest.mark.parametrize(("machine", "purpose"), [(EGM_UNKNOWN, "egm"), (FABRIC_UNREAD, "fabric")])
+def test_a_node_that_has_to_serve_what_was_not_read_is_not_known_to_be_good(machine: Machine, purpose: str) -> None:
+    assert answered(NodeDoctor().diagnose(machine)).answer.state is State.GOOD
+    assert answered(NodeDoctor(purposes="p2p").diagnose(machine)).answer.state is State.GOOD
+    assert answered(NodeDoctor(purposes=purpose).diagnose(machine)).answer.state is State.INCOMPLETE
+
+
 def test_a_purpose_is_known_though_what_another_one_needs_is_not() -> None:
     answer = told(EGM_UNKNOWN, "egm,p2p", expect="egm").answer
     assert {each.purpose: each.state for each in answer.purposes} == {
