@@ -33,11 +33,11 @@ def undecided(machine: Machine, scope: Scope, findings: Iterable[Finding]) -> tu
     What a node has to serve, as in a bring-up with ``--for``, is expected of it too.
     """
     uncounted = set(_uncounted(machine, scope))
-    serves_egm, serves_fabric = _has_to_serve(scope, Guard.EGM), _has_to_serve(scope, Guard.FABRIC)
-    deciding = {
-        *(_OF_EGM if wants_egm(scope) or serves_egm else ()),
-        *(_OF_DOMAIN if wants_domain(scope) or serves_fabric else ()),
-    }
+    deciding: set[str] = set()
+    if wants_egm(scope) or _has_to_serve(scope, Guard.EGM):
+        deciding.update(_OF_EGM)
+    if wants_domain(scope) or _has_to_serve(scope, Guard.FABRIC):
+        deciding.update(_OF_DOMAIN)
     unread = (
         finding.check
         for finding in findings
