@@ -52,7 +52,7 @@ def topo(
     outputs.write(draw)
     if note is not None and not outputs.explains_itself:
         say(note.sentence)
-    return ExitCode.OK if note is None else ExitCode.NOTHING
+    return shown.answer.exit_code
 
 
 JsonFileOption = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE.json", help="Write to FILE.json.")]

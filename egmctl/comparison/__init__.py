@@ -335,7 +335,8 @@ def _graded(_subject: facts.Subject, before: _CheckResult, after: _CheckResult) 
         return Outcome.DIFFERENT
     if _GRAVITY[new] > _GRAVITY[old] and new in _FAULTS:
         return Outcome.WORSE
-    if new is Status.PASS or (_GRAVITY[new] < _GRAVITY[old] and new in _FAULTS):
+    # What was not known, or only noted, was no fault: that it passes now is no improvement.
+    if _GRAVITY[new] < _GRAVITY[old] and old in _FAULTS and new not in (Status.UNKNOWN, Status.ASSUMED):
         return Outcome.BETTER
     return Outcome.DIFFERENT
 

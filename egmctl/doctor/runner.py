@@ -16,6 +16,7 @@ from egmctl.doctor import checks
 from egmctl.doctor.assumed import with_assumed
 from egmctl.doctor.causes import explained
 from egmctl.doctor.check import Check, Scope
+from egmctl.doctor.expected import undecided
 from egmctl.doctor.findings import skipped, unknown
 from egmctl.doctor.isolation_findings import CHECKS as ISOLATION
 from egmctl.doctor.purposes import for_purposes
@@ -212,6 +213,7 @@ def diagnose(
         purposes=named or tuple(Guard),
         purposes_asked=named,
         findings=findings,
+        undecided=undecided(machine, scope, findings),
         strict=strict,
         machines=(machine,),
     )

@@ -10,7 +10,7 @@ from egmctl.dataclass import dataclass
 from egmctl.model.answer import UNANSWERED, Answer
 from egmctl.model.finding import Finding, Guard, Status
 from egmctl.model.machine import Machine
-from egmctl.model.record import BusId, Shown
+from egmctl.model.record import BusId, Plain, Shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -35,6 +35,8 @@ class Diagnosis(Shown):
     another check explains; ``assumed`` is there only for a model."""
     findings: tuple[Finding, ...]
     """The findings, in the order of the checks."""
+    undecided: tuple[Plain, ...] = ()
+    """The checks that had no data on what ``--expect`` states."""
     strict: bool = False
     """Whether warnings and notes are failures."""
     machines: tuple[Machine, ...] = ()

@@ -47,6 +47,15 @@ def test_json_and_csv_say_where_the_machine_came_from(recorded: Path) -> None:
     assert {(row["origin"], row["machine"]) for row in rows} == {("recorded", "node7")}
 
 
+@pytest.mark.parametrize("form", [("--json",), ("-m",), ("--csv",), ()])
+@pytest.mark.parametrize(
+    ("name", "code", "strict"), [("h200-links-down", 0, 1), ("gb200-outside-domain", 0, 1), ("hgx-h200x4", 0, 0)]
+)
+def test_the_exit_code_is_that_of_the_answer(form: tuple[str, ...], name: str, code: int, strict: int) -> None:
+    assert run("topo", "--machine", name, *form).code == code
+    assert run("topo", "--strict", *form, "--machine", name).code == strict
+
+
 def test_gpus_and_numa_choose_rows_and_columns() -> None:
     out = run("topo", "--machine", "gb200-tray", "--gpus", "2,0", "--numa", "1", "--json").out
     result = json.loads(out)["result"]

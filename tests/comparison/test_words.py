@@ -58,7 +58,7 @@ def told(comparison: Comparison) -> list[tuple[Outcome, str, str, str]]:
 
 
 PASS, SKIP, UNKNOWN = finding(Status.PASS), finding(Status.SKIP, "not here"), finding(Status.UNKNOWN, "no permission")
-WARN, FAIL = finding(Status.WARN, "slow"), finding(Status.FAIL, "broken")
+NOTE, WARN, FAIL = finding(Status.NOTE, "off"), finding(Status.WARN, "slow"), finding(Status.FAIL, "broken")
 
 # --- findings --------------------------------------------------------------------------------------------------------
 
@@ -72,7 +72,12 @@ WARN, FAIL = finding(Status.WARN, "slow"), finding(Status.FAIL, "broken")
         (UNKNOWN, FAIL, Outcome.WORSE),
         (FAIL, PASS, Outcome.BETTER),
         (FAIL, WARN, Outcome.BETTER),
+        (FAIL, NOTE, Outcome.BETTER),
+        (NOTE, FAIL, Outcome.WORSE),
         (PASS, UNKNOWN, Outcome.DIFFERENT),
+        (UNKNOWN, PASS, Outcome.DIFFERENT),
+        (PASS, NOTE, Outcome.DIFFERENT),
+        (NOTE, PASS, Outcome.DIFFERENT),
         (FAIL, UNKNOWN, Outcome.DIFFERENT),
         (SKIP, FAIL, Outcome.DIFFERENT),
         (FAIL, SKIP, Outcome.DIFFERENT),

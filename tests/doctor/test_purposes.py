@@ -237,6 +237,81 @@ def test_expect_takes_egm_and_names_what_it_does_not_take() -> None:
         expectation("egm=on")
 
 
+NOT_REPORTED = {"capabilities": Unread(reason=Reason.NOT_SUPPORTED, detail="nvmlDeviceGetCapabilities: 3")}
+EGM_UNKNOWN = patched(healthy(), "gpus[*].nvml", capabilities=None, unread=NOT_REPORTED)
+FABRIC_UNREAD = patched(healthy(), "gpus[*].nvml", fabric=None, unread={"fabric": Unread(reason=Reason.FAILED)})
+
+
+@pytest.mark.parametrize(
+    ("machine", "purposes", "expect", "check"),
+    [
+        (EGM_UNKNOWN, "egm", None, "egm.capability"),
+        (EGM_UNKNOWN, None, "egm", "egm.capability"),
+        (EGM_UNKNOWN, None, "gb200-nvl72", "egm.capability"),
+        (FABRIC_UNREAD, "fabric", None, "fabric.domain"),
+        (FABRIC_UNREAD, None, "domain", "fabric.domain"),
+        (FABRIC_UNREAD, None, "domain-gpus=72", "fabric.domain"),
+        (patched(healthy(), "", nics=None), None, "nics=4", "rdma.ports"),
+        (patched(healthy(), "host", numa_nodes=None), None, "numa=2", "numa.memory"),
+    ],
+)
+def test_what_is_asked_and_was_not_read_is_not_ok(
+    machine: Machine, purposes: str | None, expect: str | None, check: str
+) -> None:
+    assert told(machine).answer.exit_code == 0
+    answer = told(machine, purposes, expect=expect).answer
+    assert (answer.state, answer.exit_code) == (State.INCOMPLETE, 3)
+    assert [gap.checks for gap in answer.gaps] == [(check,)]
+
+
+@pytest.mark.parametrize(("machine", "purpose"), [(EGM_UNKNOWN, "egm"), (FABRIC_UNREAD, "fabric")])
+def test_a_node_that_has_to_serve_what_was_not_read_is_not_known_to_be_good(machine: Machine, purpose: str) -> None:
+    assert answered(NodeDoctor().diagnose(machine)).answer.state is State.GOOD
+    assert answered(NodeDoctor(purposes="p2p").diagnose(machine)).answer.state is State.GOOD
+    assert answered(NodeDoctor(purposes=purpose).diagnose(machine)).answer.state is State.INCOMPLETE
+
+
+def test_a_purpose_is_known_though_what_another_one_needs_is_not() -> None:
+    answer = told(EGM_UNKNOWN, "egm,p2p", expect="egm").answer
+    assert {each.purpose: each.state for each in answer.purposes} == {
+        Guard.EGM: State.INCOMPLETE,
+        Guard.P2P: State.GOOD,
+    }
+
+
+def test_where_the_firmware_has_no_egm_and_it_is_expected_that_is_the_fault() -> None:
+    off = patched(EGM_UNKNOWN, "system", acpi_egm=False, firmware_egm=())
+    assert told(off).answer.exit_code == 0
+    answer = told(off, expect="egm").answer
+    assert (answer.state, answer.causes[0].finding.check) == (State.BAD, "egm.preconditions")
+
+
+def test_the_number_of_gpus_of_a_domain_is_for_a_fleet_to_count() -> None:
+    assert told(healthy(), expect="domain-gpus=72").answer.state is State.GOOD
+
+
+@pytest.mark.parametrize(
+    ("expect", "words"),
+    [
+        ("nics=99", "of the 99 expected NICs are here"),
+        ("numa=9", "2 of the 9 expected NUMA nodes with CPUs are here"),
+        ("gpus=9", "4 of the 9 expected GPUs can be used from here"),
+    ],
+)
+def test_fewer_than_expected_is_a_fault(expect: str, words: str) -> None:
+    answer = told(healthy(), expect=expect).answer
+    assert (answer.state, answer.exit_code) == (State.BAD, 1)
+    assert words in answer.causes[0].finding.summary
+    count = expect.partition("=")[0]
+    fewer = {"nics": len(healthy().nics or ()), "numa": 2, "gpus": 4}[count]
+    assert told(healthy(), expect=f"{count}={fewer}").answer.state is State.GOOD
+
+
+def test_a_node_without_the_nics_that_are_expected_is_faulty() -> None:
+    answer = told(patched(HGX, "", nics=()), expect="nics=8").answer
+    assert (answer.state, answer.causes[0].finding.summary) == (State.BAD, "0 of the 8 expected NICs are here")
+
+
 def test_a_bring_up_judges_the_node_and_what_it_has_to_serve() -> None:
     assert set(NodeDoctor(purposes="egm").checks) == set(CHECKS)
     for machine, purposes in (

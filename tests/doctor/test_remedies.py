@@ -24,7 +24,7 @@ from egmctl.driver.messages import messages
 from egmctl.driver.signatures import signatures
 from egmctl.facts import replay
 from egmctl.model.explanation import KnownCause
-from egmctl.model.finding import NODE, Finding, Guard, on_gpus, on_numa
+from egmctl.model.finding import NODE, Finding, Guard, Status, on_gpus, on_numa
 from egmctl.model.host import Process
 from egmctl.model.machine import Machine
 from egmctl.model.remedy import GPUS, IN_CONTAINER, ON_HOST, Need, Remedy, Site
@@ -60,6 +60,8 @@ class Case:
     machine: Machine
     here: Site
     finding: Finding
+    skipped: frozenset[str]
+    """The checks that do not apply there."""
 
     @property
     def remedy(self) -> Remedy:
@@ -93,11 +95,13 @@ def _distinct(asked: Sequence[tuple[Machine, tuple[Scope, ...]]]) -> Iterator[Ca
         for here in Site:
             here_machine = at(machine, here)
             checks = [_judging_once(check) for check in CHECKS]
-            for finding in (f for scope in scopes for f in diagnose(here_machine, scope, checks).findings):
-                key = finding.check, here, finding.place, finding.remedy
-                if finding.remedy is not None and key not in known:
-                    known.add(key)
-                    yield Case(here_machine, here, finding)
+            for diagnosis in (diagnose(here_machine, scope, checks) for scope in scopes):
+                skipped = frozenset(check for check, status in diagnosis.verdicts.items() if status is Status.SKIP)
+                for finding in diagnosis.findings:
+                    key = finding.check, here, finding.place, finding.remedy
+                    if finding.remedy is not None and key not in known:
+                        known.add(key)
+                        yield Case(here_machine, here, finding, skipped)
 
 
 def _judging_once(check: Check) -> Check:
@@ -192,6 +196,14 @@ def test_a_remedy_for_no_node_in_particular_names_no_gpu_and_says_what_is_for_th
     assert (said.words, said.run) == ("On the host: Reset it (resets the GPU, idle first).", None)
     anywhere = Remedy(text="Unset it.")
     assert fitted_anywhere(anywhere) == anywhere
+
+
+def test_no_fix_of_a_fault_names_a_check_that_does_not_apply() -> None:
+    ids = {check.id for check in CHECKS}
+    for case in cases():
+        if case.finding.status in (Status.FAIL, Status.WARN):
+            named = ids.intersection(re.findall(r"[a-z0-9]+\.[a-z0-9-]+", case.remedy.text))
+            assert not named & case.skipped, case
 
 
 def test_no_command_reaches_beyond_the_finding() -> None:

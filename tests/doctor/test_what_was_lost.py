@@ -180,6 +180,16 @@ def test_the_links_of_a_product_go_by_its_pci_id_and_not_by_its_name(name: str) 
     assert Status.FAIL not in {finding.status for finding in run("nvlink.links", other)}
 
 
+def test_links_that_a_driver_cannot_report_are_not_called_inactive() -> None:
+    reason = Unread(reason=Reason.DRIVER_TOO_OLD, detail="nvmlDeviceGetFieldValues: 13 (Function Not Found)")
+    unread = {"nvlinks": reason, "nvlink_count": reason}
+    machine = patched(HGX, "gpus[*].nvml", nvlinks=None, nvlink_count=None, unread=unread)
+    assert status_of("nvlink.links", machine) == [Status.UNKNOWN]
+    unread = {name: Unread(reason=Reason.NOT_SUPPORTED, detail="3") for name in unread}
+    machine = patched(HGX, "gpus[*].nvml", nvlinks=None, nvlink_count=None, unread=unread)
+    assert status_of("nvlink.links", machine) == [Status.FAIL]
+
+
 @pytest.mark.parametrize(
     ("states", "count", "links", "further"),
     [
@@ -259,6 +269,19 @@ FAST = CpuFrequencies(cpus="0-143", governor="powersave", driver="intel_pstate",
 )
 def test_powersave_is_slow_only_where_the_kernel_chooses_the_frequency(cpus: CpuFrequencies, status: Status) -> None:
     assert run_one("cpu.governor", patched(healthy(), "host", cpu_frequencies=(cpus,))).status is status
+
+
+@pytest.mark.parametrize(
+    ("cpus", "run", "look"),
+    [
+        (replace(FAST, driver="acpi-cpufreq"), "cpupower frequency-set --governor performance", None),
+        (replace(FAST, limit_khz=1_000_000), None, "cpupower frequency-info"),
+        (replace(FAST, governor="performance", limit_khz=1_000_000), None, "cpupower frequency-info"),
+    ],
+)
+def test_no_governor_is_set_against_a_limit(cpus: CpuFrequencies, run: str | None, look: str | None) -> None:
+    remedy = known(run_one("cpu.governor", patched(healthy(), "host", cpu_frequencies=(cpus,))).remedy)
+    assert (remedy.run, remedy.look) == (run, look)
 
 
 def test_the_driver_of_the_frequencies_is_read(tmp_path: Path) -> None:

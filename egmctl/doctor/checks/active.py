@@ -39,8 +39,8 @@ _BY_NAME = "an allocation that names the pool works (cuMemAllocFromPoolAsync)"
 _MAKING = ("cuMemCreate", "cuMemPoolCreate", "cuMemGetAllocationGranularity", "cuIpcGetMemHandle")
 
 SILENT = Remedy(
-    text="Look for PCIe switches that redirect (pcie.acs), an IOMMU that translates (pcie.iommu) and the GPUs' errors; "
-    "do not compute over this path.",
+    text="Look for PCIe switches that redirect, an IOMMU that translates and the GPUs' errors; do not compute over "
+    "this path.",
     look="dmesg | grep -iE 'DMAR|AMD-Vi|SMMU|Xid'",
 )
 HANGING = Remedy(

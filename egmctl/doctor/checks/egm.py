@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from egmctl.doctor import situation
 from egmctl.doctor.check import Scope, Verdicts, check, skip
+from egmctl.doctor.expected import wants_egm
 from egmctl.doctor.findings import (
     as_root,
     fact,
@@ -19,7 +21,7 @@ from egmctl.doctor.findings import (
     unknown,
     warned,
 )
-from egmctl.model.finding import Finding, Guard, on_gpus, on_numa
+from egmctl.model.finding import Finding, Guard, Status, on_gpus, on_numa
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Driver, Process, System
 from egmctl.model.machine import Machine
@@ -49,14 +51,6 @@ _SEE_MODE = todo("See egm.mode: the firmware has EGM on, but not for this system
 
 ACPI_NUMA, FLAVOUR = "CONFIG_ACPI_NUMA", "flavour of the kernel modules"
 """The sources of the evidence for what the kernel or its modules lack for EGM."""
-
-
-def wants_egm(scope: Scope) -> bool:
-    """Return whether ``--expect`` states that EGM is on: by that word, or as it was on the machine that it names."""
-    expected = scope.expectation
-    return expected is not None and (
-        expected.egm or (expected.reference is not None and situation.may_have_egm(expected.reference))
-    )
 
 
 @check("egm.platform", Guard.EGM)
@@ -132,6 +126,8 @@ def _preconditions(machine: Machine, scope: Scope) -> Verdicts:
         yield passed("all are met: EGM is on", gpus)
         return
     missing = list(_missing(machine, gpus))
+    if wants_egm(scope):
+        missing = [replace(each, status=Status.FAIL) if Guard.EGM in each.blocks else each for each in missing]
     yield from missing
     if not missing:
         all_met = "every precondition that was read is met; the kernel log may say more"

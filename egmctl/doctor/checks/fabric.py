@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from egmctl.dataclass import dataclass
 from egmctl.doctor import situation
 from egmctl.doctor.check import Expectation, Scope, Verdicts, check, skip
+from egmctl.doctor.expected import wants_domain
 from egmctl.doctor.findings import (
     as_root,
     daemon_fact,
@@ -175,8 +176,8 @@ class _Members:
         return self.infos[gpu.bus_id]
 
 
-def _members(machine: Machine, scope: Scope, expected: Expectation) -> _Members:
-    wanted = expected.domain or (expected.reference is not None and situation.in_domain(expected.reference))
+def _members(machine: Machine, scope: Scope) -> _Members:
+    wanted = wants_domain(scope)
     gpus = situation.answering_gpus(machine, scope)
     infos: dict[BusId, Fabric] = {}
     unread: list[Gpu] = []
@@ -208,7 +209,7 @@ def _members(machine: Machine, scope: Scope, expected: Expectation) -> _Members:
 @check("fabric.domain", Guard.FABRIC, Guard.P2P, Guard.EGM)
 def _domain(machine: Machine, scope: Scope) -> Verdicts:
     expected = scope.expectation or Expectation()
-    members = _members(machine, scope, expected)
+    members = _members(machine, scope)
     by_identity = situation.group_by(
         members.registered, lambda gpu: (members.info(gpu).identity, _types(members.info(gpu)))
     )

@@ -25,6 +25,13 @@ _CHOOSE_THEMSELVES = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 they are ``intel_cpufreq`` and ``amd-pstate``."""
 
 
+_SET_GOVERNOR = as_root("Set the governor, at each boot.", run="cpupower frequency-set --governor performance")
+_RAISE_LIMIT = as_root(
+    "Raise the limit (scaling_max_freq), at each boot; firmware and power caps may set one too. A governor cannot.",
+    look="cpupower frequency-info",
+)
+
+
 @check("cpu.governor", Guard.PERF, sections=("host", "gpus"))
 def _governor(machine: Machine, _scope: Scope) -> Verdicts:
     host = machine.host or Host()
@@ -40,7 +47,7 @@ def _governor(machine: Machine, _scope: Scope) -> Verdicts:
         names = ", ".join(cpus.cpus for cpus in slow)
         yield warned(
             f"CPUs {names} run below their maximum frequency: {'; '.join(sorted(reasons, reverse=True))}",
-            as_root("Set the governor, at each boot.", run="cpupower frequency-set --governor performance"),
+            _SET_GOVERNOR if any(map(_is_slowing, slow)) else _RAISE_LIMIT,
         )
     elif any(None in (cpus.governor, cpus.limited) for cpus in frequencies):
         yield unknown("the governor or frequency limit of some CPUs was not read")

@@ -15,7 +15,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
 from egmctl.model.remedy import Need
 from egmctl.topology.platform import PARAMETERS, MemoryMode, memory_mode, own_node
-from egmctl.units import format_size, listed, parse_kernel_list
+from egmctl.units import format_size, listed, parse_kernel_list, several
 
 CALLS = ("get_mempolicy", "mbind", "set_mempolicy")
 
@@ -187,6 +187,10 @@ SMALL, FULL, SCARCE = 0.75, 0.02, 0.25
 _NODES_OF_A_GPU = 8
 """The number of NUMA nodes that a coherent GPU reserves for MIG."""
 
+_FIND_CPUS = as_root(
+    "Look for the CPUs: firmware setup (sub-NUMA clustering, NPS) and event log, the kernel's maxcpus= and numa=off.",
+    look="lsmem",
+)
 FIND_MEMORY = as_root(
     "Look for its memory: firmware setup and event log, the kernel's mem=, offline blocks.", look="lsmem"
 )
@@ -195,6 +199,10 @@ FIND_MEMORY = as_root(
 @check("numa.memory", Guard.EGM, Guard.PERF, sections=("host",), wants=("gpus", "driver"))
 def _memory(machine: Machine, scope: Scope) -> Verdicts:
     nodes, in_scope = known((machine.host or Host()).numa_nodes, "the NUMA nodes were not read"), scope.numa_of(machine)
+    wanted = (scope.expectation.numa_nodes if scope.expectation else None) or 0
+    if len(machine.cpu_nodes) < wanted:
+        here = f"{len(machine.cpu_nodes)} of the {several(wanted, 'expected NUMA node')} with CPUs are here"
+        yield failed(here, _FIND_CPUS)
     # numa.cpuset-mems reports a node without memory that --numa requires.
     bare = [node for node in nodes if node.kind is NumaKind.CPU_ONLY and node.id in in_scope and scope.numa is None]
     siblings = [node for node in nodes if node.kind is NumaKind.CPU]

@@ -95,6 +95,8 @@ def _unread_states(gpu: Gpu) -> str:
     """Return why the states of a GPU's NVLinks are unknown; empty if they are known."""
     if has_no_nvlink(gpu):
         return ""
+    if gpu.nvml is not None and gpu.nvml.nvlinks is None:
+        return gap(gpu.nvml, "nvlinks") or "the driver is too old to report them"
     reasons = (gap(gpu.nvml, "nvlinks"), *map(_unread_state, nvlinks_of(gpu)))
     return next(filter(None, reasons), "")
 

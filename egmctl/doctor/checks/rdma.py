@@ -28,7 +28,7 @@ from egmctl.topology.access import nvml_failure, without_nvml
 from egmctl.topology.links import device_link
 from egmctl.topology.memory_limit import memory_limit, own_memory
 from egmctl.topology.platform import C2c, MemoryMode, c2c, memory_mode
-from egmctl.units import format_size, grouped
+from egmctl.units import format_size, grouped, several
 
 NO_NIC = "no InfiniBand or RoCE device"
 
@@ -50,6 +50,11 @@ def _nics(machine: Machine) -> tuple[Nic, ...]:
 
 @check("rdma.ports", Guard.RDMA, sections=("nics",))
 def _ports(machine: Machine, scope: Scope) -> Verdicts:
+    wanted = (scope.expectation.nics if scope.expectation else None) or 0
+    if len(machine.nics or ()) < wanted:
+        yield failed(f"{len(machine.nics or ())} of the {several(wanted, 'expected NIC')} are here", _NO_NIC_HERE)
+        if not machine.nics:
+            return
     nics = machine.nics or end(skipped(NO_NIC, remedy=_NO_NIC_HERE, blocks=(Guard.RDMA,)))
     ports = [(nic, port) for nic in nics for port in nic.ports if port.state is not None]
     active = [(nic, port) for nic, port in ports if port.state == "ACTIVE"]

@@ -91,7 +91,10 @@ def _part(
     counts = {status: statuses.count(status) for status in Status}
     places = [place for place, root in enumerate(roots) if purpose is None or _concerns(root, purpose)]
     unknown = tuple(check for check, status in verdicts.items() if status is Status.UNKNOWN)
-    gaps = [*_undetermined(diagnosis, counts, unknown), *_outside(causes, places)]
+    gaps = [*_undetermined(diagnosis, counts, unknown)]
+    if not gaps:
+        gaps += _unread(diagnosis, verdicts, purpose)
+    gaps += _outside(causes, places)
     return _Part(causes=tuple(causes[place] for place in places), gaps=tuple(gaps), counts=counts)
 
 
@@ -121,6 +124,19 @@ def _undetermined(diagnosis: Diagnosis, counts: Mapping[Status, int], unknown: t
 
 
 _DOMAIN = "fabric.domain"
+_ESSENTIAL = {Guard.EGM: ("egm.platform", "egm.capability"), Guard.FABRIC: (_DOMAIN,)}
+"""The checks without which it is not known whether the node has what a purpose is about."""
+
+
+def _unread(diagnosis: Diagnosis, verdicts: Mapping[str, Status], purpose: Guard | None) -> Iterator[Gap]:
+    """Yield the gap if there was no data on what ``--expect`` states, or on what the purpose is about."""
+    essential = () if purpose is None else _ESSENTIAL.get(purpose, ())
+    unknown = [check for check in essential if verdicts.get(check) is Status.UNKNOWN]
+    checks = tuple(dict.fromkeys([*(check for check in diagnosis.undecided if check in verdicts), *unknown]))
+    if checks:
+        without_data = (Status.UNKNOWN, Status.SKIP)
+        findings = (each for each in diagnosis.findings if each.check == checks[0] and each.status in without_data)
+        yield Gap(kind=GapKind.NOT_DETERMINED, reason=next(findings).title, checks=checks)
 
 
 def _outside(causes: Sequence[Cause], places: Sequence[int]) -> Iterator[Gap]:
