@@ -13,9 +13,7 @@ from egmctl.model.host import Imex, LibraryFailure, NumaKind
 from egmctl.model.kernel_log import KernelLog
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
-from tests.doctor.checks.test_egm_mode import virtualization_host, with_carve_out
-from tests.doctor.checks.test_numa_memory import node1, with_node
-from tests.doctor.checks.test_pcie import b300, gb200, gb300
+from tests.doctor.changed import b300, gb200, gb300, node1, virtualization_host, with_carve_out, with_node
 from tests.doctor.faults import OUTSIDE, faults, healthy, weak_switch
 from tests.doctor.machines import patched, shipped, with_gpu_denied
 from tests.doctor.scenes import Scene

@@ -24,17 +24,12 @@ from egmctl.journal.events import what
 from egmctl.journal.read import earlier
 from egmctl.model.measurement import MeasurementStatus
 from egmctl.saved import load_journal
-from tests.bench.four import OPTIONS
-from tests.cli.test_private import check, planted
+from tests.cli.private import check, planted
 from tests.conftest import ROOT, RunEgmctl, command_environment
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
-from tests.journal.lines import with_state
-from tests.journal.test_damage import content, read
+from tests.journal.lines import BENCH, read, with_state
 
-__all__ = ["content"]
-
-BENCH = ("bench", "--numa", "1", "--gpus", "0-1", "--size", "1M", "--samples", "2", "--copies", "2", *OPTIONS)
 UNDER_WAY = "the command ended while this was measured"
 
 KILLS = int(os.environ.get("EGMCTL_TEST_KILLS", "3"))
