@@ -9,7 +9,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from egmctl.model.gpu import GpuProcess
 from egmctl.model.machine import Machine
 from tests.conftest import RunEgmctl, ended
 from tests.doctor.cgroups import Cgroup, denying_v1, denying_v2
-from tests.doctor.machines import shipped
+from tests.doctor.machines import patched, shipped
 from tests.doctor.real_node import Node, hgx_node, without_driver
 from tests.fake.plugin import MakeFakeNode
 from tests.tiers import LONG
@@ -124,13 +123,10 @@ def busy(*gpus: int) -> Machine:
     """Return a machine of four GPUs, some of which a process uses."""
     machine = shipped("hgx-h200x4")
     user = GpuProcess(pid=4711, name="python3")
-    return replace(
-        machine,
-        gpus=tuple(
-            replace(gpu, nvml=gpu.nvml and replace(gpu.nvml, processes=(user,) if number in gpus else ()))
-            for number, gpu in enumerate(machine.gpus or ())
-        ),
-    )
+    machine = patched(machine, "gpus[*].nvml", processes=())
+    for index in gpus:
+        machine = patched(machine, f"gpus[{index}].nvml", processes=(user,))
+    return machine
 
 
 class TestBusyGpus:

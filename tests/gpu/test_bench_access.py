@@ -11,7 +11,7 @@ import pytest
 
 from egmctl.model.gpu import Gpu
 from tests.doctor.cgroups import denying_v1, denying_v2
-from tests.gpu.node import minor, started
+from tests.gpu.commands import minor, started
 from tests.gpu.traffic import pushing
 
 pytestmark = [pytest.mark.gpu, pytest.mark.needs_root]

@@ -14,7 +14,7 @@ from egmctl.facts.collect import collect
 from egmctl.model.machine import Machine
 from egmctl.verdict.profiles import load, match_profile
 from tests.doctor.cgroups import denying_v2
-from tests.gpu.node import minor, started
+from tests.gpu.commands import minor, started
 from tests.gpu.traffic import pushing
 
 pytestmark = [pytest.mark.gpu]

@@ -16,7 +16,7 @@ from egmctl.doctor.situation import driver_parameters
 from egmctl.facts.collect import collect
 from egmctl.model.gpu import Gpu
 from tests.doctor.cgroups import denying_v1, denying_v2
-from tests.gpu.node import minor, started
+from tests.gpu.commands import minor, started
 
 pytestmark = [pytest.mark.gpu, pytest.mark.needs_root]
 

@@ -14,7 +14,7 @@ import pytest
 from egmctl.journal.read import earlier
 from egmctl.saved import load_journal
 from tests.conftest import ROOT, command_environment
-from tests.gpu.test_bench import used_memory_mib
+from tests.gpu.usage import used_memory_mib
 
 pytestmark = pytest.mark.gpu
 

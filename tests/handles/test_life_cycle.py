@@ -1,10 +1,11 @@
-"""Memory that two processes share, on fake nodes: every kind arrives and is given back, and each call may fail."""
+"""Memory that two processes share, where calls fail: what is told, and that nothing is left in either.
+
+That every kind arrives and is given back, and what a death costs, is in tests/gpu/test_handles.py for all nodes.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,79 +13,16 @@ import pytest
 
 from egmctl.bench.engines import life_cycle
 from egmctl.bench.processes.context import Stopwatch
-from egmctl.bench.processes.group import Group, GroupFailed
-from egmctl.model.measurement import MeasurementStatus, Verification
+from egmctl.model.measurement import MeasurementStatus
 from egmctl.model.task import HandleKind
-from tests import forked
-from tests.conftest import ROOT
-from tests.fake.machines import nvl4, with_access, with_imex_channel, without_peer_access
+from tests.fake.machines import nvl4, with_imex_channel, without_peer_access
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
-from tests.handles.ranks import (
-    MIB,
-    SETTINGS,
-    SHARED,
-    ask,
-    finish,
-    life_cycle_task,
-    ranks_on,
-    stages_of,
-    start,
-    start_confined,
-)
+from tests.handles.conftest import RANKS, Launch, nothing_left
+from tests.handles.ranks import MIB, SETTINGS, ask, finish, life_cycle_task, ranks_on
 
-RANKS = ranks_on(["0008:01:00.0", "0009:01:00.0"])
 FABRIC, LEGACY, POOL, POSIX_FD = HandleKind.FABRIC, HandleKind.LEGACY, HandleKind.POOL, HandleKind.POSIX_FD
 POOL_FABRIC = HandleKind.POOL_FABRIC
-
-Launch = Callable[..., Group]
-
-
-@pytest.fixture
-def launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
-    """Start ranks on a node; ends them."""
-    groups = []
-
-    def start_on(node: FakeNode, faults: str = "", count: int = 2, visible: str | None = None) -> Group:
-        for name, value in (node.environment(faults) | {"PYTHONPATH": str(ROOT)}).items():
-            if value is None:
-                monkeypatch.delenv(name, raising=False)
-            else:
-                monkeypatch.setenv(name, value)
-        with forked.children():
-            groups.append(start(count) if visible is None else start_confined(visible, count=count))
-        return groups[-1]
-
-    yield start_on
-    for group in groups:
-        group.close()
-
-
-@contextmanager
-def nothing_left(node: FakeNode, group: Group) -> Iterator[None]:
-    """Expect that every rank ends by itself and has given back all that it took of the driver."""
-    yield
-    finish(group)
-    assert node.leaks() == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("handle", "numa_node"), SHARED)
-def test_a_hundred_lives_arrive_stage_by_stage_and_leave_no_file_no_mapping_and_no_memory(
-    fake_node: MakeFakeNode, launch: Launch, handle: HandleKind, numa_node: int | None
-) -> None:
-    node = fake_node(with_imex_channel(nvl4()))
-    group = launch(node)
-    with nothing_left(node, group):
-        task = life_cycle_task(RANKS, handle, numa_node)
-        first = ask(group, RANKS, task, lives=1)
-        last = ask(group, RANKS, task, lives=100)
-    (found,) = last.measurements
-    assert (found.status, found.reason) == (MeasurementStatus.OK, None)
-    assert found.verification is Verification.GPU_EVERY_SAMPLE
-    assert [stage.name for stage in found.stages] == stages_of(handle)
-    assert all(0 < stage.ms.min <= stage.ms.median <= stage.ms.max for stage in found.stages)
-    assert last.after == first.after == first.before
 
 
 def test_a_rank_that_has_opened_a_pool_of_host_memory_can_make_one(fake_node: MakeFakeNode, launch: Launch) -> None:
@@ -265,55 +203,6 @@ def test_a_failure_to_give_back_is_said_and_the_rest_is_given_back(
     assert (found.status, found.last_call) == (MeasurementStatus.FAILED, call)
     (leak,) = {re.sub(r"0x\w+", "it", line.partition(": ")[2]) for line in node.leaks()} or {""}
     assert leak, "what could not be given back is still there, and nothing else"
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("handle", "numa_node", "call", "number"),
-    [
-        (LEGACY, None, "cuIpcOpenMemHandle", 1),
-        (POSIX_FD, None, "cuMemImportFromShareableHandle", 101),
-        (POSIX_FD, 0, "cuMemImportFromShareableHandle", 101),
-        (POOL, 0, "cuMemPoolImportPointer", 101),
-    ],
-)
-def test_an_owner_that_a_device_cgroup_denies_to_the_importer_is_named_as_the_cause(
-    fake_node: MakeFakeNode,
-    launch: Launch,
-    handle: HandleKind,
-    numa_node: int | None,
-    call: str,
-    number: int,
-) -> None:
-    node, confined = fake_node(nvl4()), fake_node(with_access(nvl4(), "/dev/nvidia0", "EPERM"))
-    owner, importer = launch(node), launch(confined)
-    owner._members[1], importer._members[1] = importer._members[1], owner._members[1]
-    said = ask(owner, RANKS, life_cycle_task(RANKS, handle, numa_node))
-    (found,) = said.measurements
-    assert (found.status, found.known_cause, found.failed_rank) == (MeasurementStatus.FAILED, True, 1)
-    assert f"{call} failed" in (found.reason or "")
-    assert f"({number})" in (found.reason or "")
-    assert "device cgroup" in (found.reason or "")
-    assert said.before == said.after
-
-
-@pytest.mark.parametrize(
-    ("call", "nth"),
-    [
-        *(("cuMemExportToShareableHandle", 2), ("cuMemImportFromShareableHandle", 2), ("cuMemMap", 2)),
-        *(("cuMemsetD32Async", 3), ("cuMemUnmap", 2), ("cuMemRelease", 2)),
-    ],
-)
-def test_a_rank_that_dies_releases_the_other(fake_node: MakeFakeNode, launch: Launch, call: str, nth: int) -> None:
-    node = fake_node(nvl4())
-    group = launch(node, f"{call}@{nth}=kill:9,once")
-    with pytest.raises(GroupFailed) as failed:
-        ask(group, RANKS, life_cycle_task(RANKS, POSIX_FD), lives=3)
-    assert (failed.value.how, failed.value.last_call) == ("crashed", call)
-    dead = {one.pid for one in node.calls() if one.ending}
-    assert len(dead) == 1
-    left = [line for line in node.leaks() if not any(line.startswith(f"process {pid}:") for pid in dead)]
-    assert not [line for line in left if "mapping" in line or "allocation" in line or "addresses" in line]
 
 
 def test_the_first_life_initializes_the_driver_and_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,13 +15,11 @@ from egmctl.bench.processes.group import GroupFailed
 from egmctl.gpu import chase
 from egmctl.gpu.chase import FLAG_BYTES
 from egmctl.model.measurement import MeasurementStatus
-from egmctl.model.task import Engine, Task
+from egmctl.model.task import Engine
 from tests.fake.machines import nvl4
 from tests.fake.plugin import MakeFakeNode
+from tests.handles.conftest import RANKS, Launch, nothing_left
 from tests.handles.ranks import MIB, SETTINGS, ask, flag_task, message_task, ranks_on
-from tests.handles.test_life_cycle import RANKS, Launch, launch, nothing_left
-
-__all__ = ["launch"]
 
 LAPS = WARM_UP_LAPS + 100
 TASKS = {
@@ -30,24 +28,6 @@ TASKS = {
     "event": message_task(RANKS, Engine.EVENT),
     "socket": message_task(RANKS, Engine.SOCKET),
 }
-
-
-@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-def test_both_sides_agree_on_what_the_first_one_has_timed(fake_node: MakeFakeNode, launch: Launch, task: Task) -> None:
-    node = fake_node(nvl4())
-    group = launch(node)
-    with nothing_left(node, group):
-        said = ask(group, RANKS, task)
-        (found,) = said.measurements
-    assert found.status in (MeasurementStatus.OK, MeasurementStatus.UNSTABLE), found.reason
-    assert len(found.samples) == SETTINGS.samples
-    for sample in found.samples:
-        assert 0 < (sample.p50_ns or 0) <= (sample.p99_ns or 0)
-        if task.engine is Engine.PING_PONG:
-            assert sample.elapsed_ms == pytest.approx(100 * (sample.latency_ns or 0) / 1e6)
-        else:
-            assert sample.latency_ns == sample.p50_ns
-    assert said.before == said.after
 
 
 def test_flags_in_device_memory_are_polled_at_home_and_written_far_away(
