@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from tests import forked
 from tests.bench.four import OPTIONS, cases
 from tests.bench.ipc import RunIpc, runner
 from tests.conftest import RunEgmctl
+from tests.facts.sysroot import Tree
 from tests.fake.calls import Call
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
@@ -138,3 +140,14 @@ def latencies(bench: Bench) -> MeasureLatencies:
         return bench(*options, *cases(*names), faults=faults)
 
     return run
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Tree:
+    """A machine whose node 0 has this process' CPUs, and whose node 1 has others."""
+    tree = Tree(tmp_path)
+    allowed = sorted(os.sched_getaffinity(0))
+    tree.write("/sys/devices/system/node/node0/cpulist", ",".join(map(str, allowed)) + "\n")
+    tree.write("/sys/devices/system/node/node1/cpulist", "4000-4071\n")
+    monkeypatch.setenv("EGMCTL_SYSROOT", str(tmp_path))
+    return tree

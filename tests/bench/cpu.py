@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from typing import Any
-
-import pytest
 
 from egmctl.bench.engines import cpu
 from egmctl.bench.processes.context import AllocatedBuffer, Stopwatch
 from egmctl.model.measurement import Measurement, Placement, Settings
 from egmctl.model.route import Route
 from egmctl.model.task import Endpoint, Engine, Flow, Pattern, Quantity, Task
-from tests.facts.sysroot import Tree
 
 SETTINGS = Settings(size_bytes=1 << 20, copies=2, samples=3, timeout_s=1)
 
@@ -51,17 +47,6 @@ def measured(
     worker: Any = StubRig(memory or Memory(), *placements)
     (found,) = cpu.measure(how, worker, [task], SETTINGS)
     return found
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Tree:
-    """A machine whose node 0 has this process' CPUs, and whose node 1 has others."""
-    tree = Tree(tmp_path)
-    allowed = sorted(os.sched_getaffinity(0))
-    tree.write("/sys/devices/system/node/node0/cpulist", ",".join(map(str, allowed)) + "\n")
-    tree.write("/sys/devices/system/node/node1/cpulist", "4000-4071\n")
-    monkeypatch.setenv("EGMCTL_SYSROOT", str(tmp_path))
-    return tree
 
 
 def task(source: Endpoint, destination: Endpoint) -> Task:

@@ -16,11 +16,9 @@ from egmctl.model.task import Task
 from egmctl.report.kinds import Format
 from tests.answers import render
 from tests.bench.conftest import FEW, Bench
-from tests.bench.cpu import Memory, here, measured
+from tests.bench.cpu import Memory, measured
 from tests.bench.plans import plan_of
 from tests.report.runs import run
-
-__all__ = ["here"]
 
 CASE = "cpu_latency_host_numa"
 STRIDE = 128

@@ -17,6 +17,8 @@ from egmctl.facts.host import node_memory_free
 from egmctl.facts.root import Root
 from egmctl.model.gpu import Gpu
 from tests.conftest import ROOT, Ended, RunEgmctl, ended
+from tests.doctor.real_node import hgx_node, without_driver
+from tests.gpu.guarded import GuardedFakes, GuardedGpus, GuardedNode
 from tests.gpu.imex import channel_made
 from tests.gpu.node import Node, NodeOfFakes, NodeOfGpus
 
@@ -33,12 +35,21 @@ def egmctl() -> RunEgmctl:
     return run
 
 
+FAKE = {
+    "node": [pytest.mark.processes],
+    "guarded": [pytest.mark.processes, pytest.mark.needs("mount", "cc"), without_driver],
+}
+"""The fixtures for nodes of both kinds, and the marks of what is fake."""
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Have tests with the fixture ``node`` run on a fake node and on GPUs; those marked ``gpu`` on GPUs alone."""
-    if "node" in metafunc.fixturenames:
-        fake, gpus = pytest.param("fake", marks=pytest.mark.processes), pytest.param("gpus", marks=pytest.mark.gpu)
-        on_gpus_alone = metafunc.definition.get_closest_marker("gpu") is not None
-        metafunc.parametrize("node", [gpus] if on_gpus_alone else [fake, gpus], indirect=True, scope="module")
+    """Have tests of ``node`` and ``guarded`` run on a fake node and on GPUs; those marked ``gpu`` on GPUs alone."""
+    gpus = pytest.param("gpus", marks=pytest.mark.gpu)
+    on_gpus_alone = metafunc.definition.get_closest_marker("gpu") is not None
+    for name, marks in FAKE.items():
+        if name in metafunc.fixturenames:
+            fake = pytest.param("fake", marks=marks)
+            metafunc.parametrize(name, [gpus] if on_gpus_alone else [fake, gpus], indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +58,16 @@ def node(request: pytest.FixtureRequest) -> Node:
     if request.param == "gpus":
         return NodeOfGpus()
     return NodeOfFakes(request.getfixturevalue("fake_node"))
+
+
+@pytest.fixture(scope="module")
+def guarded(request: pytest.FixtureRequest) -> Iterator[GuardedNode]:
+    """Yield a node with the kernel's own device nodes and cgroups, which only root can make."""
+    if request.param == "gpus":
+        yield GuardedGpus()
+        return
+    with hgx_node() as node:
+        yield GuardedFakes(node)
 
 
 @pytest.fixture(scope="module")

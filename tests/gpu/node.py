@@ -1,7 +1,7 @@
 """A node for promises that hold on every node: written once, they are kept by a fake one and by this machine's GPUs.
 
 A test asks for the fixture ``node``: `make test` gives it a fake node, `make test-gpu` the real one. What only hardware
-can show (rates, what other processes see) stands behind ``node.is_fake``, or in tests of GPUs alone.
+can show (rates, what other programs see) stands behind ``node.is_fake``, or in tests of GPUs alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -53,11 +53,11 @@ class Node(ABC):
     """A node with GPUs."""
 
     is_fake: ClassVar[bool]
-    large_bytes: ClassVar[int]
-    """What counts as much memory there."""
     settings: ClassVar[Settings]
     """With which :meth:`measure` measures."""
-    little: ClassVar[tuple[str, ...]]
+    large_bytes: ClassVar[int]
+    """What counts as much memory there."""
+    little: ClassVar[tuple[str, ...]] = ()
     """Options of a bench that a test stops: a fake node's bytes are moved by this CPU."""
     machine: Machine
 
@@ -66,9 +66,9 @@ class Node(ABC):
         """The GPUs."""
         return self.machine.gpus or ()
 
-    def ranks(self, count: int = 2) -> list[Rank]:
-        """Return ranks on the first GPUs."""
-        return ranks_on([gpu.bus_id for gpu in self.gpus[:count]])
+    def ranks(self) -> list[Rank]:
+        """Return ranks on the first two GPUs."""
+        return ranks_on([gpu.bus_id for gpu in self.gpus[:2]])
 
     def bench(self, *arguments: str, timeout_s: float = 240, **variables: str) -> dict[str, Any]:
         """Run the bench, expect that it ends with 0, and return its result."""
@@ -103,12 +103,6 @@ class Node(ABC):
         with self.children():
             return measure(machine or self.machine, chosen, settings, gpus=self.gpus[:gpus], start=start)
 
-    @abstractmethod
-    def egmctl(
-        self, *arguments: str | Path, env: Mapping[str, str | None] | None = None, timeout_s: float = 60
-    ) -> Ended:
-        """Run the command there; on a fake node its bench moves few bytes."""
-
     def only_h200(self) -> None:
         """Skip the test where there are other GPUs: only of H200 is it known what they reach."""
         names = [gpu.name or "" for gpu in self.gpus[:2]]
@@ -117,34 +111,37 @@ class Node(ABC):
 
     def run_program(self, *arguments: str) -> None:
         """Run one of the programs of tests/gpu/programs.py there, and expect that it ends well."""
-        variables = self._variables() | {"OPENBLAS_NUM_THREADS": "1", "HOME": os.environ.get("HOME", str(Path.home()))}
+        variables = self.variables() | {"OPENBLAS_NUM_THREADS": "1", "HOME": os.environ.get("HOME", str(Path.home()))}
         done = ended([sys.executable, "-m", "tests.gpu.programs", *arguments], env=variables)
         assert done.code == 0, done.err
 
     def start_bench(self, output: Path, *arguments: str) -> subprocess.Popen[bytes]:
         """Start a bench that a test stops, whose JSON goes to a file, and wait until it works the GPUs."""
-        is_worked = self._work()
+        is_worked = self.work()
         with output.open("w") as out:
             words = egmctl_words("bench", *self.little, *arguments, "--json")
-            command = subprocess.Popen(words, stdout=out, cwd=ROOT, env=command_environment(self._variables()))
+            command = subprocess.Popen(words, stdout=out, cwd=ROOT, env=command_environment(self.variables()))
         assert wait_until(is_worked, 60), "the GPUs do not work"
         return command
 
-    def _variables(self) -> dict[str, str | None]:
-        return {}
+    @abstractmethod
+    def egmctl(self, *arguments: str, env: Mapping[str, str | None] | None = None, timeout_s: float = 60) -> Ended:
+        """Run the command there; on a fake node its bench moves few bytes."""
 
     @abstractmethod
-    def _work(self) -> Callable[[], bool]:
+    def variables(self) -> dict[str, str | None]:
+        """Return the variables that put a process on the node."""
+
+    @abstractmethod
+    def work(self) -> Callable[[], bool]:
         """Return a function that says whether a bench that is started now works the GPUs."""
 
     @abstractmethod
-    @contextmanager
-    def children(self) -> Iterator[None]:
+    def children(self) -> AbstractContextManager[None]:
         """Have the children that this process starts within be on the node."""
 
     @abstractmethod
-    @contextmanager
-    def denying(self, gpu: Gpu) -> Iterator[dict[str, Any]]:
+    def denying(self, gpu: Gpu) -> AbstractContextManager[dict[str, Any]]:
         """Return options of a child that may not use a GPU, as in a device cgroup that denies it."""
 
     @abstractmethod
@@ -153,16 +150,14 @@ class Node(ABC):
 
     @abstractmethod
     def without_channel(self) -> Machine:
-        """Return the machine as it is without an IMEX channel; the test is skipped where it has one."""
+        """Return the machine as it is without an IMEX channel; the test is skipped on GPUs where there is one."""
 
     @abstractmethod
-    @contextmanager
-    def channel(self) -> Iterator[None]:
+    def channel(self) -> AbstractContextManager[None]:
         """Have IMEX channel 0 within."""
 
     @abstractmethod
-    @contextmanager
-    def no_process_left(self, *, more_mib: int = 0, wait_s: float = 0) -> Iterator[None]:
+    def no_process_left(self, *, more_mib: int = 0, wait_s: float = 0) -> AbstractContextManager[None]:
         """Expect that no process works the GPUs at the end, and that the driver has back what they had.
 
         Parameters
@@ -171,7 +166,6 @@ class Node(ABC):
             What a GPU may have in use more than before, for the driver's own books move, and how long that may take.
         """
 
-    @abstractmethod
     @contextmanager
     def nothing_left(
         self, *, dead: Sequence[int] | None = None, more_mib: int = 0, wait_s: float = 0
@@ -186,6 +180,14 @@ class Node(ABC):
         more_mib, wait_s
             As of :meth:`no_process_left`.
         """
+        with self.no_process_left(more_mib=more_mib, wait_s=wait_s):
+            yield
+        assert self.left_by_calls(dead) == []
+
+    def left_by_calls(self, dead: Sequence[int] | None) -> list[str]:
+        """Return what calls of the driver have taken and not given back, where that is known."""
+        del dead
+        return []
 
     @abstractmethod
     def used_memory_mib(self) -> list[int]:
@@ -193,15 +195,15 @@ class Node(ABC):
 
     @abstractmethod
     def free_bytes(self, numa_node: int) -> int:
-        """Return what is free of a NUMA node's memory."""
+        """Return what is free of a NUMA node's memory; 0 on a fake node."""
 
 
 class NodeOfFakes(Node):
     """Four fake GPUs on two CPUs, with an IMEX channel."""
 
     is_fake = True
-    large_bytes = 4 * MIB
     settings = Settings(size_bytes=MIB, copies=2, samples=2, timeout_s=30)
+    large_bytes = 4 * MIB
     little = ("--size", "1M", "--copies", "2")
 
     def __init__(self, make: MakeFakeNode) -> None:
@@ -210,19 +212,22 @@ class NodeOfFakes(Node):
         self.driver = make(self.machine)
         self._drivers = [self.driver]
 
-    def egmctl(
-        self, *arguments: str | Path, env: Mapping[str, str | None] | None = None, timeout_s: float = 240
-    ) -> Ended:
-        """Run the command in a fork of a server that has imported it."""
-        environment = command_environment(self._variables() | dict(env or {}))
-        words = [*map(str, arguments)]
-        done = SERVER.run(words, env=environment, cwd=ROOT, timeout_s=max(timeout_s, 240), little=True)
+    def egmctl(self, *arguments: str, env: Mapping[str, str | None] | None = None, timeout_s: float = 240) -> Ended:
+        environment = command_environment(self.variables() | dict(env or {}))
+        done = SERVER.run(arguments, env=environment, cwd=ROOT, timeout_s=max(timeout_s, 240), little=True)
         assert "Traceback" not in done.stderr
         return Ended(done.returncode, done.stdout, done.stderr)
 
+    def variables(self) -> dict[str, str | None]:
+        return self.driver.environment() | {"EGMCTL_FAKE_COUNTERS": "1"}
+
+    def work(self) -> Callable[[], bool]:
+        self.driver.forget_calls()
+        return lambda: bool(self.driver.calls("cuLaunchKernel"))
+
     @contextmanager
     def children(self) -> Iterator[None]:
-        """Put the node's variables into this process' environment, and have its children be forks of it."""
+        """Have children be forks of this process."""
         with _environment(self.driver.environment() | {"PYTHONPATH": str(ROOT)}), forked.children():
             yield
 
@@ -234,108 +239,81 @@ class NodeOfFakes(Node):
         yield {"environment": confined.environment()}
 
     def has_channel(self) -> bool:
-        """Say yes."""
         return True
 
     def without_channel(self) -> Machine:
-        """Return the same machine without its channel."""
         return patched(self.machine, "driver", imex_channels=())
 
-    @contextmanager
-    def channel(self) -> Iterator[None]:
-        """Do nothing: the node has a channel."""
-        yield
-
-    def _variables(self) -> dict[str, str | None]:
-        return self.driver.environment() | {"EGMCTL_FAKE_COUNTERS": "1"}
-
-    def _work(self) -> Callable[[], bool]:
-        self.driver.forget_calls()
-        return lambda: bool(self.driver.calls("cuLaunchKernel"))
+    def channel(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     @contextmanager
-    def no_process_left(self, *, more_mib: int = 0, wait_s: float = 0) -> Iterator[None]:  # noqa: ARG002 - of hardware
-        """Expect that no process runs on that took a context within."""
+    def no_process_left(self, *, more_mib: int = 0, wait_s: float = 0) -> Iterator[None]:
+        del more_mib, wait_s
         for driver in self._drivers:
             driver.forget_calls()
         yield
         workers = {call.pid for driver in self._drivers for call in driver.calls("cuDevicePrimaryCtxRetain")}
         assert wait_until(lambda: not any(map(is_alive, workers)))
 
-    @contextmanager
-    def nothing_left(
-        self, *, dead: Sequence[int] | None = None, more_mib: int = 0, wait_s: float = 0
-    ) -> Iterator[None]:
-        """Expect it of the calls that processes make within, and that none of them runs on."""
-        with self.no_process_left(more_mib=more_mib, wait_s=wait_s):
-            yield
+    def left_by_calls(self, dead: Sequence[int] | None) -> list[str]:
         left = [line for driver in self._drivers for line in driver.leaks()]
-        if dead is not None:
-            others = [line for line in left if not any(line.startswith(f"process {pid}:") for pid in dead)]
-            left = [line for line in others if any(word in line for word in ("mapping", "allocation", "addresses"))]
-        assert left == []
+        if dead is None:
+            return left
+        others = [line for line in left if not any(line.startswith(f"process {pid}:") for pid in dead)]
+        return [line for line in others if any(word in line for word in ("mapping", "allocation", "addresses"))]
 
     def used_memory_mib(self) -> list[int]:
         """Return nothing: each process of a fake node has books of its own."""
         return [0] * len(self.gpus)
 
-    def free_bytes(self, numa_node: int) -> int:  # noqa: ARG002
-        """Return nothing: the fake's memory is this machine's."""
+    def free_bytes(self, numa_node: int) -> int:
+        del numa_node
         return 0
 
 
 class NodeOfGpus(Node):
-    """This machine."""
+    """This machine; every command is a process of its own."""
 
     is_fake = False
-    large_bytes = 256 * MIB
     settings = Settings(size_bytes=256 * MIB, copies=4, samples=2, timeout_s=30)
-    little = ()
+    large_bytes = 256 * MIB
 
     def __init__(self) -> None:
         self.machine = collect(SECTIONS)
 
-    def egmctl(
-        self, *arguments: str | Path, env: Mapping[str, str | None] | None = None, timeout_s: float = 60
-    ) -> Ended:
-        """Run the command as a process of its own."""
+    def egmctl(self, *arguments: str, env: Mapping[str, str | None] | None = None, timeout_s: float = 60) -> Ended:
         return ended(egmctl_words(*arguments), env=env, timeout_s=timeout_s)
 
-    def _work(self) -> Callable[[], bool]:
+    def variables(self) -> dict[str, str | None]:
+        return {}
+
+    def work(self) -> Callable[[], bool]:
         least_mib = max(used_memory_mib()) + BUFFERS_MIB
         return lambda: max(used_memory_mib()) >= least_mib
 
-    @contextmanager
-    def children(self) -> Iterator[None]:
-        """Have children find the tests."""
+    def children(self) -> AbstractContextManager[None]:
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        with _environment({"PYTHONPATH": os.pathsep.join(paths)}):
-            yield
+        return _environment({"PYTHONPATH": os.pathsep.join(paths)})
 
     @contextmanager
     def denying(self, gpu: Gpu) -> Iterator[dict[str, Any]]:
-        """Return how to join a device cgroup, which only root can make."""
         _as_root()
         with denying_v2(minor(gpu)) as cgroup:
             directory = {"directory": str(cgroup.directory)}
             yield {"before": "tests.doctor.hooks:join_cgroup", "before_arguments": directory}
 
     def has_channel(self) -> bool:
-        """Say whether there is the folder of channels."""
         return CHANNELS.exists()
 
     def without_channel(self) -> Machine:
-        """Return the machine, if it has no channel."""
         if self.has_channel():
             pytest.skip("this node has IMEX channels")
         return self.machine
 
-    @contextmanager
-    def channel(self) -> Iterator[None]:
-        """Make the channel's device node where there is none, which only root can."""
+    def channel(self) -> AbstractContextManager[None]:
         _as_root()
-        with channel_made():
-            yield
+        return channel_made()
 
     @contextmanager
     def no_process_left(self, *, more_mib: int = 0, wait_s: float = 0) -> Iterator[None]:
@@ -345,24 +323,10 @@ class NodeOfGpus(Node):
         given_back = wait_until(lambda: is_given_back(before, more_mib=more_mib), wait_s)
         assert given_back, (before, used_memory_mib(), compute_processes())
 
-    @contextmanager
-    def nothing_left(
-        self,
-        *,
-        dead: Sequence[int] | None = None,  # noqa: ARG002 - the driver takes back what they had
-        more_mib: int = 0,
-        wait_s: float = 0,
-    ) -> Iterator[None]:
-        """Expect the same: nothing else shows what a process has of a driver."""
-        with self.no_process_left(more_mib=more_mib, wait_s=wait_s):
-            yield
-
     def used_memory_mib(self) -> list[int]:
-        """Return what nvidia-smi shows."""
         return used_memory_mib()
 
     def free_bytes(self, numa_node: int) -> int:
-        """Return MemFree."""
         return node_memory_free(Root(), numa_node)
 
 
