@@ -7,8 +7,9 @@ from egmctl.bench.plan.make import make_plan
 from egmctl.bench.results import summarize
 from egmctl.model.listing import PlannedTask
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport, Sample, Settings, Verification, finish
+from egmctl.model.measurement import Measurement, MeasurementStatus, Sample, Settings, Verification, finish
 from egmctl.units import MIB
+from tests.bench.reports import report
 from tests.report.texts import matrices_text
 
 SETTINGS = Settings(size_bytes=512 * MIB, copies=16, samples=3, timeout_s=60)
@@ -34,20 +35,10 @@ def measured(planned: PlannedTask, latency_ns: float, gb_s: float | None = None)
 def shown(machine: Machine, gpus: int, nodes: list[int], name: str, *latencies_ns: float) -> str:
     """Return the text of a report of the cases whose names begin so."""
     chosen = tuple(case for case in CASES if case.name.startswith(name))
-    made = make_plan(machine, (machine.gpus or ())[:gpus], nodes, chosen, SETTINGS)
+    plan = make_plan(machine, (machine.gpus or ())[:gpus], nodes, chosen, SETTINGS)
     values = iter(latencies_ns or range(100, 10000))
-    report = RunReport(
-        settings=SETTINGS,
-        gpus=made.gpus,
-        numa_nodes=made.numa_nodes,
-        driver_version="580.159.04",
-        cuda_driver_version=13000,
-        started_at="2026-11-20T12:00:00+00:00",
-        wall_s=1,
-        interrupted=False,
-        measurements=tuple(
-            measured(planned, next(values), 10.0 * number if "loaded" in planned.case else None)
-            for number, planned in enumerate(made.tasks)
-        ),
-    )
-    return matrices_text(report)
+    measurements = [
+        measured(task, next(values), 10.0 * number if "loaded" in task.case else None)
+        for number, task in enumerate(plan.tasks)
+    ]
+    return matrices_text(report(plan, measurements))

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from egmctl.model.host import (
     Bridge,
-    FabricManager,
     FirmwareEgm,
     LibraryFailure,
     NumaKind,
@@ -17,14 +16,16 @@ from egmctl.model.host import (
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
 from egmctl.units import GIB
-from tests.doctor.faults import (
-    bridges,
-    healthy,
-    with_switches,
-)
 from tests.doctor.machines import patched, shipped, with_gpu_denied
 
 CARVE_OUT = 414 * GIB
+
+
+def _healthy() -> Machine:
+    """Return the healthy tray, whose module reads the tests of all areas, which import this one."""
+    from tests.doctor.faults import healthy
+
+    return healthy()
 
 
 def declaring(machine: Machine, *domains: int, size: int | None = CARVE_OUT) -> Machine:
@@ -35,7 +36,7 @@ def declaring(machine: Machine, *domains: int, size: int | None = CARVE_OUT) -> 
 
 def with_carve_out(capabilities: int = 0) -> Machine:
     """A tray with the driver nvidia whose firmware keeps all but 64 GiB of each CPU's memory for virtual machines."""
-    machine = declaring(healthy(), 4, 5)
+    machine = declaring(_healthy(), 4, 5)
     for node in (0, 1):
         sizes = {"memory_total_bytes": 64 * GIB, "memory_free_bytes": 60 * GIB}
         machine = patched(machine, f"host.numa_nodes[{node}]", **sizes)
@@ -68,12 +69,12 @@ def virtualization_host() -> Machine:
 
 def node1(**changes: object) -> Machine:
     """The healthy machine with something about NUMA 1 changed."""
-    return patched(healthy(), "host.numa_nodes[1]", **changes)
+    return patched(_healthy(), "host.numa_nodes[1]", **changes)
 
 
 def with_node(number: int, kind: NumaKind = NumaKind.MEMORY_ONLY) -> Machine:
     """The healthy machine with one more NUMA node."""
-    machine = healthy()
+    machine = _healthy()
     assert machine.host is not None
     extra = NumaNode(id=number, kind=kind, memory_total_bytes=256 * GIB, memory_free_bytes=256 * GIB)
     nodes = tuple(node for node in machine.host.numa_nodes or () if node.id != number)
@@ -88,12 +89,14 @@ DEFAULT = 0b0011101
 
 def gb200(acs_control: int = DEFAULT, root_port: tuple[int, int] = GRACE) -> Machine:
     """GB200 with ConnectX-7: GPUs and NICs below root ports of the CPU."""
-    return patched(healthy(), "system", bridges=bridges(healthy(), acs_control, *root_port), data_direct=())
+    from tests.doctor.faults import bridges
+
+    return patched(_healthy(), "system", bridges=bridges(_healthy(), acs_control, *root_port), data_direct=())
 
 
 def gb300(root_port: int = 0x1C, nic_side: int = 0x19, gpu_side: int = 0x15) -> Machine:
     """GB300 with ConnectX-8: below each root port a switch of the NIC, with its Data Direct function and a GPU."""
-    machine = healthy()
+    machine = _healthy()
     gpus, ports, functions = [], [], []
     for number, gpu in enumerate(machine.gpus or ()):
         segment = f"{0x08 + number:04x}"
@@ -141,15 +144,6 @@ def b300(ats: bool, nic_side: int, others: int) -> Machine:
     return patched(machine, "system", bridges=tuple(ports), data_direct=(), ats=has_ats)
 
 
-def board(version: str | None, *, runs: bool, driver: str = "580.178.04", library: str | None = None) -> Machine:
-    """DGX H100 whose GPUs are not in the fabric yet."""
-    manager = FabricManager(version=version)
-    daemons = ("nv-fabricmanager",) if runs else ()
-    machine = patched(with_switches(), "system", daemons=daemons, fabric_manager=manager)
-    machine = patched(machine, "driver", module_version=driver, driver_version=library or driver)
-    return patched(machine, "gpus[*].nvml.fabric", state="in-progress", status=None)
-
-
 def error(call: str, number: int) -> LibraryFailure:
     names = {18: "NVML_ERROR_LIB_RM_VERSION_MISMATCH", 100: "CUDA_ERROR_NO_DEVICE", 802: "CUDA_ERROR_SYSTEM_NOT_READY"}
     return LibraryFailure(how="error", call=call, number=number, name=names.get(number, "UNKNOWN"))
@@ -172,11 +166,11 @@ def without_cuda(machine: Machine, number: int) -> Machine:
 
 
 def all_denied(access: str = "EPERM") -> Machine:
-    return with_gpu_denied(healthy(), 0, 1, 2, 3, access=access)
+    return with_gpu_denied(_healthy(), 0, 1, 2, 3, access=access)
 
 
 def container(*, gpus: bool) -> Machine:
     """A container that was started with all GPUs, or with none, and whose runtime left out the nodes of all GPUs."""
-    machine = without_cuda(blind(healthy() if gpus else all_denied("ENOENT")), 100)
+    machine = without_cuda(blind(_healthy() if gpus else all_denied("ENOENT")), 100)
     machine = patched(machine, "driver.nodes[*]", exists=False, access="ENOENT")
     return patched(machine, "process", container_signs=("/run/.containerenv",), environment={})

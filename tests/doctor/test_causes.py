@@ -28,9 +28,10 @@ from egmctl.report.exports.json import result_json
 from egmctl.report.exports.junit import doctor_junit
 from egmctl.report.exports.nagios import doctor_nagios
 from tests.answers import diagnose
-from tests.doctor.changed import all_denied, blind, board, container, error, unlisted, without_cuda
+from tests.doctor.changed import all_denied, blind, container, error, unlisted, without_cuda
 from tests.doctor.faults import by_nouveau, excluded, faults, healthy, with_switches, without_umad
 from tests.doctor.machines import patched, with_gpu_denied
+from tests.doctor.sick import board
 
 INIT_FAILED = "NVRM: GPU 0008:01:00.0: RmInitAdapter failed! (0x62:0x55:1860)"
 AER = "nvidia 0008:01:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer"

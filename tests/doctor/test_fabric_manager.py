@@ -16,8 +16,8 @@ from egmctl.model.finding import Status
 from egmctl.model.host import FabricManager
 from egmctl.model.record import Reason
 from tests.answers import diagnose
-from tests.doctor.changed import board
 from tests.doctor.machines import patched, run_one
+from tests.doctor.sick import board
 from tests.fake.sysroot import Tree
 
 LINE = (

@@ -25,10 +25,10 @@ WRITE, READ = "device_to_device_memcpy_write_ce", "device_to_device_memcpy_read_
 @pytest.fixture(scope="module")
 def machine() -> Machine:
     """Return the node; the verdict's tests need two GPUs."""
-    found = collect(("host", "gpus", "pairs", "driver", "process"))
-    if len(found.gpus or ()) < 2:
+    node = collect(("host", "gpus", "pairs", "driver", "process"))
+    if len(node.gpus or ()) < 2:
         pytest.skip("the verdict's tests need two GPUs")
-    return found
+    return node
 
 
 @pytest.fixture(scope="module")

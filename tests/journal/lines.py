@@ -47,3 +47,4 @@ def read(content: bytes) -> JournalContent:
 
 
 BENCH = ("bench", "--numa", "1", "--gpus", "0-1", "--size", "1M", "--samples", "2", "--copies", "2", *OPTIONS)
+UNDER_WAY = "the command ended while this was measured"
