@@ -8,6 +8,7 @@ from tests.bench.four import cases
 from tests.gpu.node import Node
 
 
+@pytest.mark.gpu
 def test_it_is_measured_where_the_gpus_memory_is_a_numa_node(node: Node) -> None:
     # Beside one that can be measured everywhere: where all are waived, the command ends with 3.
     result = node.bench(*cases("gpu_numa_*", "device_local_copy"), "--samples", "3", timeout_s=200)
