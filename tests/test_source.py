@@ -311,3 +311,27 @@ def test_plain_expressions_are_none() -> None:
         "all_of = (*(names or known), *map(str, (1 if one else 2, 3 if two else 4)))",
     )
     assert [line for line in plain if packed(tree_of(line))] == []
+
+
+def imports_of_tests(texts: Mapping[str, str]) -> list[str]:
+    """Return the files that import from a file of tests."""
+    return [
+        path
+        for path, text in texts.items()
+        if any(
+            (node.module or "").rpartition(".")[2].startswith("test_")
+            for node in ast.walk(tree_of(text))
+            if isinstance(node, ast.ImportFrom)
+        )
+    ]
+
+
+def test_no_test_imports_from_a_file_of_tests() -> None:
+    """What two files need is a module beside them: a test that changes breaks no other one."""
+    assert imports_of_tests(sources(folder="tests")) == []
+
+
+def test_such_an_import_is_seen() -> None:
+    assert imports_of_tests({"tests/one.py": "def late():\n    from tests.two.test_three import four\n"}) == [
+        "tests/one.py"
+    ]

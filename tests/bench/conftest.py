@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
 
 from egmctl.model.machine import Machine
-from tests.bench.four import OPTIONS
+from tests import forked
+from tests.bench.four import OPTIONS, cases
+from tests.bench.ipc import RunIpc, runner
 from tests.conftest import RunEgmctl
+from tests.facts.sysroot import Tree
 from tests.fake.calls import Call
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
@@ -20,6 +24,18 @@ FEW = ("--size", "1M", "--samples", "2", "--copies", "2")
 SMALL = (*FEW, *OPTIONS)
 TWO_GPUS = ("bench", "--numa", "1", "--gpus", "0-1", *SMALL)
 
+WORKER_CALLS = (
+    *("cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetByPCIBusId"),
+    *("cuDeviceGetAttribute", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent", "cuCtxEnablePeerAccess"),
+    *("cuStreamCreate", "cuEventCreate", "cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute"),
+    *("cuMemHostAlloc", "cuMemAlloc", "cuMemGetAllocationGranularity", "cuMemCreate", "cuMemAddressReserve"),
+    *("cuMemMap", "cuMemSetAccess", "cuLaunchKernel", "cuMemsetD32Async", "cuMemcpyAsync", "cuEventRecord"),
+    *("cuEventElapsedTime", "cuStreamSynchronize", "cuMemUnmap", "cuMemAddressFree", "cuMemRelease", "cuMemFree"),
+    *("cuMemFreeHost", "cuModuleUnload", "cuEventDestroy", "cuStreamDestroy", "cuDevicePrimaryCtxRelease"),
+)
+"""Every driver call that the worker makes."""
+SHARED_WITH_FACTS = {"cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetAttribute"}
+"""The facts' child makes these too, before: a fault in it is another test's."""
 STAYS = {
     "cuMemUnmap": {"mapping", "reserved"},
     "cuMemAddressFree": {"reserved"},
@@ -27,17 +43,14 @@ STAYS = {
     "cuMemFree": {"memory"},
     "cuMemFreeAsync": {"memory", "pool"},
     "cuMemFreeHost": {"pinned"},
+    "cuMemHostUnregister": {"registered"},
+    "cuMemPoolDestroy": {"pool"},
     "cuModuleUnload": {"module"},
     "cuEventDestroy": {"event"},
     "cuStreamDestroy": {"stream"},
     "cuDevicePrimaryCtxRelease": {"primary"},
 }
 """What cannot be given back where the call that would do it fails, by the first word of the fake's account."""
-
-
-def cases(*names: str) -> tuple[str, ...]:
-    """Return the options that choose cases."""
-    return tuple(word for name in names for word in ("--case", name))
 
 
 class Run(NamedTuple):
@@ -100,3 +113,41 @@ def bench(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> Bench:
         return Run(ended.code, document["result"], node)
 
     return run
+
+
+@pytest.fixture
+def run_ipc(fake_node: MakeFakeNode, monkeypatch: pytest.MonkeyPatch) -> RunIpc:
+    """Measure cases of shared memory by two processes and more of this test's."""
+    return runner(fake_node, monkeypatch)
+
+
+@pytest.fixture
+def fast_children() -> Iterator[None]:
+    """Have children be forks."""
+    with forked.children():
+        yield
+
+
+MeasureLatencies = Callable[..., Run]
+
+
+@pytest.fixture
+def latencies(bench: Bench) -> MeasureLatencies:
+    """Measure latencies between two GPUs and with a node of a fake GB200 with small caches."""
+
+    def run(*names: str, faults: str = "") -> Run:
+        options = ("bench", "--gpus", "0-1", "--numa", "0", "--samples", "2")
+        return bench(*options, *cases(*names), faults=faults)
+
+    return run
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Tree:
+    """A machine whose node 0 has this process' CPUs, and whose node 1 has others."""
+    tree = Tree(tmp_path)
+    allowed = sorted(os.sched_getaffinity(0))
+    tree.write("/sys/devices/system/node/node0/cpulist", ",".join(map(str, allowed)) + "\n")
+    tree.write("/sys/devices/system/node/node1/cpulist", "4000-4071\n")
+    monkeypatch.setenv("EGMCTL_SYSROOT", str(tmp_path))
+    return tree

@@ -1,4 +1,4 @@
-"""Four cases that make eight tasks for two GPUs and one NUMA node: for tests of what happens to tasks."""
+"""The options that choose cases, and four cases that make eight tasks for two GPUs and one NUMA node."""
 
 from __future__ import annotations
 
@@ -11,4 +11,11 @@ NAMES = (
     "device_to_device_memcpy_read_ce",
 )
 FOUR = select_cases(NAMES)
-OPTIONS = tuple(word for name in NAMES for word in ("--case", name))
+
+
+def cases(*names: str) -> tuple[str, ...]:
+    """Return the options that choose cases."""
+    return tuple(word for name in names for word in ("--case", name))
+
+
+OPTIONS = cases(*NAMES)

@@ -6,9 +6,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from egmctl.bench.plan import Plan
-from egmctl.bench.results import summarize
+from egmctl.bench.results import (
+    summarize,
+)
 from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport, Sample, finish
 from egmctl.model.task import Quantity, Task
+from tests.bench.four import NAMES
+from tests.bench.plans import plan_of
 
 
 def report(plan: Plan, measurements: Iterable[Measurement]) -> RunReport:
@@ -51,3 +55,12 @@ def measured(
         flows_gb_s=tuple(summarize(flow) for flow in zip(*samples, strict=True)),
         **more,
     )
+
+
+PLAN = plan_of(NAMES[3], gpus=2)
+TASK = PLAN.tasks[-1]
+
+
+def soak_pass(*values: float, status: MeasurementStatus = MeasurementStatus.OK) -> Measurement:
+    """Return one pass of a soak; a status that is not ok is its own reason."""
+    return measured(TASK, *values, status=status, reason=None if status is MeasurementStatus.OK else status.value)

@@ -21,13 +21,10 @@ from egmctl.bench.buffers import (
     window,
 )
 from egmctl.bench.peaks import MemoryPlace, Peak, peaks, places
-from egmctl.bench.plan import Plan
-from egmctl.bench.plan.make import make_plan
-from egmctl.bench.suites import select_cases
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Settings
 from egmctl.units import MIB
 from tests.bench import plans
+from tests.bench.plans import plan_of, with_attributes
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import patched, shipped
 from tests.fake.plugin import MakeFakeNode
@@ -90,8 +87,7 @@ def test_what_an_l2_larger_than_hoppers_could_serve_rotates_over_eight_times_it(
         "device_to_device_memcpy_write_sm": 0,
         "host_to_device_memcpy_sm": 0,
     }
-    settings = Settings(size_bytes=512 * MIB, copies=2, samples=1, timeout_s=60)
-    plan = make_plan(machine, (machine.gpus or ())[:2], [0], select_cases(tuple(names), ()), settings)
+    plan = plan_of(*names, machine=machine, gpus=2, nodes=[0], copies=2)
     assert {task.case: task.rotated_bytes // MIB for task in plan.tasks} == names
     (local,) = (
         task for task in plan.tasks if task.case == "device_local_copy" and task.flows[0].initiator_label == "GPU0"
@@ -99,15 +95,8 @@ def test_what_an_l2_larger_than_hoppers_could_serve_rotates_over_eight_times_it(
     assert {buffer.size_bytes for buffer in buffers_of([local])} == {(1024 if rotated_mib else 512) * MIB}
 
 
-def plan_of(machine_name: str, *cases: str) -> Plan:
-    machine = shipped(machine_name)
-    chosen = select_cases(cases, ())
-    settings = Settings(size_bytes=64 * MIB, copies=1, samples=1, timeout_s=60)
-    return make_plan(machine, (machine.gpus or ())[:1], [0], chosen, settings)
-
-
 def held(machine_name: str, *cases: str) -> tuple[Peak, ...]:
-    plan = plan_of(machine_name, *cases)
+    plan = plan_of(*cases, machine=machine_name, gpus=1, nodes=[0], size_bytes=64 * MIB, copies=1)
     steps = [[plan.tasks[number] for number in step.tasks] for step in plan.steps]
     assert steps
     return peaks(steps, keep=True)
@@ -123,7 +112,12 @@ def test_a_gpu_s_memory_is_one_place_also_where_the_kernel_has_it_as_a_numa_node
 
 
 def test_host_memory_of_no_known_node_is_the_host_s() -> None:
-    (task,) = (one for one in plan_of("gh200", "host_to_device_memcpy_ce").tasks)
+    (task,) = (
+        one
+        for one in plan_of(
+            "host_to_device_memcpy_ce", machine="gh200", gpus=1, nodes=[0], size_bytes=64 * MIB, copies=1
+        ).tasks
+    )
     (flow,) = task.flows
     unknown = replace(task, flows=(replace(flow, source=replace(flow.source, numa_node=None)),))
     assert [peak.bytes for peak in peaks([[unknown]]) if peak.name == "host"] == [task.size_bytes]
@@ -147,20 +141,8 @@ def test_the_peak_of_a_place_is_the_most_that_its_assigned_buffers_hold_at_once(
     assert {peak.key: peak.bytes for peak in peaks(steps, keep=keep)} == most
 
 
-def with_l2(machine: Machine, size_bytes: int) -> Machine:
-    """Return a machine whose GPUs state the size of their L2 cache."""
-    return replace(
-        machine,
-        gpus=tuple(
-            replace(gpu, cuda=replace(gpu.cuda, attributes={**gpu.cuda.attributes, "L2_CACHE_SIZE": size_bytes}))
-            for gpu in machine.gpus or ()
-            if gpu.cuda is not None
-        ),
-    )
-
-
 def test_copies_of_a_run_move_through_such_a_buffer_in_turn(fake_node: MakeFakeNode, egmctl: RunEgmctl) -> None:
-    node = fake_node(with_l2(shipped("hgx-b200"), 132644864))
+    node = fake_node(with_attributes(shipped("hgx-b200"), L2_CACHE_SIZE=132644864))
     options = ("--case", "device_local_copy", "--gpus", "0", "--size", "64M", "--copies", "2", "--samples", "2")
     done = egmctl("bench", *options, env=node.environment())
     assert "1 measurement: 1 ok" in done.out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 from dataclasses import replace
@@ -14,61 +13,25 @@ import pytest
 from egmctl.bench.buffers import buffers_of
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.engines import cpu
-from egmctl.bench.plan.make import make_plan
-from egmctl.bench.processes.context import AllocatedBuffer, Stopwatch
 from egmctl.bench.suites import SUITES, select_cases
 from egmctl.facts.host import THREADS_LIMIT, NoCpus, cpus_of
 from egmctl.gpu.cpu_threads import LINE_WORDS, CpuThreads, CpuTriad, words_of
 from egmctl.model.finding import WaiverKind
 from egmctl.model.listing import PlannedTasks
-from egmctl.model.measurement import Measurement, MeasurementStatus, Placement, Settings, Verification
-from egmctl.model.route import MemoryKind, Route
-from egmctl.model.task import Endpoint, Engine, Flow, Pattern, Quantity, Task
+from egmctl.model.measurement import MeasurementStatus, Placement, Verification
+from egmctl.model.route import MemoryKind
+from egmctl.model.task import Endpoint, Engine, Task
 from egmctl.report.views.machine import route_words
 from egmctl.units import MIB
 from egmctl.verdict.yardsticks import not_judged
-from tests.bench.conftest import FEW, Bench, cases
-from tests.doctor.machines import shipped
+from tests.bench.conftest import FEW, Bench
+from tests.bench.cpu import Memory, measured, task
+from tests.bench.four import cases
+from tests.bench.plans import plan_of
 from tests.facts.sysroot import Tree
 
-SETTINGS = Settings(size_bytes=1 << 20, copies=2, samples=3, timeout_s=1)
 NODE = Endpoint(memory=MemoryKind.HOST_NUMA, label="NUMA0", numa_node=0)
 CPUS = Endpoint(memory=MemoryKind.REGISTERS, label="CPU0", numa_node=0)
-
-
-class Memory:
-    """Memory of this process; its size is no multiple of the threads."""
-
-    def __init__(self, size_bytes: int = 1 << 20) -> None:
-        self._bytes = ctypes.create_string_buffer(size_bytes)
-        self.address, self.size_bytes = ctypes.addressof(self._bytes), size_bytes
-
-
-class StubRig:
-    """A worker whose one buffer is memory of this process, of which the kernel says where it is."""
-
-    def __init__(self, memory: Memory, *placements: Placement) -> None:
-        self._memory, self._placements = memory, placements
-        self.stopwatch = Stopwatch()
-
-    def held(self, _buffer: object) -> AllocatedBuffer:
-        memory: Any = self._memory
-        return AllocatedBuffer(memory, seed=7)
-
-    def placements(self, _buffers: object) -> tuple[Placement, ...]:
-        return self._placements
-
-    def new_seed(self) -> int:
-        return 7
-
-
-def measured(
-    task: Task, *placements: Placement, memory: Memory | None = None, how: type[cpu.Passes | cpu.Walks] = cpu.Passes
-) -> Measurement:
-    """Measure a task on memory of this process."""
-    worker: Any = StubRig(memory or Memory(), *placements)
-    (found,) = cpu.measure(how, worker, [task], SETTINGS)
-    return found
 
 
 @pytest.fixture
@@ -76,32 +39,6 @@ def threads() -> CpuThreads:
     """Three threads, whatever CPUs there are."""
     cpus = sorted(os.sched_getaffinity(0))
     return CpuThreads([cpus[place % len(cpus)] for place in range(3)])
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Tree:
-    """A machine whose node 0 has this process' CPUs, and whose node 1 has others."""
-    tree = Tree(tmp_path)
-    allowed = sorted(os.sched_getaffinity(0))
-    tree.write("/sys/devices/system/node/node0/cpulist", ",".join(map(str, allowed)) + "\n")
-    tree.write("/sys/devices/system/node/node1/cpulist", "4000-4071\n")
-    monkeypatch.setenv("EGMCTL_SYSROOT", str(tmp_path))
-    return tree
-
-
-def task(source: Endpoint, destination: Endpoint) -> Task:
-    flow = Flow(source=source, destination=destination, initiator=None, initiator_label="CPU0", route=Route())
-    return Task(
-        case="host_numa_read_cpu",
-        family="egm",
-        quantity=Quantity.BANDWIDTH,
-        engine=Engine.CPU,
-        pattern=Pattern.PAIR,
-        flows=(flow,),
-        counted="each byte read or written by the CPUs",
-        size_bytes=1 << 20,
-        copies=2,
-    )
 
 
 def test_every_word_is_written_and_summed(threads: CpuThreads) -> None:
@@ -236,8 +173,7 @@ class TestTriad:
         assert (found.status, found.reason) == (MeasurementStatus.WAIVED, "no machine code for riscv64")
 
     def test_a_sample_is_at_least_eight_passes_over_arrays_larger_than_caches(self) -> None:
-        gh200, usual = shipped("gh200"), Settings(size_bytes=512 * MIB, copies=None, samples=3, timeout_s=1)
-        (planned_task,) = make_plan(gh200, gh200.gpus or (), (0,), select_cases(["host_triad_cpu"]), usual).tasks
+        (planned_task,) = plan_of("host_triad_cpu", machine="gh200", nodes=[0]).tasks
         assert planned_task.copies == 8
         assert planned_task.flows[0].route.symbol == "CPU"
 
@@ -259,8 +195,7 @@ CASES = ("gpu_numa_read_cpu", "gpu_numa_write_cpu")
 
 
 def planned(machine: str, case: str = CASES[0]) -> PlannedTasks:
-    seen = shipped(machine)
-    return make_plan(seen, (seen.gpus or ())[:4], (0, 1), select_cases([case]), SETTINGS).tasks
+    return plan_of(case, machine=machine, gpus=4).tasks
 
 
 class TestPlanOfGpuMemory:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from egmctl.bench.engines.cpu import Walks
-from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import SUITES, select_cases
 from egmctl.gpu.cpu_threads import CpuWalk, words_of
 from egmctl.model.finding import WaiverKind
@@ -17,19 +16,16 @@ from egmctl.model.task import Task
 from egmctl.report.kinds import Format
 from tests.answers import render
 from tests.bench.conftest import FEW, Bench
-from tests.bench.test_cpu import SETTINGS, Memory, here, measured
-from tests.doctor.machines import shipped
+from tests.bench.cpu import Memory, measured
+from tests.bench.plans import plan_of
 from tests.report.runs import run
-
-__all__ = ["here"]
 
 CASE = "cpu_latency_host_numa"
 STRIDE = 128
 
 
 def task() -> Task:
-    seen = shipped("gb200-tray")
-    return make_plan(seen, (seen.gpus or ())[:1], (0,), select_cases([CASE]), SETTINGS).tasks[0]
+    return plan_of(CASE, machine="gb200-tray", gpus=1, nodes=[0]).tasks[0]
 
 
 @pytest.fixture

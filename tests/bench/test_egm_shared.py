@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from egmctl.bench.suites import SUITES
-from egmctl.model.measurement import Measurement
 from egmctl.model.route import HOST_MEMORY
 from egmctl.model.task import Endpoint, Task
+from tests.bench.ipc import RunIpc
 from tests.bench.plans import plan_of
-from tests.bench.test_ipc import BY_NAME, GOOD, Run, runner
-from tests.fake.plugin import MakeFakeNode
-
-NAMES = [name for name, case in BY_NAME.items() if SUITES["egm_shared"].has(case)]
 
 
 def shared(task: Task) -> list[Endpoint]:
@@ -46,22 +41,9 @@ def test_a_process_of_each_numa_node_exports_and_that_of_each_gpu_imports(
     assert at_once == [f"{everyone} -> NUMA{node}" for node in nodes if len(gpus) > 1]
 
 
-@pytest.fixture(scope="module")
-def everything(fake_node: MakeFakeNode) -> Run:
-    with pytest.MonkeyPatch.context() as patch:
-        return runner(fake_node, patch)(*NAMES)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_two_gpus_alone_and_at_once_keep_to_their_parts(everything: Run, name: str) -> None:
-    measurements: list[Measurement] = everything.of(name)
-    assert len(measurements) == (1 if "all" in name else 2)
-    assert {m.status for m in measurements} <= set(GOOD), measurements[0].reason
-    assert {m.verification for m in measurements} == {"gpu-every-sample"}
-
-
-def test_the_exporter_gives_the_cpus_and_both_gpus_access_and_each_importer_both_gpus(everything: Run) -> None:
-    node = everything.node
+def test_the_exporter_gives_the_cpus_and_both_gpus_access_and_each_importer_both_gpus(run_ipc: RunIpc) -> None:
+    ended = run_ipc("egm_shared_life_cycle")
+    node = ended.node
     exporting = {call.pid for call in node.calls("cuMemExportToShareableHandle")}
     assert len(exporting) == 1
     importing = {call.pid for call in node.calls("cuMemImportFromShareableHandle")}
@@ -72,7 +54,5 @@ def test_the_exporter_gives_the_cpus_and_both_gpus_access_and_each_importer_both
     assert given(exporting) == {3}
     assert given(importing) == {2}
     assert not exporting & {call.pid for call in node.calls("cuMemImportFromShareableHandle")}
-    for life in everything.of("egm_shared_life_cycle"):
+    for life in ended.of("egm_shared_life_cycle"):
         assert [stage.name for stage in life.stages][:3] == ["allocate", "set-access", "export"]
-    assert node.leaks() == []
-    assert everything.report.problems == ()

@@ -11,7 +11,8 @@ from egmctl.bench.suites import CASES, FABRIC_CASES
 from egmctl.model.measurement import Verification
 from egmctl.model.route import MemoryKind
 from egmctl.model.task import CPU_ENGINES, Engine, Quantity
-from tests.bench.conftest import FEW, Bench, cases
+from tests.bench.conftest import FEW, Bench
+from tests.bench.four import cases
 
 BANDWIDTHS = [
     case.name

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import pytest
 
 from egmctl.model.machine import Machine
-from tests.bench.conftest import FEW, STAYS, Bench, cases
+from tests.bench.conftest import FEW, STAYS, Bench
+from tests.bench.four import cases
 from tests.fake.machines import nvl4, with_imex_channel
 from tests.mpi.nodes import QUICK
 
@@ -101,6 +102,13 @@ WAYS = {
             ),
         ),
         calls=("cuMemPoolTrimTo@1",),
+    ),
+    "pools and registered memory": Way(
+        (*TWO, *cases("host_numa_pool_to_device_memcpy_ce", "registered_to_device_memcpy_ce")),
+        calls=(
+            *("cuMemPoolCreate@1", "cuMemPoolSetAccess@1", "cuMemAllocFromPoolAsync@1", "cuMemHostRegister@1"),
+            *("cuMemFreeAsync@1", "cuMemPoolDestroy@1", "cuMemHostUnregister@1"),
+        ),
     ),
     "streams": Way(
         (*TWO, "--sweep", "streams", *cases("host_numa_to_device_memcpy_ce")), calls=("cuStreamWaitEvent@1",)

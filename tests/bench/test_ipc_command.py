@@ -1,22 +1,16 @@
-"""``egmctl bench --suite ipc`` as a command on fake nodes: what it shows, and how it is stopped."""
+"""``egmctl bench --suite ipc`` as a command on fake nodes: what it shows."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, RunEgmctl, command_environment
+from tests.conftest import RunEgmctl
 from tests.fake.plugin import MakeFakeNode
-from tests.launch.start import is_alive, wait_until
 from tests.schemas import validate
 
 CASES = ("--case", "ipc_posix_fd_device_write_ce", "--case", "ipc_socket_round_trip")
@@ -105,35 +99,3 @@ def test_a_soak_measures_in_both_kinds_of_processes_again_and_again(egmctl: RunE
         if attempts > 1:
             break
     assert attempts > 1
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_however_it_is_stopped_no_process_is_left(
-    fake_node: MakeFakeNode, tmp_path: Path, number: signal.Signals
-) -> None:
-    node = fake_node("gb200-tray")
-    # It has none beside it within one process: the ranks are the first to measure, for minutes.
-    lives = ("bench", "--gpus", "0-1", "--numa", "1", "--case", "ipc_legacy_device_life_cycle", "--samples", "1000")
-    arguments = [sys.executable, "-m", "egmctl", *lives, "--json"]
-    with (tmp_path / "out.json").open("w+") as out:
-        command = subprocess.Popen(arguments, stdout=out, cwd=ROOT, env=command_environment(node.environment()))
-
-        def ranks() -> set[int]:
-            return {call.pid for call in node.calls("cuIpcOpenMemHandle")}
-
-        assert wait_until(lambda: bool(ranks()), 90)
-        time.sleep(0.3)
-        pids = {call.pid for call in node.calls("cuDevicePrimaryCtxRetain")}
-        os.kill(command.pid, number)
-        code = command.wait(30)
-        out.seek(0)
-        text = out.read()
-    assert wait_until(lambda: not any(map(is_alive, pids)))
-    if number == signal.SIGKILL:
-        assert code == -signal.SIGKILL
-    else:
-        assert code == 130
-        document = json.loads(text)
-        assert document["result"]["interrupted"]
-        assert {m["status"] for m in document["result"]["measurements"]} >= {"waived"}

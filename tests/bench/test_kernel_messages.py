@@ -34,10 +34,10 @@ from egmctl.verdict.bringup import bringup_answer
 from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.profiles import load
 from tests.answers import diagnose, render
-from tests.bench.test_supervisor import MACHINE, TARGET, fast_children, plan
+from tests.bench.supervised import MACHINE, TARGET, plan
 from tests.verdict.runs import H2D, H200, WRITE, run
 
-__all__ = ["fast_children"]
+pytestmark = pytest.mark.usefixtures("fast_children")
 
 BUS = (H200.gpus or ())[2].bus_id.removesuffix(".0")
 OFF_THE_BUS = f"NVRM: Xid (PCI:{BUS}): 79, GPU has fallen off the bus."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -13,22 +12,19 @@ from egmctl.bench.buffers import assign
 from egmctl.bench.cases.latency import CASES, FOOTPRINTS_LOCAL, LAPS, LOAD_BLOCKS_PEER, LOADS, UNCACHED
 from egmctl.bench.engines.latency import WARM_UP_LOADS
 from egmctl.bench.plan.make import make_plan
-from egmctl.bench.results import summarize
-from egmctl.bench.suites import select_cases
 from egmctl.gpu import chase
 from egmctl.model.listing import PlannedTask
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport, Sample, Settings, Verification, finish
 from egmctl.model.route import Route
 from egmctl.model.task import Point, Quantity
 from egmctl.report.render.text import WIDTH
 from egmctl.report.views.bench_details import knee
 from egmctl.units import GIB, MIB
-from tests.bench.conftest import Bench, Run, cases
-from tests.doctor.machines import shipped
-from tests.report.texts import matrices_text
+from tests.bench.conftest import MeasureLatencies
+from tests.bench.latencies import SETTINGS, shown
+from tests.bench.plans import plan_of
+from tests.doctor.machines import patched, shipped
 
-SETTINGS = Settings(size_bytes=512 * MIB, copies=16, samples=3, timeout_s=60)
 GB200 = shipped("gb200-tray")
 H200 = shipped("hgx-h200x4")
 DGX = shipped("dgx-h100")
@@ -114,18 +110,9 @@ class TestPlan:
 
     @pytest.mark.parametrize(("free", "largest"), [(128 * GIB, 32), (127 * GIB, 16), (2000 * GIB, 256), (None, 256)])
     def test_the_hosts_footprints_go_as_far_as_what_is_free_allows(self, free: int | None, largest: int) -> None:
-        assert H200.host is not None
-        nodes = tuple(
-            replace(node, memory_free_bytes=free, memory_total_bytes=1 << 40) for node in H200.host.numa_nodes or ()
-        )
-        host = replace(H200.host, numa_nodes=nodes, memory_available_bytes=free, memory_total_bytes=1 << 40)
-        plan = make_plan(
-            replace(H200, host=host),
-            (H200.gpus or ())[:1],
-            [0],
-            select_cases(["host_numa_to_device_footprint"]),
-            Settings(size_bytes=512 * MIB, copies=None, samples=3, timeout_s=60),
-        )
+        machine = patched(H200, "host", memory_available_bytes=free, memory_total_bytes=1 << 40)
+        machine = patched(machine, "host.numa_nodes[*]", memory_free_bytes=free, memory_total_bytes=1 << 40)
+        plan = plan_of("host_numa_to_device_footprint", machine=machine, gpus=1, nodes=[0])
         # What has no room is no task: nothing is missing, and no run is incomplete for it.
         assert max(planned.size_bytes for planned in plan.tasks) == largest * GIB
         assert all(planned.waiver is None for planned in plan.tasks)
@@ -137,55 +124,12 @@ class TestPlan:
         assert sorted(FOOTPRINTS_LOCAL) == list(FOOTPRINTS_LOCAL)
 
 
-MeasureLatencies = Callable[..., Run]
-
-
-@pytest.fixture
-def measure(bench: Bench) -> MeasureLatencies:
-    """Measure latencies between two GPUs and with a node of a fake GB200 with small caches."""
-
-    def run(*names: str, faults: str = "") -> Run:
-        options = ("bench", "--gpus", "0-1", "--numa", "0", "--samples", "2")
-        return bench(*options, *cases(*names), faults=faults)
-
-    return run
-
-
-KINDS = (
-    "host_device_latency_sm",
-    "device_to_device_latency_sm",
-    "device_local_latency_cached",
-    "device_to_device_latency_uncached",
-    "host_numa_to_device_latency_cached",
-    "device_to_device_ping_pong_latency",
-    "host_numa_ping_pong_latency",
-    "device_to_device_latency_loaded",
-)
-
-
 class TestOnAFakeNode:
-    def test_every_kind_is_measured_and_all_is_given_back(self, measure: MeasureLatencies) -> None:
-        run = measure(*KINDS)
-        assert run.code == 0
-        assert {m["case"] for m in run.measurements} == set(KINDS)
-        for m in run.measurements:
-            assert (m["status"], m["quantity"]) == ("ok", "latency"), m["reason"]
-            assert len(m["samples"]) == 2
-            assert m["latency_ns"]["min"] <= m["latency_ns"]["median"] <= m["latency_ns"]["max"]
-            if "ping_pong" in m["case"]:
-                assert m["verification"] is None
-                assert all(sample["p50_ns"] <= sample["p99_ns"] for sample in m["samples"])
-            else:
-                assert m["verification"] == "walk-every-sample"
-            load = m["bandwidth_gb_s"] and m["bandwidth_gb_s"]["median"] > 0
-            assert load == (m["point"]["load"] if m["point"]["load"] is None else m["point"]["load"] > 0)
-        assert run.node.leaks() == []
-
     @pytest.mark.parametrize(("suffix", "kernel"), [("sm", "chase"), ("tma", "chase_bulk")])
     def test_a_sample_of_nvbandwidth_s_definition_has_loads_enough_on_several_multiprocessors(
-        self, measure: MeasureLatencies, suffix: str, kernel: str
+        self, latencies: MeasureLatencies, suffix: str, kernel: str
     ) -> None:
-        run = measure(f"device_to_device_latency_{suffix}")
+        run = latencies(f"device_to_device_latency_{suffix}")
         walks = [call for call in run.node.calls("cuLaunchKernel") if call.arguments["kernel"] == kernel]
         timed = [call for call in walks if int(call.arguments["argument3"], 16) > 1]
         blocks = int(timed[0].arguments["grid"].split(",")[0])
@@ -197,9 +141,9 @@ class TestOnAFakeNode:
         assert max(launches) < blocks
 
     @pytest.mark.parametrize("case", ["device_local_latency_cached", "device_to_device_latency_tma"])
-    def test_a_damaged_chain_is_corrupt(self, measure: MeasureLatencies, case: str) -> None:
+    def test_a_damaged_chain_is_corrupt(self, latencies: MeasureLatencies, case: str) -> None:
         # The second byte of the first line's link: it leads to another line, so the walk ends somewhere else.
-        run = measure(case, faults="cuLaunchKernel@1=corrupt:1")
+        run = latencies(case, faults="cuLaunchKernel@1=corrupt:1")
         assert run.code == 1
         assert Counter(m["status"] for m in run.measurements) == {"corrupt": 1, "ok": 1}
         (bad,) = (m for m in run.measurements if m["status"] == "corrupt")
@@ -207,48 +151,11 @@ class TestOnAFakeNode:
         assert "ended at the wrong offset" in bad["reason"]
 
     @pytest.mark.parametrize("call", ["cuMemAlloc@5", "cuLaunchKernel@1", "cuMemcpyAsync@1"])
-    def test_a_gpu_that_fails_does_not_cost_the_others_of_its_step(self, measure: MeasureLatencies, call: str) -> None:
-        run = measure("device_local_latency_cached", faults=f"{call}=error:719")
+    def test_a_gpu_that_fails_does_not_cost_the_others_of_its_step(
+        self, latencies: MeasureLatencies, call: str
+    ) -> None:
+        run = latencies("device_local_latency_cached", faults=f"{call}=error:719")
         assert Counter(m["status"] for m in run.measurements) == {"failed": 1, "ok": 1}
-
-
-def measured(planned: PlannedTask, latency_ns: float, gb_s: float | None = None) -> Measurement:
-    """Return a measurement of a task with two samples around a latency."""
-    values = (latency_ns, latency_ns + 0.5)
-    p50_ns, p99_ns = (latency_ns, latency_ns + 9) if "ping_pong" in planned.case else (None, None)
-    return finish(
-        planned,
-        MeasurementStatus.OK,
-        samples=tuple(
-            Sample(latency_ns=value, bandwidth_gb_s=gb_s, p50_ns=p50_ns, p99_ns=p99_ns, elapsed_ms=40, wall_ms=41)
-            for value in values
-        ),
-        latency_ns=summarize(values),
-        bandwidth_gb_s=summarize([gb_s]) if gb_s is not None else None,
-        verification=Verification.WALK_EVERY_SAMPLE,
-    )
-
-
-def shown(machine: Machine, gpus: int, nodes: list[int], name: str, *latencies_ns: float) -> str:
-    """Return the text of a report of the cases whose names begin so."""
-    chosen = tuple(case for case in CASES if case.name.startswith(name))
-    made = make_plan(machine, (machine.gpus or ())[:gpus], nodes, chosen, SETTINGS)
-    values = iter(latencies_ns or range(100, 10000))
-    report = RunReport(
-        settings=SETTINGS,
-        gpus=made.gpus,
-        numa_nodes=made.numa_nodes,
-        driver_version="580.159.04",
-        cuda_driver_version=13000,
-        started_at="2026-11-20T12:00:00+00:00",
-        wall_s=1,
-        interrupted=False,
-        measurements=tuple(
-            measured(planned, next(values), 10.0 * number if "loaded" in planned.case else None)
-            for number, planned in enumerate(made.tasks)
-        ),
-    )
-    return matrices_text(report)
 
 
 class TestText:

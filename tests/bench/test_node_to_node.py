@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from egmctl.bench.path_class import class_of
-from egmctl.bench.plan.make import make_plan
-from egmctl.bench.suites import select_cases
 from egmctl.model.codec import from_json
-from egmctl.model.measurement import RunReport, Settings
+from egmctl.model.measurement import RunReport
 from egmctl.model.route import Egm, MemoryKind
 from egmctl.model.task import Task
 from egmctl.report.kinds import Format
-from egmctl.units import MIB
 from egmctl.verdict.yardsticks import against_link
 from tests.answers import render
-from tests.bench.conftest import FEW, Bench, cases
-from tests.doctor.machines import shipped
+from tests.bench.conftest import FEW, Bench
+from tests.bench.four import cases
+from tests.bench.plans import plan_of
 from tests.fake.machines import nvl4, with_imex_channel
 from tests.mpi.nodes import QUICK
 from tests.report.runs import run
@@ -26,10 +24,7 @@ NODES = ("bench", "--numa", "0-1", "--gpus", "0,2", *FEW)
 
 
 def tasks(machine: str, gpus: int, nodes: tuple[int, ...]) -> list[Task]:
-    seen = shipped(machine)
-    settings = Settings(size_bytes=512 * MIB, copies=None, samples=3, timeout_s=60)
-    plan = make_plan(seen, (seen.gpus or ())[:gpus], nodes, select_cases([CASE]), settings)
-    return list(plan.tasks)
+    return list(plan_of(CASE, machine=machine, gpus=gpus, nodes=nodes).tasks)
 
 
 def test_each_gpu_copies_between_two_nodes_both_ways() -> None:

@@ -22,7 +22,7 @@ from egmctl.gpu.cpu_threads import Node, _mask
 from egmctl.gpu.pattern import Region, difference_by_cpu, pattern_words
 from egmctl.gpu.timing import GatedWork, Mark, Timing
 from egmctl.model.measurement import MeasurementStatus
-from tests.bench.test_results import measured
+from tests.bench.reports import soak_pass
 
 LOG = list[tuple[Any, ...]]
 
@@ -199,12 +199,12 @@ class TestARetry:
     def test_corrupt_data_are_kept_whatever_the_other_attempt_was(
         self, order: tuple[MeasurementStatus, MeasurementStatus]
     ) -> None:
-        first, second = (measured(1.0, status=status) for status in order)
+        first, second = (soak_pass(1.0, status=status) for status in order)
         assert of_both(first, second).status is MeasurementStatus.CORRUPT
         assert of_both(first, second).attempts == 2
 
     def test_the_steadier_result_is_kept(self) -> None:
-        assert of_both(measured(1.0, status=MeasurementStatus.UNSTABLE), measured(1.0)).status is MeasurementStatus.OK
+        assert of_both(soak_pass(1.0, status=MeasurementStatus.UNSTABLE), soak_pass(1.0)).status is MeasurementStatus.OK
 
 
 @pytest.mark.parametrize(

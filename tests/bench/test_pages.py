@@ -15,9 +15,7 @@ import pytest
 
 from egmctl.bench.evidence import route_evidence
 from egmctl.bench.plan.budget import MANAGED_SHARE
-from egmctl.bench.plan.make import make_plan
 from egmctl.bench.processes.context import _registered
-from egmctl.bench.suites import select_cases
 from egmctl.facts import buffers as facts
 from egmctl.gpu import cpu_threads as numa
 from egmctl.gpu.cpu_threads import Node
@@ -26,12 +24,14 @@ from egmctl.gpu.telemetry import Traffic
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.host import HugePages
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import LinkProof, Settings
+from egmctl.model.measurement import LinkProof
 from egmctl.model.route import Egm, MemoryKind, Route
 from egmctl.topology.routes import route
 from egmctl.units import GIB, MIB
-from tests.bench.conftest import FEW, Bench, cases
-from tests.doctor.machines import shipped
+from tests.bench.conftest import FEW, Bench
+from tests.bench.four import cases
+from tests.bench.plans import plan_of, with_attributes
+from tests.doctor.machines import patched, shipped
 from tests.facts.sysroot import Tree
 
 H200 = shipped("hgx-h200x4")
@@ -40,13 +40,11 @@ CASES = ("thp_to_device_memcpy_ce", "device_to_managed_memcpy_ce", "managed_to_d
 
 
 def host(machine: Machine, **changes: Any) -> Machine:
-    assert machine.host is not None
-    return replace(machine, host=replace(machine.host, **changes))
+    return patched(machine, "host", **changes)
 
 
 def waiver(machine: Machine, case: str, size_bytes: int = 512 * MIB) -> Waiver | None:
-    settings = Settings(size_bytes=size_bytes, copies=None, samples=3, timeout_s=60)
-    (planned,) = make_plan(machine, (machine.gpus or ())[:1], [0], select_cases([case]), settings).tasks
+    (planned,) = plan_of(case, machine=machine, gpus=1, nodes=[0], size_bytes=size_bytes).tasks
     return planned.waivers[0] if planned.waivers else None
 
 
@@ -96,12 +94,7 @@ class TestPlan:
         assert "managed memory" in found.reason
 
     def test_a_gpu_without_concurrent_managed_access_is_waived_for_it(self) -> None:
-        assert H200.gpus is not None
-        gpu = H200.gpus[0]
-        assert gpu.cuda is not None
-        attributes = {**gpu.cuda.attributes, "CONCURRENT_MANAGED_ACCESS": 0}
-        machine = replace(H200, gpus=(replace(gpu, cuda=replace(gpu.cuda, attributes=attributes)), *H200.gpus[1:]))
-        found = waived(machine, "managed_to_*_ce")
+        found = waived(with_attributes(H200, 0, CONCURRENT_MANAGED_ACCESS=0), "managed_to_*_ce")
         assert found.kind is WaiverKind.UNSUPPORTED_MEMORY
         assert "CONCURRENT_MANAGED_ACCESS is 0" in found.reason
 
@@ -110,9 +103,7 @@ class TestWhetherManagedMemoryIsEgm:
     """UVM routes it: EGM may be where the GPU has it, and is not where there is none."""
 
     def route(self, machine: Machine, node: int = 0) -> Route:
-        gpus = (machine.gpus or ())[:1]
-        settings = Settings(size_bytes=MIB, copies=None, samples=3, timeout_s=60)
-        (planned,) = make_plan(machine, gpus, [node], select_cases(["managed_to_*_ce"]), settings).tasks
+        (planned,) = plan_of("managed_to_*_ce", machine=machine, gpus=1, nodes=[node], size_bytes=MIB).tasks
         return planned.flows[0].route
 
     @pytest.mark.parametrize("node", [0, 1])
@@ -134,11 +125,10 @@ class TestWhetherManagedMemoryIsEgm:
         ids=["through a peer", "by itself"],
     )
     def test_the_counters_say_which_way_it_took(self, nvlink: int, link: str, verdict: LinkProof) -> None:
-        machine = shipped("gb200-tray")
-        settings = Settings(size_bytes=1 << 30, copies=1, samples=1, timeout_s=60)
-        (one,) = make_plan(machine, (machine.gpus or ())[:1], [1], select_cases(["managed_to_*_ce"]), settings).tasks
-        rises = {one.flows[0].initiator or "": Traffic({}, {"nvlink": nvlink, "pcie": 0})}
-        found = route_evidence(one, 1, rises)
+        plan = plan_of("managed_to_*_ce", machine="gb200-tray", gpus=1, nodes=[1], size_bytes=1 << 30, copies=1)
+        (task,) = plan.tasks
+        rises = {task.flows[0].initiator or "": Traffic({}, {"nvlink": nvlink, "pcie": 0})}
+        found = route_evidence(task, 1, rises)
         assert found is not None
         assert (found.link, found.verdict) == (link, verdict)
 

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
-from egmctl.bench.plan import Plan
-from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import CASES, SUITES
-from egmctl.model.machine import Machine
-from egmctl.model.measurement import Settings
 from egmctl.report.kinds import Format
 from egmctl.report.views.machine import route_words
 from tests.answers import render
-from tests.bench.conftest import FEW, Bench, Run, cases
-from tests.doctor.machines import shipped
+from tests.bench.conftest import FEW, Bench, Run
+from tests.bench.four import cases
+from tests.bench.plans import plan_of, waivers, with_attributes
+from tests.doctor.machines import patched, shipped
 from tests.report.runs import run as made_up
 
 H200, GB200 = shipped("hgx-h200x4"), shipped("gb200-tray")
-SETTINGS = Settings(size_bytes=64 << 20, copies=4, samples=3, timeout_s=60)
 DEFAULT = tuple(case.name for case in CASES if "host_numa_default_pool" in case.name)
 OF_HOST = ("host_default_pool_to_device_memcpy_ce", "device_to_host_default_pool_memcpy_ce")
 OF_GPUS = ("device_default_pool_memcpy_write_ce", "device_default_pool_local_copy")
@@ -29,29 +24,11 @@ LATENCY = ("host_numa_pool_to_device_latency_cached", "host_numa_pool_to_device_
 OPTIONS = ("bench", "--numa", "1", "--gpus", "0-1", *FEW)
 
 
-def plan(machine: Machine, names: Sequence[str]) -> Plan:
-    chosen = [case for case in CASES if case.name in names]
-    return make_plan(machine, (machine.gpus or ())[:2], [0], chosen, SETTINGS)
-
-
-def reasons(made: Plan) -> set[str | None]:
-    return {planned.waiver for planned in made.tasks}
-
-
-def with_attribute(name: str, value: int) -> Machine:
-    gpus = tuple(
-        replace(gpu, cuda=replace(gpu.cuda, attributes={**gpu.cuda.attributes, name: value}))
-        for gpu in H200.gpus or ()
-        if gpu.cuda is not None
-    )
-    return replace(H200, gpus=gpus)
-
-
 def test_the_driver_s_own_pool_is_copied_to_and_from_by_copy_engines_and_kernels_and_is_called_so() -> None:
     assert len(DEFAULT) == 4
-    (route, *_) = (planned.flows[0].route for planned in plan(GB200, DEFAULT).tasks)
+    (route, *_) = (planned.flows[0].route for planned in plan_of(*DEFAULT, machine=GB200, gpus=2, nodes=[0]).tasks)
     assert route_words(route) == "EGM default pool over C2C"
-    (route, *_) = (planned.flows[0].route for planned in plan(H200, DEFAULT).tasks)
+    (route, *_) = (planned.flows[0].route for planned in plan_of(*DEFAULT, machine=H200, gpus=2, nodes=[0]).tasks)
     assert route_words(route) == "HOST_NUMA default pool over PCIe, not EGM"
 
 
@@ -64,8 +41,8 @@ def test_the_suites_that_are_to_be_fast_have_none_of_it(suite: str) -> None:
 
 
 def test_without_pools_of_nodes_they_are_waived_with_the_attribute() -> None:
-    machine = with_attribute("HOST_NUMA_MEMORY_POOLS_SUPPORTED", 0)
-    assert reasons(plan(machine, [*DEFAULT, *LATENCY])) == {
+    machine = with_attributes(H200, HOST_NUMA_MEMORY_POOLS_SUPPORTED=0)
+    assert waivers(plan_of(*DEFAULT, *LATENCY, machine=machine, gpus=2, nodes=[0])) == {
         f"GPU{gpu} cannot use {name} memory: CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED is 0"
         for gpu in (0, 1)
         for name in ("HOST_NUMA pool", "HOST_NUMA default pool")
@@ -74,13 +51,14 @@ def test_without_pools_of_nodes_they_are_waived_with_the_attribute() -> None:
 
 @pytest.mark.parametrize(("handles", "stopped"), [(1, "pool_fabric"), (8, "pool")])
 def test_a_pool_goes_by_the_handles_that_the_driver_has_for_it(handles: int, stopped: str) -> None:
-    names = ["ipc_pool_device_write_ce", "ipc_pool_fabric_device_write_ce"]
-    made = plan(with_attribute("MEMPOOL_SUPPORTED_HANDLE_TYPES", handles), names)
-    waived = {planned.case for planned in made.tasks if planned.waiver is not None}
+    machine = with_attributes(H200, MEMPOOL_SUPPORTED_HANDLE_TYPES=handles)
+    names = ("ipc_pool_device_write_ce", "ipc_pool_fabric_device_write_ce")
+    plan = plan_of(*names, machine=machine, gpus=2, nodes=[0])
+    waived = {task.case for task in plan.tasks if task.waiver is not None}
     assert f"ipc_{stopped}_device_write_ce" in waived
     told = {"pool": "file descriptor", "pool_fabric": "fabric handle"}[stopped]
     why = f"exports no pools by {told}: CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES is {handles}"
-    assert any(why in (reason or "") for reason in reasons(made))
+    assert any(why in reason for reason in waivers(plan))
 
 
 @pytest.mark.long
@@ -139,14 +117,13 @@ class TestPoolsOfGpus:
         assert "memcpy CE GPU default pool(row) -> GPU default pool(column) bandwidth (GB/s)" in text
 
     def test_without_peer_access_the_reason_is_said_and_nothing_is_staged(self) -> None:
-        refused = tuple(replace(pair, can_access_peer=False) for pair in H200.pairs or ())
-        made = plan(replace(H200, pairs=refused), OF_GPUS[:1])
-        assert all("has no peer access" in (reason or "") for reason in reasons(made))
-        assert not any(planned.flows[0].route.staged for planned in made.tasks)
+        plan = plan_of(OF_GPUS[0], machine=patched(H200, "pairs[*]", can_access_peer=False), gpus=2, nodes=[0])
+        assert all("has no peer access" in (task.waiver or "") for task in plan.tasks)
+        assert not any(task.flows[0].route.staged for task in plan.tasks)
 
     def test_a_gpu_without_pools_is_waived_with_the_attribute(self) -> None:
-        found = reasons(plan(with_attribute("MEMORY_POOLS_SUPPORTED", 0), OF_GPUS))
-        assert found == {
+        machine = with_attributes(H200, MEMORY_POOLS_SUPPORTED=0)
+        assert waivers(plan_of(*OF_GPUS, machine=machine, gpus=2, nodes=[0])) == {
             f"GPU{gpu} cannot use default pool memory: CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED is 0"
             for gpu in (0, 1)
         }
@@ -156,7 +133,7 @@ class TestThePoolOfTheHost:
     """``*host_default_pool*``: CU_MEM_LOCATION_TYPE_HOST, of which the driver chooses the node."""
 
     def test_it_is_no_egm_and_is_called_what_it_is(self) -> None:
-        (route, *_) = (planned.flows[0].route for planned in plan(GB200, OF_HOST).tasks)
+        (route, *_) = (planned.flows[0].route for planned in plan_of(*OF_HOST, machine=GB200, gpus=2, nodes=[0]).tasks)
         assert route_words(route) == "HOST default pool over C2C, not EGM"
 
     def test_it_is_measured_verified_its_placement_is_recorded_and_access_is_taken_back(self, bench: Bench) -> None:
@@ -184,8 +161,8 @@ class TestThePoolOfTheHost:
         assert reason.endswith("come with CUDA 13.0 (driver 580)")
 
     def test_a_gpu_whose_driver_has_no_host_pools_is_waived_with_the_attribute(self) -> None:
-        found = reasons(plan(with_attribute("HOST_MEMORY_POOLS_SUPPORTED", 0), OF_HOST))
-        assert found == {
+        machine = with_attributes(H200, HOST_MEMORY_POOLS_SUPPORTED=0)
+        assert waivers(plan_of(*OF_HOST, machine=machine, gpus=2, nodes=[0])) == {
             f"GPU{gpu} cannot use HOST default pool memory: CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED is 0"
             for gpu in (0, 1)
         }
@@ -196,3 +173,12 @@ def test_a_driver_before_cuda_13_is_waived_and_named(bench: Bench) -> None:
     assert run.code == 3
     assert set(run.statuses()) == {"waived"}
     assert any("cuMemGetDefaultMemPool" in reason for reason in run.reasons())
+
+
+@pytest.mark.parametrize("fault", ["missing", "error:801"])
+def test_a_driver_without_pools_waives_what_needs_them(bench: Bench, fault: str) -> None:
+    chosen = cases("host_numa_pool_to_device_memcpy_ce", "registered_to_device_memcpy_ce")
+    run = bench("bench", "--numa", "0", "--gpus", "0", *FEW, *chosen, faults=f"cuMemPoolCreate={fault}")
+    assert (run.code, run.statuses()) == (0, ["waived", "ok"])
+    (reason,) = run.reasons()
+    assert reason.startswith("cuMemPoolCreate failed: ")

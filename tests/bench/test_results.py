@@ -19,13 +19,10 @@ from egmctl.bench.results import (
     summarize,
 )
 from egmctl.model.measurement import Measurement, MeasurementStatus, Sample
-from tests.bench import reports
-from tests.bench.four import NAMES
 from tests.bench.plans import plan_of
+from tests.bench.reports import soak_pass
 
 VALUES = st.lists(st.floats(1e-3, 1e5), min_size=1, max_size=50)
-PLAN = plan_of(NAMES[3], gpus=2)
-TASK = PLAN.tasks[-1]
 (LATENCY, *_) = plan_of("device_to_device_latency_sm", gpus=2).tasks
 
 
@@ -97,13 +94,6 @@ def test_wrong_data_outweighs_spread_and_both_outweigh_any_remark(
     assert (measurement.timed and measurement.timed.median) == (statistics.median(values) if values else None)
 
 
-def measured(*values: float, status: MeasurementStatus = MeasurementStatus.OK) -> Measurement:
-    """Return one pass of a soak; a status that is not ok is its own reason."""
-    return reports.measured(
-        TASK, *values, status=status, reason=None if status is MeasurementStatus.OK else status.value
-    )
-
-
 def after(*passes: Measurement) -> Measurement:
     """Return what a soak makes of some passes."""
     merger = Soak(60)
@@ -120,7 +110,7 @@ def at_times(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
 
 
 def test_all_samples_of_a_soak_count_and_the_summary_is_of_all() -> None:
-    merged = after(measured(100, 102), measured(101), measured(99))
+    merged = after(soak_pass(100, 102), soak_pass(101), soak_pass(99))
     summary = merged.bandwidth_gb_s
     assert summary is not None
     assert (merged.status, merged.attempts) == (MeasurementStatus.OK, 3)
@@ -130,7 +120,7 @@ def test_all_samples_of_a_soak_count_and_the_summary_is_of_all() -> None:
 
 def test_the_time_of_the_worst_sample_is_that_of_its_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     at_times(monkeypatch, 0.0, 1.0, 2.0, 3.0)
-    assert after(measured(100), measured(97), measured(99)).slowest_at_s == 2.0
+    assert after(soak_pass(100), soak_pass(97), soak_pass(99)).slowest_at_s == 2.0
 
 
 def test_the_time_is_up_when_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,14 +130,14 @@ def test_the_time_is_up_when_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_link_that_falls_off_for_one_pass_makes_the_measurement_unstable() -> None:
-    merged = after(*[measured(100)] * 9, measured(50), measured(100))
+    merged = after(*[soak_pass(100)] * 9, soak_pass(50), soak_pass(100))
     assert merged.status is MeasurementStatus.UNSTABLE
     assert "vary by" in (merged.reason or "")
 
 
-GOOD = measured(100)
+GOOD = soak_pass(100)
 CORRUPT, FAILED, CRASHED = (
-    measured(100, status=s) for s in (MeasurementStatus.CORRUPT, MeasurementStatus.FAILED, MeasurementStatus.CRASHED)
+    soak_pass(100, status=s) for s in (MeasurementStatus.CORRUPT, MeasurementStatus.FAILED, MeasurementStatus.CRASHED)
 )
 
 
@@ -172,7 +162,7 @@ def test_what_went_wrong_once_stays_and_corrupt_data_counts_more_than_a_call_tha
 def test_samples_of_a_soak_are_bounded_and_the_slowest_is_kept() -> None:
     values = [100.0] * SAMPLES_KEPT
     values[2000] = 50.0
-    merged = after(measured(*values), GOOD)
+    merged = after(soak_pass(*values), GOOD)
     assert len(merged.samples) <= SAMPLES_KEPT
     assert merged.bandwidth_gb_s is not None
     assert merged.bandwidth_gb_s.min == 50

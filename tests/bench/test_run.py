@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,9 @@ from egmctl.gpu.program import KERNELS
 from egmctl.model.machine import Machine
 from tests.bench.conftest import FEW, SMALL, TWO_GPUS, Bench, Run
 from tests.bench.four import OPTIONS
+from tests.bench.plans import with_attributes
 from tests.conftest import RunEgmctl
+from tests.doctor.machines import patched
 from tests.fake.build import CUDA
 from tests.fake.node import load
 from tests.fake.plugin import MakeFakeNode
@@ -25,17 +26,8 @@ MIB = 1 << 20
 
 def dgx_h100(cuda_version: int) -> Machine:
     """Return the DGX H100 with a driver for this version of CUDA, and memory, which its public sources do not state."""
-    machine = load("dgx-h100")
-    assert machine.driver is not None
-    assert machine.host is not None
-    nodes = tuple(
-        replace(node, memory_total_bytes=1 << 40, memory_free_bytes=1 << 39) for node in machine.host.numa_nodes or ()
-    )
-    return replace(
-        machine,
-        driver=replace(machine.driver, cuda_driver_version=cuda_version),
-        host=replace(machine.host, numa_nodes=nodes),
-    )
+    machine = patched(load("dgx-h100"), "driver", cuda_driver_version=cuda_version)
+    return patched(machine, "host.numa_nodes[*]", memory_total_bytes=1 << 40, memory_free_bytes=1 << 39)
 
 
 class TestOnAnEgmNode:
@@ -161,10 +153,6 @@ def test_without_nvml_copies_are_measured_and_nobody_claims_egm(egmctl: RunEgmct
     assert {hop["nominal_gb_s"] for route in routes for hop in route["hops"]} == {None}, "and no rate is invented"
 
 
-def _capability(major: int, minor: int) -> dict[str, int]:
-    return {"COMPUTE_CAPABILITY_MAJOR": major, "COMPUTE_CAPABILITY_MINOR": minor}
-
-
 class TestKernels:
     """Where kernels come from: the user's cache is empty, and nothing ships with a checkout."""
 
@@ -184,12 +172,10 @@ class TestKernels:
     def gb200(*capabilities: tuple[int, int]) -> Machine:
         """Return the node with GPUs of these compute capabilities."""
         machine = load("gb200-tray")
-        gpus = [
-            replace(gpu, cuda=replace(gpu.cuda, attributes={**gpu.cuda.attributes, **_capability(*capability)}))
-            for gpu, capability in zip(machine.gpus or (), capabilities, strict=False)
-            if gpu.cuda is not None
-        ]
-        return replace(machine, gpus=(*gpus, *(machine.gpus or ())[len(gpus) :]))
+        for index, (major, minor) in enumerate(capabilities):
+            attributes = {"COMPUTE_CAPABILITY_MAJOR": major, "COMPUTE_CAPABILITY_MINOR": minor}
+            machine = with_attributes(machine, index, **attributes)
+        return machine
 
     def test_without_cache_and_nvrtc_everything_is_waived_and_says_why(self, bench: Bench, tmp_path: Path) -> None:
         run = bench(*TWO_GPUS, env={"EGMCTL_NO_NVRTC": "1", "XDG_CACHE_HOME": str(tmp_path)})
@@ -229,14 +215,6 @@ class TestKernels:
 
 
 class TestSelection:
-    def test_a_hidden_gpu_is_waived(self, bench: Bench) -> None:
-        run = bench("bench", "--numa", "0", "--gpus", "0-1", *SMALL, env={"CUDA_VISIBLE_DEVICES": "1"})
-        assert run.code == 1, "GPU0 is required by name"
-        assert run.reasons() == {"CUDA_VISIBLE_DEVICES hides GPU0"}
-        assert run.statuses().count("ok") == 2
-        # GPU1 is the only one that the worker sees: its ordinal there is 0.
-        assert {call.arguments["access"] for call in run.node.calls("cuMemSetAccess")} == {"HOST_NUMA:0:RW,DEVICE:0:RW"}
-
     def test_all_waived_exits_3(self, bench: Bench) -> None:
         run = bench("bench", *SMALL, env={"CUDA_VISIBLE_DEVICES": ""})
         assert run.code == 3

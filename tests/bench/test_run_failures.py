@@ -13,23 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.conftest import FEW, SMALL, STAYS, TWO_GPUS, Bench
+from tests.bench.conftest import FEW, SHARED_WITH_FACTS, SMALL, STAYS, TWO_GPUS, WORKER_CALLS, Bench
 from tests.conftest import ROOT, RunEgmctl, command_environment
 from tests.fake.plugin import MakeFakeNode
 from tests.tiers import few
-
-WORKER_CALLS = (
-    *("cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetByPCIBusId"),
-    *("cuDeviceGetAttribute", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent", "cuCtxEnablePeerAccess"),
-    *("cuStreamCreate", "cuEventCreate", "cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute"),
-    *("cuMemHostAlloc", "cuMemAlloc", "cuMemGetAllocationGranularity", "cuMemCreate", "cuMemAddressReserve"),
-    *("cuMemMap", "cuMemSetAccess", "cuLaunchKernel", "cuMemsetD32Async", "cuMemcpyAsync", "cuEventRecord"),
-    *("cuEventElapsedTime", "cuStreamSynchronize", "cuMemUnmap", "cuMemAddressFree", "cuMemRelease", "cuMemFree"),
-    *("cuMemFreeHost", "cuModuleUnload", "cuEventDestroy", "cuStreamDestroy", "cuDevicePrimaryCtxRelease"),
-)
-"""Every driver call that the worker makes."""
-SHARED_WITH_FACTS = {"cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetAttribute"}
-"""The facts' child makes these too, before: a fault in it is another test's."""
 
 
 class TestCorruption:

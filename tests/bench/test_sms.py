@@ -26,7 +26,8 @@ from egmctl.verdict.answers.run import of_run
 from egmctl.verdict.judge import judge, with_verdict
 from egmctl.verdict.yardsticks import not_judged
 from tests.bench.conftest import FEW, Bench
-from tests.doctor.machines import shipped
+from tests.bench.plans import with_attributes
+from tests.doctor.machines import patched, shipped
 from tests.report.pages import elements, words
 from tests.report.runs import run
 
@@ -38,19 +39,9 @@ WRITES = ("device_to_device_memcpy_write_sm",)
 
 def with_sms(machine: Machine, count: int | None) -> Machine:
     """Return a machine whose GPUs say how many SMs they have."""
-    assert machine.gpus is not None
-    said = {} if count is None else {"MULTIPROCESSOR_COUNT": count}
-    return replace(
-        machine,
-        gpus=tuple(
-            replace(gpu, cuda=gpu.cuda and replace(gpu.cuda, attributes={**_without(gpu.cuda.attributes), **said}))
-            for gpu in machine.gpus
-        ),
-    )
-
-
-def _without(attributes: Mapping[str, int | None]) -> dict[str, int | None]:
-    return {name: value for name, value in attributes.items() if name != "MULTIPROCESSOR_COUNT"}
+    if count is None:
+        return patched(machine, "gpus[*].cuda", attributes={})
+    return with_attributes(machine, MULTIPROCESSOR_COUNT=count)
 
 
 def plan_of(machine: Machine, names: Sequence[str] = NAMES) -> Plan:

@@ -13,7 +13,8 @@ from egmctl.bench.case import End
 from egmctl.bench.processes.context import WorkerContext
 from egmctl.model.route import MemoryKind
 from egmctl.model.task import Endpoint
-from tests.bench.conftest import FEW, Bench, Run, cases
+from tests.bench.conftest import FEW, Bench, Run
+from tests.bench.four import cases
 
 GPU = ("bench", "--numa", "1", "--gpus", "0", *FEW)
 RESULTS_BYTES = 4096

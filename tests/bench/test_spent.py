@@ -12,7 +12,8 @@ from egmctl.bench.supervisor import Spent
 from egmctl.model.codec import from_json
 from egmctl.model.measurement import Phase, PhaseSeconds, RunReport, RunSeconds
 from egmctl.report.views.bench_answer import where_time_went
-from tests.bench.conftest import FEW, Bench, cases
+from tests.bench.conftest import FEW, Bench
+from tests.bench.four import cases
 
 PHASES = [field.name for field in fields(PhaseSeconds)]
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 import pytest
 
 from egmctl.bench.cases.bandwidth import P2P_CASES as CASES
 from egmctl.bench.path_class import class_of
 from egmctl.bench.plan import Plan
-from egmctl.bench.plan.make import make_plan
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import MeasurementStatus, Settings, finish
 from egmctl.model.route import LinkKind, MemoryKind
@@ -20,8 +16,9 @@ from egmctl.report.views.bench_answer import staged_lines
 from egmctl.report.views.machine import route_words
 from egmctl.verdict.yardsticks import against_link
 from tests.bench.conftest import FEW, Bench
+from tests.bench.plans import plan_of
 from tests.bench.reports import report
-from tests.doctor.machines import shipped
+from tests.doctor.machines import patched, shipped
 
 STAGED = ("device_to_device_staged_memcpy_ce",)
 WRITE = "device_to_device_memcpy_write_ce"
@@ -32,13 +29,11 @@ WHY = "GPU0 has no peer access to GPU1: P2P read is CNS"
 
 def without_access(machine: Machine) -> Machine:
     """Return a machine whose GPUs do not reach each other's memory, although links join them."""
-    pairs = tuple(replace(one, can_access_peer=False, p2p_status={"read": "CNS"}) for one in machine.pairs or ())
-    return replace(machine, pairs=pairs)
+    return patched(machine, "pairs[*]", can_access_peer=False, p2p_status={"read": "CNS"})
 
 
-def plan(machine: Machine, names: Sequence[str], gpus: int = 2) -> Plan:
-    chosen = [case for case in CASES if case.name in names]
-    return make_plan(machine, (machine.gpus or ())[:gpus], [0], chosen, SETTINGS)
+def planned(machine: Machine, *names: str, gpus: int = 2) -> Plan:
+    return plan_of(*names, machine=machine, gpus=gpus, nodes=[0])
 
 
 class TestPlan:
@@ -46,7 +41,7 @@ class TestPlan:
     def test_it_crosses_each_gpu_s_link_to_its_host_and_is_another_class_than_nvlink(
         self, machine: Machine, link: str
     ) -> None:
-        tasks = plan(machine, [*STAGED, WRITE]).tasks
+        tasks = planned(machine, *STAGED, WRITE).tasks
         symbols = {task.case: {flow.route.symbol for flow in task.flows} for task in tasks}
         assert symbols == {WRITE: {"NV18"}, **{name: {link} for name in STAGED}}
         assert {task.waiver for task in tasks} == {None}
@@ -55,46 +50,48 @@ class TestPlan:
         assert route_words(route) == f"{link}, staged through host memory"
 
     def test_every_ordered_pair_is_measured_and_none_beside_another(self) -> None:
-        made = plan(DGX, STAGED, gpus=3)
+        made = planned(DGX, *STAGED, gpus=3)
         assert [len(task.flows) for task in made.tasks] == [1] * 6
         assert {len(step.tasks) for step in made.steps} == {1}
 
     def test_without_peer_access_copy_engines_are_measured_so_with_the_reason_and_kernels_are_waived(self) -> None:
-        made = plan(without_access(DGX), [case.name for case in CASES if "local" not in case.name])
-        for planned in made.tasks:
+        plan = planned(without_access(DGX), *(case.name for case in CASES if "local" not in case.name))
+        for task in plan.tasks:
             # One flow at a time: see bench/cases/p2p.py.
-            by_copy_engine = planned.engine is Engine.COPY_ENGINE and planned.pattern is Pattern.PAIR
+            by_copy_engine = task.engine is Engine.COPY_ENGINE and task.pattern is Pattern.PAIR
             # Memory of pools is open by the pool's access, not by peer access: that it is staged is not documented.
-            by_copy_engine &= planned.flows[0].source.memory is not MemoryKind.DEVICE_DEFAULT_POOL
-            assert (planned.waiver is None) is by_copy_engine, planned.case
-            for flow in planned.flows:
+            by_copy_engine &= task.flows[0].source.memory is not MemoryKind.DEVICE_DEFAULT_POOL
+            assert (task.waiver is None) is by_copy_engine, task.case
+            for flow in task.flows:
                 assert flow.route.staged is by_copy_engine
-                forced = planned.case in STAGED
+                forced = task.case in STAGED
                 reason = f"{flow.initiator_label} has no peer access to "
                 assert flow.route.staged_reason.startswith(reason) is (by_copy_engine or forced)
 
     def test_a_gpu_s_own_memory_is_never_staged(self) -> None:
-        tasks = plan(without_access(DGX), ["device_local_copy"]).tasks
+        tasks = planned(without_access(DGX), "device_local_copy").tasks
         assert {(task.waiver, task.flows[0].route.symbol) for task in tasks} == {(None, "local")}
 
 
 class TestJudged:
     def test_no_link_and_no_picture_takes_the_number_for_its_own(self) -> None:
-        (planned, _) = plan(without_access(DGX), [WRITE]).tasks
-        measured = finish(planned, MeasurementStatus.OK)
+        (task, _) = planned(without_access(DGX), WRITE).tasks
+        measured = finish(task, MeasurementStatus.OK)
         assert class_of(measured).link == "PCIe>host>PCIe"
         judged = against_link(measured, 10.0, None)
         assert (judged.grade, judged.reason) == (
             "no-reference",
             "staged through host memory: what that reaches of its links is not known",
         )
-        assert painted(report(plan(DGX, [WRITE]), [measured])) == {}
+        assert painted(report(planned(DGX, WRITE), [measured])) == {}
 
     def test_the_path_that_was_asked_for_counts_as_missed_only_where_access_is_missing(self) -> None:
-        forced, wanted = plan(DGX, STAGED[:1]).tasks[0], plan(without_access(DGX), [WRITE]).tasks[0]
+        forced, wanted = planned(DGX, *STAGED).tasks[0], planned(without_access(DGX), WRITE).tasks[0]
         assert not finish(forced, MeasurementStatus.OK).missed_path
         assert finish(wanted, MeasurementStatus.OK).missed_path
-        found = report(plan(DGX, [WRITE]), [finish(wanted, MeasurementStatus.OK), finish(forced, MeasurementStatus.OK)])
+        found = report(
+            planned(DGX, WRITE), [finish(wanted, MeasurementStatus.OK), finish(forced, MeasurementStatus.OK)]
+        )
         assert list(staged_lines(found)) == [f"1 measurement staged through host memory: {WHY}"]
 
 

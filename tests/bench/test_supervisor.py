@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,25 +24,16 @@ from egmctl.model.route import Rank
 from egmctl.model.task import Task
 from egmctl.signals import stopping
 from egmctl.verdict.answers import answered
-from tests import forked
 from tests.bench.four import FOUR
+from tests.bench.supervised import MACHINE, TARGET, plan
 from tests.doctor.machines import shipped, with_gpu_denied
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("fast_children")]
 
-MACHINE = shipped("dgx-h100")
-TARGET = "tests.bench.workers:run"
 
 Supervise = Callable[..., RunReport]
 HANG_S = 3
 """The time that a step has where one hangs."""
-
-
-@pytest.fixture(autouse=True)
-def fast_children() -> Iterator[None]:
-    """Have children be forks."""
-    with forked.children():
-        yield
 
 
 @pytest.fixture
@@ -55,12 +46,6 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Supervise:
         return answered(supervise(planned, MACHINE, on_progress=lambda _done, _task: None, target=TARGET))
 
     return run
-
-
-def plan(timeout_s: float = 30, gpus: int = 2, duration_s: float | None = None) -> Plan:
-    """Plan all cases for some GPUs and NUMA node 0: eight tasks for two."""
-    settings = Settings(size_bytes=1 << 20, copies=1, samples=1, timeout_s=timeout_s, duration_s=duration_s)
-    return make_plan(MACHINE, (MACHINE.gpus or ())[:gpus], [0], FOUR, settings)
 
 
 def statuses(report: RunReport) -> list[MeasurementStatus]:

@@ -18,7 +18,7 @@ from egmctl.cli.explain import LOG_PART
 from egmctl.doctor.explain import failures_of
 from egmctl.model.explanation import ErrorLog
 from tests.conftest import RunEgmctl, command_environment
-from tests.doctor.test_causes import container
+from tests.doctor.changed import container
 from tests.fake.plugin import MakeFakeNode
 from tests.in_process import run
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from egmctl.bench.nccl.collectives import result_of
 from egmctl.bench.results import summarize
 from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport
+from egmctl.model.nccl import NcclPlan, NcclProgram, NcclRun, NcclStatus
 from egmctl.model.record import Command
 from egmctl.saved import Saved
+from tests.conftest import ROOT
 from tests.saved.documents import measured_report
+from tests.verdict.runs import WRITE
+from tests.verdict.runs import run as of_links
 
 REAL_SPREAD = 0.001
 """Repeats of one path on an idle H200 node differ by about a thousandth (egmctl/bench/results.py)."""
@@ -90,3 +97,47 @@ def from_gpu(label: str) -> Callable[[Measurement], bool]:
     return lambda measurement: (
         measurement.flows[0].source.label == label and measurement.flows[0].destination.bus_id is not None
     )
+
+
+RUNS = ("idle", "idle-again", "beside-traffic")
+
+
+def unpacked(name: str, folder: Path) -> Path:
+    path = folder / f"{name}.json"
+    path.write_bytes(gzip.decompress((ROOT / f"tests/data/runs/{name}.json.gz").read_bytes()))
+    return path
+
+
+SIZE = 1 << 30
+MS = 5.7
+"""The time of an ``all_reduce`` of 1 GiB between two H200: 330 GB/s."""
+
+
+def measured(
+    slower: float = 1.0, *, wrong: bool = False, version: str = "2.28.9", transport: str = "P2P/CUMEM", **plan: Any
+) -> RunReport:
+    """Return a run of links and NCCL, whose ``all_reduce`` is slower by a factor."""
+    links = of_links(WRITE, gpus=2)
+    gpus = links.gpus
+    usual = NcclPlan(
+        collectives=("all_reduce", "sendrecv"),
+        gpus=tuple(gpu.bus_id for gpu in gpus),
+        labels=tuple(gpu.label for gpu in gpus),
+        size_bytes=SIZE,
+        iterations=20,
+        samples=1,
+        nvls=False,
+        program=NcclProgram.TORCH,
+    )
+    nccl = NcclRun(
+        plan=replace(usual, **plan),
+        status=NcclStatus.CORRUPT if wrong else NcclStatus.OK,
+        reason="NCCL left wrong values in all_reduce" if wrong else None,
+        results=(
+            result_of("all_reduce", 2, SIZE, [MS * slower], not wrong),
+            result_of("sendrecv", 2, SIZE, [MS], True),
+        ),
+        versions={"nccl": version},
+        transports={transport: 48},
+    )
+    return replace(links, nccl=nccl)

@@ -14,8 +14,8 @@ from egmctl.report.kinds import Format
 from tests.answers import render
 from tests.comparison.runs import saved
 from tests.doctor.machines import shipped
+from tests.verdict.narrow import beside, links_down, narrow
 from tests.verdict.runs import H2D, OF_GPU2, WRITE, run, slow_at
-from tests.verdict.test_explain import beside, links_down, narrow
 
 H200 = shipped("hgx-h200x4")
 

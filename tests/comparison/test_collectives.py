@@ -5,58 +5,22 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from egmctl.bench.nccl.collectives import result_of
 from egmctl.comparison import compare
 from egmctl.comparison.paths import TOLERANCE
 from egmctl.model.answer import State
 from egmctl.model.comparison import Comparison, Outcome
 from egmctl.model.measurement import RunReport
-from egmctl.model.nccl import NcclPlan, NcclProgram, NcclRun, NcclStatus
+from egmctl.model.nccl import NcclProgram
 from egmctl.report.exports.csv import bench_csv
 from egmctl.report.exports.prom import bench_prom
 from egmctl.report.views.compare import compare_document
-from tests.comparison.runs import saved
+from tests.comparison.runs import MS, SIZE, measured, saved
 from tests.verdict.runs import WRITE
 from tests.verdict.runs import run as of_links
-
-SIZE = 1 << 30
-MS = 5.7
-"""The time of an ``all_reduce`` of 1 GiB between two H200: 330 GB/s."""
-
-
-def measured(
-    slower: float = 1.0, *, wrong: bool = False, version: str = "2.28.9", transport: str = "P2P/CUMEM", **plan: Any
-) -> RunReport:
-    """Return a run of links and NCCL, whose ``all_reduce`` is slower by a factor."""
-    links = of_links(WRITE, gpus=2)
-    gpus = links.gpus
-    usual = NcclPlan(
-        collectives=("all_reduce", "sendrecv"),
-        gpus=tuple(gpu.bus_id for gpu in gpus),
-        labels=tuple(gpu.label for gpu in gpus),
-        size_bytes=SIZE,
-        iterations=20,
-        samples=1,
-        nvls=False,
-        program=NcclProgram.TORCH,
-    )
-    nccl = NcclRun(
-        plan=replace(usual, **plan),
-        status=NcclStatus.CORRUPT if wrong else NcclStatus.OK,
-        reason="NCCL left wrong values in all_reduce" if wrong else None,
-        results=(
-            result_of("all_reduce", 2, SIZE, [MS * slower], not wrong),
-            result_of("sendrecv", 2, SIZE, [MS], True),
-        ),
-        versions={"nccl": version},
-        transports={transport: 48},
-    )
-    return replace(links, nccl=nccl)
 
 
 def compared(*runs: RunReport) -> Comparison:

@@ -4,7 +4,6 @@ copied between GPU0 and GPU1, both directions in turns (``tests/data/runs``, egm
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 
@@ -17,23 +16,15 @@ from egmctl.model.measurement import RunReport
 from egmctl.report.exports.json import result_json
 from egmctl.saved import Saved, load
 from egmctl.verdict.profiles import load_all
-from tests.conftest import ROOT
+from tests.comparison.runs import RUNS, unpacked
 from tests.report.texts import text_of
 from tests.schemas import validate
-
-RUNS = ("idle", "idle-again", "beside-traffic")
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Saved]:
     folder = tmp_path_factory.mktemp("runs")
     return {name: load(unpacked(name, folder)) for name in RUNS}
-
-
-def unpacked(name: str, folder: Path) -> Path:
-    path = folder / f"{name}.json"
-    path.write_bytes(gzip.decompress((ROOT / f"tests/data/runs/{name}.json.gz").read_bytes()))
-    return path
 
 
 def compared(runs: dict[str, Saved], first: str, second: str) -> Comparison:

@@ -21,17 +21,13 @@ from egmctl.doctor.situation import in_domain
 from egmctl.facts import replay
 from egmctl.model.machine import OriginKind
 from tests.conftest import ROOT
+from tests.docs.examples import SICK
 from tests.doctor.machines import shipped
 from tests.in_process import run
 
 EXAMPLES = ROOT / "docs" / "examples"
 HOOKS = ("slurm-prolog.sh", "slurm-epilog.sh")
 HEALTHY = replay.machine_names()
-SICK = {
-    "h200-off-the-bus": "egmctl: dev.fell-off-bus: GPU3: fell off the PCI bus",
-    "h200-links-down": "egmctl: nvlink.links: GPU2: 16 of 18 NVLinks are active",
-}
-"""Machines with a fault, and how the reason of their drain begins."""
 
 
 def doctors() -> dict[str, list[str]]:

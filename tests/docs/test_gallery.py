@@ -10,19 +10,15 @@ from pathlib import Path
 import pytest
 
 from egmctl.api.bench import judge_run, load_profiles
-from egmctl.model.fleet import FleetReport, Reach
 from egmctl.model.measurement import RunReport
-from egmctl.model.record import Command
 from egmctl.report.exports.json import result_json
 from egmctl.report.kinds import Format
 from egmctl.saved import load
 from egmctl.verdict.explain import with_causes
 from tests.answers import render
-from tests.comparison.test_real_runs import RUNS, unpacked
+from tests.comparison.runs import RUNS, unpacked
 from tests.conftest import ROOT
-from tests.doctor.faults import OUTSIDE, healthy
-from tests.doctor.machines import patched
-from tests.fleet.test_trays import doctor, fleet
+from tests.docs.examples import rack
 from tests.golden import compare
 from tests.in_process import run
 
@@ -52,17 +48,6 @@ def test_a_page_is_what_the_command_draws(tmp_path: Path, name: str) -> None:
     page = tmp_path / "page.html"
     assert run(*words, "-q", "-o", page).code in (0, 1, 3)
     compare(page.read_text(), GALLERY / f"{name}.html")
-
-
-def rack() -> FleetReport:
-    """Return a rack of models that are healthy, but for one with a link down, one outside, one older and one silent."""
-    tray = healthy()
-    machines = dict.fromkeys((f"tray{number:02}" for number in range(1, 19)), tray)
-    machines["tray03"] = patched(machines["tray03"], "gpus[2].nvml.nvlinks[4]", active=False)
-    machines["tray07"] = patched(machines["tray07"], "gpus[*].nvml", fabric=OUTSIDE)
-    machines["tray09"] = patched(tray, "driver", driver_version="575.57.08", module_version="575.57.08")
-    results = {node: doctor(machine) for node, machine in machines.items()} | {"tray12": Reach.UNREACHABLE}
-    return fleet(results, Command.DOCTOR)
 
 
 def test_the_page_of_a_rack_is_that_of_models() -> None:

@@ -18,7 +18,7 @@ from egmctl.report.kinds import Format
 from egmctl.verdict.bringup import bringup_answer
 from tests import in_process
 from tests.answers import diagnose
-from tests.comparison.test_collectives import measured as measured_with_nccl
+from tests.comparison.runs import measured as measured_with_nccl
 from tests.conftest import ROOT
 from tests.doctor.machines import shipped
 from tests.report.runs import judged, run

@@ -16,8 +16,7 @@ import pytest
 
 from egmctl.report.kinds import answer_html
 from tests.conftest import ROOT
-from tests.docs.test_gallery import rack
-from tests.docs.test_picture import bringup_of_h200
+from tests.docs.examples import bringup_of_h200, rack
 from tests.golden import compare
 from tests.report.browser import chromium, find
 

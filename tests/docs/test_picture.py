@@ -11,21 +11,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from egmctl.doctor.check import EVERYTHING
-from egmctl.doctor.runner import CHECKS
 from egmctl.facts import replay as record
-from egmctl.model.bringup import Bringup
-from egmctl.model.measurement import RunReport
 from egmctl.report.kinds import Format
-from egmctl.saved import load
-from egmctl.verdict import profiles
-from egmctl.verdict.bringup import bringup_answer
-from egmctl.verdict.judge import with_verdict
-from egmctl.verdict.profiles import choose
-from tests.answers import diagnose, render
-from tests.comparison.test_real_runs import unpacked
+from tests.answers import render
+from tests.comparison.runs import unpacked
 from tests.conftest import ROOT
-from tests.doctor.machines import shipped
+from tests.docs.examples import bringup_of_h200, judged_run
 from tests.doctor.scenes import RECORDED
 from tests.golden import without_counts
 from tests.in_process import run
@@ -66,19 +57,6 @@ def test_a_picture_is_what_the_command_draws(tmp_path: Path, name: str, words: s
         assert set(run(*arguments).out.split()) <= set(_words(drawn))
     else:
         assert picture.read_text() == drawn.read_text()
-
-
-def judged_run(tmp_path: Path) -> RunReport:
-    """Return the run of an idle node, judged by the profile that ships."""
-    report = load(unpacked("idle", tmp_path)).result
-    assert isinstance(report, RunReport)
-    profile, reason = choose(report.machines[0], [profiles.load("hgx-h200")])
-    return with_verdict(report, profile, profile_reason=reason)
-
-
-def bringup_of_h200(tmp_path: Path) -> Bringup:
-    """Return the bring-up of recorded checks and a real run."""
-    return bringup_answer(diagnose(shipped("hgx-h200x4"), EVERYTHING, CHECKS), judged_run(tmp_path))
 
 
 def test_the_answers_of_bringup_and_bench_are_those_of_the_recorded_checks_and_the_real_run(tmp_path: Path) -> None:

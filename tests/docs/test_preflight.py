@@ -24,7 +24,7 @@ import yaml
 
 from egmctl.doctor.runner import CHECKS
 from tests.conftest import ROOT
-from tests.docs.test_example_nodes import SICK
+from tests.docs.examples import SICK
 
 PLACE = ROOT / "docs" / "examples" / "nvsentinel"
 METHOD = "/datamodels.PlatformConnector/HealthEventOccurredV1"

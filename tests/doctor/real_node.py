@@ -7,10 +7,9 @@ import json
 import os
 import shutil
 import stat
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from egmctl.facts import replay
 from egmctl.model.finding import Status
 from egmctl.model.machine import Machine
 from tests.command_server import SERVER
-from tests.conftest import ROOT, command_environment
+from tests.conftest import ROOT, Ended, command_environment, ended
 from tests.doctor.cgroups import GPU_MAJOR, Cgroup, mounted
 from tests.fake.node import FakeNode
 from tests.fake.sysroot import write_sysroot
@@ -113,24 +112,29 @@ class Node:
         before
             What it does before it becomes the command, in an interpreter of its own.
         """
-        env = command_environment({**self.environment(faults), **variables})
         if before is None:
-            folders = [cgroup.directory for cgroup in cgroups]
-            done = SERVER.run(arguments, env=env, cwd=ROOT, timeout_s=280, cgroups=folders)
+            done = self.ended(arguments, variables, cgroups=cgroups, faults=faults)
         else:
-            done = subprocess.run(
-                [sys.executable, "-m", "egmctl", *arguments],
-                env=env,
-                preexec_fn=before,
-                cwd=ROOT,
-                capture_output=True,
-                text=True,
-                timeout=280,
-                check=False,
-            )
-        assert done.stdout, done.stderr
-        assert "Traceback" not in done.stderr
-        return done.returncode, done.stdout
+            env = {**self.environment(faults), **variables}
+            done = ended([sys.executable, "-m", "egmctl", *arguments], env=env, timeout_s=280, preexec_fn=before)
+        assert done.out, done.err
+        assert "Traceback" not in done.err
+        return done.code, done.out
+
+    def ended(
+        self,
+        arguments: Sequence[str],
+        variables: Mapping[str, str],
+        *,
+        cgroups: Sequence[Cgroup] = (),
+        faults: str = "",
+        little: bool = False,
+    ) -> Ended:
+        """Run any command in a fork, whose bench moves few bytes if it is to; return how it ended."""
+        env = command_environment({**self.environment(faults), **variables})
+        folders = [cgroup.directory for cgroup in cgroups]
+        done = SERVER.run(arguments, env=env, cwd=ROOT, timeout_s=280, cgroups=folders, little=little)
+        return Ended(done.returncode, done.stdout, done.stderr)
 
     def environment(self, faults: str = "") -> dict[str, str | None]:
         nodes = {"EGMCTL_SYSROOT": str(self.root), "EGMCTL_FAKE_NODES": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"}

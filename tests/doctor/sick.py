@@ -9,14 +9,12 @@ from collections.abc import Callable, Mapping
 
 from egmctl.facts.kernel_log import event
 from egmctl.model.gpu import Fabric
-from egmctl.model.host import Imex, LibraryFailure, NumaKind
+from egmctl.model.host import FabricManager, Imex, LibraryFailure, NumaKind
 from egmctl.model.kernel_log import KernelLog
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
-from tests.doctor.checks.test_egm_mode import virtualization_host, with_carve_out
-from tests.doctor.checks.test_numa_memory import node1, with_node
-from tests.doctor.checks.test_pcie import b300, gb200, gb300
-from tests.doctor.faults import OUTSIDE, faults, healthy, weak_switch
+from tests.doctor.changed import b300, gb200, gb300, node1, virtualization_host, with_carve_out, with_node
+from tests.doctor.faults import OUTSIDE, faults, healthy, weak_switch, with_switches
 from tests.doctor.machines import patched, shipped, with_gpu_denied
 from tests.doctor.scenes import Scene
 
@@ -168,3 +166,12 @@ SICK: Mapping[str, Scene] = {
         why="NCCL guide: IOMMU.",
     ),
 }
+
+
+def board(version: str | None, *, runs: bool, driver: str = "580.178.04", library: str | None = None) -> Machine:
+    """DGX H100 whose GPUs are not in the fabric yet."""
+    manager = FabricManager(version=version)
+    daemons = ("nv-fabricmanager",) if runs else ()
+    machine = patched(with_switches(), "system", daemons=daemons, fabric_manager=manager)
+    machine = patched(machine, "driver", module_version=driver, driver_version=library or driver)
+    return patched(machine, "gpus[*].nvml.fabric", state="in-progress", status=None)

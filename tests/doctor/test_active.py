@@ -23,27 +23,14 @@ from egmctl.model.machine import Machine
 from egmctl.model.probes import Probe, ProbeKind, ProbeOutcome
 from tests.answers import diagnose
 from tests.conftest import ROOT, RunEgmctl, command_environment
+from tests.doctor.active import ONLY_ACTIVE, active
 from tests.doctor.machines import of_two_gpus, patched, shipped
-from tests.doctor.test_nvml_faults import here
+from tests.doctor.nvml_faults import here
 from tests.fake.machines import nvl4, with_imex_channel
-from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
 from tests.launch.start import wait_until
 
-ONLY_ACTIVE = tuple(word for check in KINDS for word in ("--check", check))
-
 GPUS = [gpu.bus_id for gpu in shipped("gb200-tray").gpus or ()]
-
-
-def active(
-    egmctl: RunEgmctl, node: FakeNode, *arguments: str, faults: str = "", **variables: str
-) -> tuple[int, list[dict[str, Any]]]:
-    """Run the command on a fake node; return its exit code and the findings."""
-    environment = node.environment(faults) | variables
-    done = egmctl("doctor", "--active", "--json", *arguments, env=environment, timeout_s=280)
-    assert "Traceback" not in done.err
-    findings: list[dict[str, Any]] = json.loads(done.out)["result"]["findings"]
-    return done.code, findings
 
 
 def statuses(findings: Sequence[dict[str, Any]], check: str) -> list[str]:

@@ -9,8 +9,8 @@ import pytest
 
 from egmctl.facts import replay
 from tests.conftest import RunEgmctl
+from tests.doctor.active import ONLY_ACTIVE, active
 from tests.doctor.machines import of_two_gpus
-from tests.doctor.test_active import ONLY_ACTIVE, active
 from tests.fake.machines import with_imex_channel
 from tests.fake.plugin import MakeFakeNode
 

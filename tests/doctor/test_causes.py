@@ -28,18 +28,14 @@ from egmctl.report.exports.json import result_json
 from egmctl.report.exports.junit import doctor_junit
 from egmctl.report.exports.nagios import doctor_nagios
 from tests.answers import diagnose
+from tests.doctor.changed import all_denied, blind, container, error, unlisted, without_cuda
 from tests.doctor.faults import by_nouveau, excluded, faults, healthy, with_switches, without_umad
 from tests.doctor.machines import patched, with_gpu_denied
-from tests.doctor.test_fabric_manager import board
+from tests.doctor.sick import board
 
 INIT_FAILED = "NVRM: GPU 0008:01:00.0: RmInitAdapter failed! (0x62:0x55:1860)"
 AER = "nvidia 0008:01:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer"
 GPUS = healthy().gpus or ()
-
-
-def error(call: str, number: int) -> LibraryFailure:
-    names = {18: "NVML_ERROR_LIB_RM_VERSION_MISMATCH", 100: "CUDA_ERROR_NO_DEVICE", 802: "CUDA_ERROR_SYSTEM_NOT_READY"}
-    return LibraryFailure(how="error", call=call, number=number, name=names.get(number, "UNKNOWN"))
 
 
 def told(machine: Machine, scope: Scope = EVERYTHING) -> Diagnosis:
@@ -61,29 +57,9 @@ def all_gpus(path: str, /, **changes: object) -> Machine:
     return patched(healthy(), f"gpus[*]{path}", **changes)
 
 
-def unlisted(machine: Machine, nvml: Reason = Reason.FAILED) -> Machine:
-    """NVML and CUDA say nothing of any GPU."""
-    why = {"nvml": Unread(reason=nvml, detail=""), "cuda": Unread(reason=Reason.FAILED, detail="")}
-    return patched(machine, "gpus[*]", nvml=None, cuda=None, unread=why)
-
-
-def blind(machine: Machine, failure: LibraryFailure | None = None) -> Machine:
-    """NVML does not work."""
-    return patched(unlisted(machine), "driver", nvml_failure=failure or error("nvmlInit", 999))
-
-
-def without_cuda(machine: Machine, number: int) -> Machine:
-    """CUDA does not start."""
-    return patched(machine, "driver", cuda_failure=error("cuInit", number))
-
-
 def no_gpu_left(machine: Machine) -> Machine:
     """CUDA finds no GPU that it may open."""
     return without_cuda(unlisted(machine, Reason.NOT_PRESENT), 100)
-
-
-def all_denied(access: str = "EPERM") -> Machine:
-    return with_gpu_denied(healthy(), 0, 1, 2, 3, access=access)
 
 
 def probes_failing(machine: Machine, call: str, number: int, *checks: str) -> Machine:
@@ -110,13 +86,6 @@ def without_uvm() -> Machine:
 
 def without_control(machine: Machine) -> Machine:
     return patched(blind(machine), "driver.nodes[0]", access="EPERM")
-
-
-def container(*, gpus: bool) -> Machine:
-    """A container that was started with all GPUs, or with none, and whose runtime left out the nodes of all GPUs."""
-    machine = without_cuda(blind(healthy() if gpus else all_denied("ENOENT")), 100)
-    machine = patched(machine, "driver.nodes[*]", exists=False, access="ENOENT")
-    return patched(machine, "process", container_signs=("/run/.containerenv",), environment={})
 
 
 def waiting(machine: Machine) -> Machine:

@@ -19,7 +19,7 @@ from egmctl.report.document import KeyValues
 from egmctl.report.views.machine import machine_section
 from tests.answers import diagnose
 from tests.doctor.machines import of_two_gpus, patched, shipped
-from tests.doctor.test_nvml_faults import here
+from tests.doctor.nvml_faults import here
 from tests.fake.build import CUDA, MLX5, NVML, VERBS
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode

@@ -16,7 +16,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.probes import ProbeKind, ProbeOutcome
 from tests.answers import diagnose
 from tests.doctor.machines import of_two_gpus, shipped
-from tests.doctor.test_nvml_faults import here
+from tests.doctor.nvml_faults import here
 from tests.fake.build import CUDA, NVML, VERBS
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode

@@ -22,9 +22,8 @@ from egmctl.model.codec import JsonValue
 from egmctl.model.finding import Finding, Status
 from egmctl.model.machine import Machine
 from tests.doctor.machines import of_two_gpus
-from tests.doctor.test_nvml_faults import here, joined, outcomes
-from tests.doctor.test_unread import decides, is_told, suffices
-from tests.doctor.unread import Path, Readings, shape, value_at
+from tests.doctor.nvml_faults import here, joined, outcomes
+from tests.doctor.unread import Path, Readings, decides, is_told, shape, suffices, value_at
 from tests.fake.node import FakeNode
 
 pytestmark = [pytest.mark.long, pytest.mark.processes, pytest.mark.needs("cc")]

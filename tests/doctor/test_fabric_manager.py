@@ -14,11 +14,10 @@ from egmctl.facts.root import Root
 from egmctl.facts.service_logs import FABRIC_LOG, PACKAGES, SYSTEM_LOGS, fabric_manager
 from egmctl.model.finding import Status
 from egmctl.model.host import FabricManager
-from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
 from tests.answers import diagnose
-from tests.doctor.faults import with_switches
 from tests.doctor.machines import patched, run_one
+from tests.doctor.sick import board
 from tests.fake.sysroot import Tree
 
 LINE = (
@@ -88,15 +87,6 @@ def test_a_log_that_may_not_be_read_is_the_reason_though_another_is_missing(
 
     monkeypatch.setattr(Root, "read_bytes", read_bytes)
     assert read(tmp_path).unread["refused_driver"].reason is Reason.NO_PERMISSION
-
-
-def board(version: str | None, *, runs: bool, driver: str = "580.178.04", library: str | None = None) -> Machine:
-    """DGX H100 whose GPUs are not in the fabric yet."""
-    manager = FabricManager(version=version)
-    daemons = ("nv-fabricmanager",) if runs else ()
-    machine = patched(with_switches(), "system", daemons=daemons, fabric_manager=manager)
-    machine = patched(machine, "driver", module_version=driver, driver_version=library or driver)
-    return patched(machine, "gpus[*].nvml.fabric", state="in-progress", status=None)
 
 
 def test_one_that_is_not_the_drivers_is_named_with_both_versions() -> None:

@@ -22,7 +22,7 @@ from egmctl.model.machine import Machine
 from egmctl.topology.access import obstacle
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import of_two_gpus
-from tests.doctor.test_nvml_faults import SECTIONS, calls, diagnosed, here, outcomes
+from tests.doctor.nvml_faults import SECTIONS, calls, diagnosed, here, outcomes
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
 

@@ -6,11 +6,7 @@ from a run without faults, so that a new one is tested as soon as it is made.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import time
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,19 +15,17 @@ from egmctl import launch
 from egmctl.cli.options import read_machine
 from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.runner import CHECKS
-from egmctl.errors import ChildFailed, ChildNotStarted, ExitCode
+from egmctl.errors import ChildNotStarted, ExitCode
 from egmctl.facts import collect as wait
-from egmctl.facts import gpus, replay
+from egmctl.facts import replay
 from egmctl.facts.collect import collect
-from egmctl.model.codec import JsonValue
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Status
 from egmctl.model.machine import Machine
-from egmctl.model.record import Reason, Unread
-from tests import forked
 from tests.answers import diagnose
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import of_two_gpus
+from tests.doctor.nvml_faults import SECTIONS, calls, diagnosed, here, outcomes
 from tests.fake.build import CUDA
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
@@ -39,82 +33,20 @@ from tests.fake.plugin import MakeFakeNode
 pytestmark = [pytest.mark.processes, pytest.mark.needs("cc")]
 
 
-SECTIONS = ("host", "gpus", "driver", "process", "confinement")
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> FakeNode:
+    return FakeNode(of_two_gpus(replay.load("hgx-h200x4")), tmp_path_factory.mktemp("node"))
+
+
 NEEDED = ("nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetPciInfo")
 """Calls without which a GPU is not known; an error of another one costs its value."""
 ENDS = {"crashed": "kill:11", "exited": "exit:0", "timed-out": "hang"}
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> FakeNode:
-    return FakeNode(of_two_gpus(replay.load("hgx-h200x4")), tmp_path_factory.mktemp("node"))
-
-
-@contextlib.contextmanager
-def here(node: FakeNode, faults: str = "") -> Iterator[pytest.MonkeyPatch]:
-    """Be on the node with this process, and not a moment longer: its libraries are found by all that is started."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in node.environment(faults).items():
-            patch.delenv(name, raising=False) if value is None else patch.setenv(name, value)
-        yield patch
-
-
-@pytest.fixture(scope="module")
 def healthy(node: FakeNode) -> Machine:
     with here(node):
         return collect(SECTIONS, cuda=False)
-
-
-def calls(node: FakeNode) -> list[str]:
-    """Return every NVML function that is called, in the order of the first calls."""
-    return list(dict.fromkeys(call.name for call in node.calls() if call.name.startswith("nvml")))
-
-
-def outcomes(
-    node: FakeNode, plans: list[str], target: str = "egmctl.facts.nvml:read"
-) -> Iterator[tuple[str, JsonValue | ChildFailed]]:
-    """Ask NVML, or CUDA, once under each fault plan, several at a time; one that hangs is given up where it does."""
-    waiting = iter(plans)
-    with forked.children():
-        while batch := list(islice(waiting, 6)):
-            children = [
-                launch.Child(target, {"pairs": True}, environment=node.environment(plan), grace_s=0) for plan in batch
-            ]
-            for plan, child in zip(batch, children, strict=True):
-                call, _, action = plan.partition("=")
-                with child:
-                    until = time.monotonic() + 30
-                    while action == "hang" and not (child.last_call() or "").startswith(call):
-                        assert time.monotonic() < until, f"{call} was not reached"
-                        time.sleep(0.005)
-                    try:
-                        yield plan, child.result(0.05 if action == "hang" else 30)
-                    except ChildFailed as error:
-                        yield plan, error
-
-
-def joined(machine: Machine, nvml: JsonValue | ChildFailed, cuda: JsonValue | ChildFailed | None = None) -> Machine:
-    """Return the machine where the libraries have answered so; CUDA is not asked where there is no answer of it."""
-    nvml_facts = gpus.library_facts(gpus.NvmlFacts, nvml)
-    unasked = gpus.CudaFacts(absent=Unread(reason=Reason.NOT_ASKED))
-    cuda_facts = unasked if cuda is None else gpus.library_facts(gpus.CudaFacts, cuda)
-    known = machine.gpus or ()
-    found = gpus.join(
-        pci={gpu.bus_id: gpu.pci for gpu in known if gpu.pci},
-        proc={gpu.bus_id: gpu.proc for gpu in known if gpu.proc},
-        nodes={gpu.proc.minor: gpu.node for gpu in known if gpu.node and gpu.proc and gpu.proc.minor is not None},
-        nvml=nvml_facts,
-        cuda=cuda_facts,
-    )
-    assert machine.driver is not None
-    driver = gpus.with_cuda(gpus.with_nvml(machine.driver, nvml_facts), cuda_facts)
-    pairs = gpus.join_pairs(found, nvml_facts, cuda_facts)
-    return dataclasses.replace(machine, gpus=found, driver=driver, pairs=pairs)
-
-
-def diagnosed(machine: Machine, outcome: JsonValue | ChildFailed) -> Diagnosis:
-    """What the checks say of the machine where NVML has answered so."""
-    return diagnose(joined(machine, outcome), EVERYTHING, CHECKS)
 
 
 def roots(diagnosis: Diagnosis) -> list[str]:

@@ -2,7 +2,7 @@
 
 The command reads a directory tree in the place of ``/`` in which the GPUs' device nodes are real ones, and so are the
 process' own files and the cgroups. No GPU is there, and none is needed: the kernel asks nobody but the cgroup. Filters
-of system calls and cpusets are real ones too.
+of system calls and cpusets are real ones too. What holds on GPUs as well is in tests/gpu/test_doctor_access.py.
 """
 
 from __future__ import annotations
@@ -37,14 +37,6 @@ def node() -> Iterator[Node]:
         yield made
 
 
-@pytest.mark.long
-def test_with_nothing_in_the_way_every_gpu_is_accessible(node: Node) -> None:
-    code, findings = node.doctor()
-    assert code == 0
-    assert {findings[check]["status"] for check in (CGROUP, PERMISSIONS, NODES)} == {"pass"}
-    assert "4 device node > 4 accessible" in findings[COUNT]["evidence"][0]["value"]
-
-
 PSEUDONYM = r"/cgroup-[0-9]+"
 """What the JSON document has for a cgroup whose name no manager gives."""
 
@@ -67,24 +59,6 @@ def test_version_1(node: Node) -> None:
         code, findings = node.doctor("--gpus", node.bus_id(1), cgroups=[cgroup])
     assert_denies(node, 1, code, findings)
     assert evidence(findings[CGROUP])["devices.list (a hint only)"] == "a *:* rwm", "as if nothing were denied"
-
-
-def test_version_2(node: Node) -> None:
-    with denying_v2(2) as cgroup:
-        code, findings = node.doctor("--gpus", node.bus_id(2), cgroups=[cgroup])
-    assert_denies(node, 2, code, findings)
-    program = evidence(findings[CGROUP])["bpf(BPF_PROG_QUERY)"]
-    assert re.fullmatch(f"a program without a name on {PSEUDONYM}", program)
-
-
-def test_the_programs_name_tells_slurm_and_its_place_the_level(node: Node) -> None:
-    task = "job_42/step_0/user/task_3"
-    with denying_v2(1, name="Slurm_Cgroup_v2", below=task) as cgroup:
-        _, findings = node.doctor(cgroups=[cgroup])
-    assert findings[CGROUP]["cause"].startswith("set by Slurm for this job (bpf(BPF_PROG_QUERY): Slurm_Cgroup_v2 on ")
-    assert re.fullmatch(f"Slurm_Cgroup_v2 on {PSEUDONYM}", evidence(findings[CGROUP])["bpf(BPF_PROG_QUERY)"])
-    assert re.fullmatch(f"{PSEUDONYM}/{task}", evidence(findings[CGROUP])["/proc/self/cgroup"])
-    assert re.search(f"the limit is on {PSEUDONYM}, an ancestor of this process' cgroup", findings[CGROUP]["cause"])
 
 
 @pytest.mark.long
@@ -161,36 +135,6 @@ def faults_of(findings: Findings) -> dict[str, list[str]]:
     """Return each cause, and what it explains."""
     graves = [finding for finding in findings.values() if finding["status"] == "fail" and not finding["explained_by"]]
     return {one["check"]: one["explains"] for one in graves}
-
-
-@pytest.mark.long
-def test_all_denied_by_both_versions_at_once(node: Node) -> None:
-    """GPU 0 by version 1, GPUs 1 to 3 by version 2: as on H200, where this once passed."""
-    with denying_v1(0) as first, denying_v2(1, 2, 3) as second:
-        code, findings = node.doctor(cgroups=[first, second])
-    assert (code, list(faults_of(findings))) == (1, [CGROUP])
-    assert findings[CGROUP]["summary"].endswith("no GPU can be used")
-    assert findings[CGROUP]["place"]["label"] == "GPU0-3"
-
-
-@pytest.mark.long
-def test_a_denied_uvm_is_one_fault_that_explains_all_that_was_tried(node: Node) -> None:
-    majors = (node.machine.driver and node.machine.driver.majors) or {}
-    with denying_v2(0, major=majors["nvidia-uvm"]) as cgroup:
-        code, findings = node.doctor("--active", cgroups=[cgroup])
-    causes = faults_of(findings)
-    assert (code, list(causes)) == (1, ["dev.control-nodes"])
-    assert {"drv.libraries", "egm.alloc-active", "p2p.verify", "ipc.vmm-active"} <= set(causes["dev.control-nodes"])
-    assert findings["dev.control-nodes"]["cause"].startswith("owner unknown")
-    assert "container" not in findings["dev.control-nodes"]["remedy"]["text"], "there is none"
-
-
-def test_a_denied_control_node_is_one_fault(node: Node) -> None:
-    with denying_v2(CONTROL) as cgroup:
-        code, findings = node.doctor(cgroups=[cgroup])
-    causes = faults_of(findings)
-    assert (code, list(causes)) == (1, ["dev.control-nodes"])
-    assert {"drv.libraries", COUNT} <= set(causes["dev.control-nodes"])
 
 
 def test_what_is_no_device_node_of_the_gpu_is_named(node: Node) -> None:

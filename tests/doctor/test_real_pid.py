@@ -6,7 +6,6 @@ import contextlib
 import errno
 import functools
 import os
-import re
 import signal
 import stat
 import subprocess
@@ -21,7 +20,7 @@ from egmctl.facts.root import Root
 from egmctl.model.record import Reason
 from tests.conftest import RunEgmctl
 from tests.doctor import confined
-from tests.doctor.cgroups import GPU_MAJOR, Cgroup, denying_v1, denying_v2, mounted
+from tests.doctor.cgroups import GPU_MAJOR, denying_v2, mounted
 from tests.doctor.real_node import Node, evidence, hgx_node, without_driver
 
 pytestmark = [pytest.mark.needs_root, pytest.mark.needs("mount", "cc"), without_driver]
@@ -44,26 +43,6 @@ def job(node: Node, before: Callable[[], None], **variables: str) -> Iterator[in
             yield process.pid
         finally:
             process.kill()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("denying", [denying_v1, denying_v2])
-def test_a_jobs_cgroup_is_seen_from_outside(
-    node: Node, denying: Callable[[int], contextlib.AbstractContextManager[Cgroup]]
-) -> None:
-    with denying(1) as cgroup, job(node, cgroup.join) as pid:
-        code, findings = node.doctor("--pid", str(pid), "--gpus", node.bus_id(1))
-        _, text = node.run("doctor", "-v", "--pid", str(pid), "--gpus", node.bus_id(1))
-        own_code, own = node.doctor("--gpus", node.bus_id(1))
-        left = (cgroup.directory / "cgroup.procs").read_text().split()
-    finding = findings[CGROUP]
-    assert (code, finding["status"], finding["place"]["ids"]) == (1, "fail", [node.bus_id(1)])
-    # Only text that is read on the node itself has names of the site.
-    assert re.findall(rf"/proc/{pid}/cgroup: (\S+)", text) == [cgroup.path]
-    assert f"\nProcess {pid}; NVML and CUDA were queried from outside of it.\n" in text
-    assert evidence(finding)[f"/proc/{pid}/cgroup"].startswith("/cgroup-")
-    assert (own_code, own[CGROUP]["status"]) == (0, "pass")
-    assert left == [str(pid)], "nothing of ours stays behind"
 
 
 @pytest.mark.long

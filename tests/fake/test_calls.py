@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.fake.calls import Call, leaks
 from tests.fake.machines import nvl4
+from tests.fake.memory import DEVICE, HOST_NUMA, MIB, access, mapped, properties
 from tests.fake.plugin import MakeFakeNode
 from tests.fake.process import cu, run_on, start_on, use_device
-from tests.fake.test_memory import DEVICE, HOST_NUMA, MIB, access, mapped, properties
 
 
 def take_everything(give_back: bool) -> None:

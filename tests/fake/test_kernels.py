@@ -11,9 +11,9 @@ import pytest
 from egmctl.gpu.pattern import pattern_words
 from egmctl.gpu.program import KERNELS
 from tests.fake.machines import nvl4
+from tests.fake.memory import launch
 from tests.fake.plugin import MakeFakeNode
 from tests.fake.process import code, cu, run_on, use_device
-from tests.fake.test_memory import launch
 
 NOT_FOUND = 500
 WORDS = 1000

@@ -14,9 +14,9 @@ import pytest
 
 from egmctl.model.machine import Machine
 from tests.fake.machines import nvl4, with_access, with_imex_channel
+from tests.fake.memory import DEVICE, FABRIC, HOST_NUMA, MIB, POSIX_FD, access, pool_properties, properties
 from tests.fake.plugin import MakeFakeNode
 from tests.fake.process import SEGMENTATION_FAULT, code, cu, ending_on, run_on, start_on, use_device
-from tests.fake.test_memory import DEVICE, FABRIC, HOST_NUMA, MIB, POSIX_FD, access, pool_properties, properties
 
 OK, INVALID_VALUE, OUT_OF_MEMORY, INVALID_DEVICE, INVALID_HANDLE = 0, 1, 2, 101, 400
 NOT_READY, NOT_PERMITTED, NOT_SUPPORTED = 600, 800, 801

@@ -10,10 +10,10 @@ import pytest
 
 from egmctl.model.machine import Machine
 from tests.fake.machines import nvl4
+from tests.fake.memory import DEVICE, HOST_NUMA, MIB, access, mapped
 from tests.fake.plugin import MakeFakeNode
 from tests.fake.process import code, cu, run_on, use_device
 from tests.fake.rates import c2c_rate, local_rate, nvlink_rate, pcie_rate
-from tests.fake.test_memory import DEVICE, HOST_NUMA, MIB, access, mapped
 
 SIZE = 64 * MIB
 OK, NOT_READY = 0, 600

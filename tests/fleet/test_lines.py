@@ -2,89 +2,35 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
 from egmctl.errors import UsageError
-from egmctl.fleet.folder import groups, lines_of
-from egmctl.model.answer import State
+from egmctl.fleet.folder import lines_of
 from egmctl.model.bringup import Bringup
-from egmctl.model.fleet import FleetReport, GroupLine, Launcher, NodeCommand, NodeResult, Reach, counts
+from egmctl.model.fleet import FleetReport
 from egmctl.model.machine import Machine
-from egmctl.model.record import Command
 from egmctl.report.document import Document, Tone, Verdict
 from egmctl.report.kinds import BRINGUP, FLEET, Format
 from egmctl.report.render.html import html
 from egmctl.saved import Saved, load, viewed
-from egmctl.units import fold
-from egmctl.verdict.answers import answered
 from egmctl.verdict.bringup import bringup_answer
-from egmctl.verdict.explain import with_causes
-from egmctl.verdict.judge import with_verdict
 from tests.answers import render
-from tests.comparison.runs import saved as saved_run
-from tests.doctor.machines import shipped
+from tests.fleet.racks import H200, go, lines, no_go, rack, saved
 from tests.report.pages import elements, parse, words
 from tests.report.texts import text_of
-from tests.verdict.runs import H2D, WRITE, run, slow_at
-from tests.verdict.test_bringup import LINKS, healthy, measured, sick
-from tests.verdict.test_explain import PROFILE, links_down, narrow
-
-
-@functools.cache
-def go() -> Bringup:
-    return bringup_answer(healthy(), measured())
-
-
-@functools.cache
-def no_go() -> Bringup:
-    return bringup_answer(sick(("nvlink.links", LINKS)), measured(value=slow_at("GPU2")))
-
-
-def saved(folder: Path, name: str, result: Bringup) -> Path:
-    path = folder / f"{name}.json"
-    path.write_text(str(render(result, Format.JSON)))
-    return path
+from tests.verdict.bringups import healthy, measured
+from tests.verdict.narrow import links_down, narrow
+from tests.verdict.runs import slow_at
 
 
 def load_of(result: Bringup) -> Saved:
     with TemporaryDirectory() as folder:
         return load(saved(Path(folder), "node1", result))
-
-
-@functools.cache
-def rack() -> FleetReport:
-    """Return 72 nodes, of which two have links down, one was not measured, and one is silent."""
-    nodes = [f"node{n:02}" for n in range(1, 73)]
-    kinds = {"go": go(), "no-go": no_go(), "incomplete": bringup_answer(healthy(), None, not_measured="no idle GPU")}
-    with TemporaryDirectory() as folder:
-        lines = {name: lines_of(load(saved(Path(folder), name, result))) for name, result in kinds.items()}
-    odd = {"node05": "no-go", "node23": "no-go", "node40": "incomplete"}
-    answers = tuple(
-        NodeResult(node=node, reach=Reach.UNREACHABLE, state=State.BROKE, reason="ssh: no route to host")
-        if node == "node71"
-        else NodeResult(node=node, reach=Reach.ANSWERED, state=kinds[odd.get(node, "go")].answer.state, file=node)
-        for node in nodes
-    )
-    return answered(
-        FleetReport(
-            asked=NodeCommand(command=Command.BRINGUP, nodes=tuple(nodes), remote_command="egmctl", version=""),
-            folded=fold(nodes),
-            launcher=Launcher.SSH,
-            folder="rack",
-            started_at="2026-11-20T22:00:00Z",
-            finished=True,
-            counts=counts(answers),
-            answers=answers,
-            groups=groups(answers, {n: lines[odd.get(n, "go")] for n in nodes if n != "node71"}),
-        )
-    )
 
 
 def test_a_rack_says_first_which_nodes_go_and_why_the_others_do_not() -> None:
@@ -127,14 +73,6 @@ def test_metrics_and_test_cases_hold_doctor_and_bench() -> None:
 
 
 # --- the lines of a node that was measured: each cause once, or that nothing explains what is slow ---
-
-
-H200 = shipped("hgx-h200x4")
-
-
-def lines(machine: Machine, *slow: str) -> tuple[GroupLine, ...]:
-    made = replace(run(WRITE, H2D, value=slow_at(*slow), machine=H200), machines=(machine,))
-    return lines_of(saved_run("node1", answered(with_causes(with_verdict(made, PROFILE)))))
 
 
 def causes(machine: Machine, *slow: str) -> list[tuple[str, str]]:

@@ -2,71 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from egmctl.cli.output import _encodable
-from egmctl.comparison import compare
-from egmctl.doctor.check import Scope
-from egmctl.doctor.runner import CHECKS
-from egmctl.fleet.domain import gpus_of, judged_gpus
-from egmctl.fleet.folder import groups, lines_of
-from egmctl.model.answer import State
-from egmctl.model.bringup import Bringup
-from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.fleet import FleetReport, NodeResult, Reach
-from egmctl.model.machine import Machine
-from egmctl.model.measurement import MeasurementStatus, RunReport
+from egmctl.model.fleet import FleetReport, Reach
+from egmctl.model.measurement import MeasurementStatus
 from egmctl.model.record import Command
 from egmctl.model.remedy import Remedy
 from egmctl.report.kinds import Format
-from egmctl.saved import Saved
-from egmctl.units import fold
-from egmctl.verdict.answers import answered
 from egmctl.verdict.bringup import bringup_answer
-from tests.answers import diagnose, render, with_answer
+from tests.answers import render
 from tests.doctor.faults import OUTSIDE, healthy
 from tests.doctor.machines import of_two_gpus, patched, shipped
-from tests.fleet.test_views import REPORT
+from tests.fleet.racks import Result, doctor, fleet
 from tests.report.pages import elements, name, parse, words
 from tests.report.texts import text_of
+from tests.verdict.bringups import judged
+from tests.verdict.narrow import explained, links_down
 from tests.verdict.runs import H2D, LOCAL, WRITE, run, slow_at, with_status
-from tests.verdict.test_bringup import judged
-from tests.verdict.test_explain import explained, links_down
 
-Result = Diagnosis | RunReport | Bringup
 H200, TRAY = shipped("hgx-h200x4"), healthy()
 SLOW_LINKS = links_down()
 OTHER = "9c6f5af3-53bf-49b5-a436-b66766c413c3"
-
-
-def doctor(machine: Machine) -> Diagnosis:
-    return diagnose(machine, Scope(), CHECKS)
-
-
-def fleet(results: Mapping[str, Result | Reach], command: Command) -> FleetReport:
-    """Return the report of a fleet whose nodes gave these results, or did not answer."""
-    answers = [
-        NodeResult(node=node, reach=result, state=State.BROKE, reason="ssh: down")
-        if isinstance(result, Reach)
-        else NodeResult(node=node, reach=Reach.ANSWERED, state=with_answer(result).answer.state)
-        for node, result in results.items()
-    ]
-    loaded = {
-        node: Saved(path=Path(node), kind=command, name=node, result=with_answer(result), tool="")
-        for node, result in results.items()
-        if not isinstance(result, Reach)
-    }
-    asked = replace(REPORT.asked, command=command, arguments=(), nodes=tuple(results))
-    read = {answer.node: gpus_of(answer, loaded[answer.node]) for answer in answers if answer.node in loaded}
-    answers, ready = judged_gpus(asked, answers, {node: gpus for node, gpus in read.items() if gpus is not None})
-    alike = groups(answers, {node: lines_of(saved) for node, saved in loaded.items()})
-    compared = compare(list(loaded.values())) if len(loaded) > 1 else None
-    report = replace(REPORT, asked=asked, folded=fold(results), answers=tuple(answers), groups=alike)
-    return answered(replace(report, readiness=ready, comparison=compared))
 
 
 def picture(report: FleetReport) -> list[str]:

@@ -11,7 +11,7 @@ from egmctl.model.answer import State
 from egmctl.model.machine import Machine
 from tests.doctor.faults import healthy
 from tests.doctor.machines import patched, shipped
-from tests.fleet.test_domain import Ask, rack  # noqa: F401 - a fixture
+from tests.fleet.conftest import Ask
 from tests.report.texts import text_of
 
 WELL = healthy()
@@ -71,7 +71,7 @@ def test_memory_under_a_limit_is_not_the_size_of_the_gpu() -> None:
 
 
 @pytest.mark.parametrize(("changes", "state"), [({"ecc_mode": False}, State.WARN), ({"vbios": "97.00.A1"}, State.GOOD)])
-def test_a_rack_names_the_tray_among_its_causes(rack: Ask, changes: dict[str, Any], state: State) -> None:  # noqa: F811
+def test_a_rack_names_the_tray_among_its_causes(rack: Ask, changes: dict[str, Any], state: State) -> None:
     report = rack({"tray07": other(**changes)})
     assert report.answer.state is state
     (item,) = report.unlike

@@ -14,7 +14,6 @@ from egmctl.doctor.checks.egm import FIRMWARE
 from egmctl.doctor.findings import as_root
 from egmctl.fleet import session
 from egmctl.fleet.folder import new_folder
-from egmctl.model.answer import State
 from egmctl.model.codec import from_json
 from egmctl.model.comparison import ComparedNode, Comparison, Outcome, PathDifference
 from egmctl.model.finding import Status
@@ -22,14 +21,9 @@ from egmctl.model.fleet import (
     FleetGpu,
     FleetReport,
     GroupLine,
-    Launcher,
-    NodeCommand,
     NodeGroup,
-    NodeResult,
-    Reach,
     UnlikeGpus,
     Unready,
-    counts,
 )
 from egmctl.model.record import Command
 from egmctl.model.remedy import Need, Remedy
@@ -39,55 +33,11 @@ from egmctl.report.views.fleet import CAUSES_SHOWN
 from egmctl.saved import load
 from egmctl.verdict.answers import answered
 from tests.answers import render
+from tests.fleet.racks import ANSWERS, REPORT
 from tests.in_process import run
 from tests.report.texts import text_of
 from tests.saved.documents import bench_document, measured_report
 from tests.schemas import validate
-
-ANSWERS = (
-    *(
-        NodeResult(node=f"node{n:02}", reach=Reach.ANSWERED, state=State.GOOD, file=f"nodes/node{n:02}.json")
-        for n in (1, 2)
-    ),
-    NodeResult(node="node03", reach=Reach.ANSWERED, state=State.BAD, file="nodes/node03.json"),
-    NodeResult(node="node04", reach=Reach.UNREACHABLE, state=State.BROKE, reason="ssh: \x1b[2Jdown"),
-)
-REPORT = answered(
-    FleetReport(
-        asked=NodeCommand(
-            command=Command.DOCTOR,
-            arguments=("--for", "egm"),
-            nodes=tuple(answer.node for answer in ANSWERS),
-            remote_command="egmctl",
-            version="egmctl 0.1.0",
-        ),
-        folded="node[01-04]",
-        launcher=Launcher.SSH,
-        folder="results",
-        started_at="2026-11-20T22:00:00Z",
-        finished=True,
-        counts=counts(ANSWERS),
-        answers=ANSWERS,
-        groups=(
-            NodeGroup(
-                nodes=("node01", "node02"), folded="node[01-02]", lines=(GroupLine(key="checks", value="40 pass"),)
-            ),
-            NodeGroup(
-                nodes=("node03",),
-                folded="node03",
-                lines=tuple(
-                    GroupLine(key=f"check.{n} [bold]", value="no", check=f"check.{n}", status="fail")
-                    for n in range(CAUSES_SHOWN + 3)
-                ),
-            ),
-            NodeGroup(
-                nodes=("node04",),
-                folded="node04",
-                lines=(GroupLine(key="", value="ssh: \x1b[2Jdown", status="unreachable"),),
-            ),
-        ),
-    )
-)
 
 
 def test_it_says_which_nodes_are_well_and_each_cause_once() -> None:

@@ -15,8 +15,7 @@ import pytest
 from typer.main import get_command
 
 from egmctl.cli.app import app
-from tests.fuzz.documents import original
-from tests.fuzz.test_documents import Totals, faulty
+from tests.fuzz.documents import Totals, faulty, original
 
 ROUNDS = max(4, int(os.environ.get("EGMCTL_TEST_ROUNDS", "0")) // 10)
 """Combinations of each command."""

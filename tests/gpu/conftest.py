@@ -1,10 +1,13 @@
-"""On GPUs every command is a process of its own, started as a user starts it, by whatever Python is there."""
+"""On GPUs every command is a process of its own, started as a user starts it, by whatever Python is there.
+
+What holds on fake nodes too has the fixture ``node``, and runs on both.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,10 @@ from egmctl.facts.host import node_memory_free
 from egmctl.facts.root import Root
 from egmctl.model.gpu import Gpu
 from tests.conftest import ROOT, Ended, RunEgmctl, ended
+from tests.doctor.real_node import hgx_node, without_driver
+from tests.gpu.guarded import GuardedFakes, GuardedGpus, GuardedNode
+from tests.gpu.imex import channel_made
+from tests.gpu.node import Node, NodeOfFakes, NodeOfGpus
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +33,55 @@ def egmctl() -> RunEgmctl:
         return ended([sys.executable, "-m", "egmctl", *map(str, arguments)], env=env, cwd=cwd, timeout_s=timeout_s)
 
     return run
+
+
+FAKE = {
+    "node": [pytest.mark.processes],
+    "guarded": [pytest.mark.processes, pytest.mark.needs("mount", "cc"), without_driver],
+}
+"""The fixtures for nodes of both kinds, and the marks of what is fake."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Have tests of ``node`` and ``guarded`` run on a fake node and on GPUs; those marked ``gpu`` on GPUs alone."""
+    gpus = pytest.param("gpus", marks=pytest.mark.gpu)
+    on_gpus_alone = metafunc.definition.get_closest_marker("gpu") is not None
+    for name, marks in FAKE.items():
+        if name in metafunc.fixturenames:
+            fake = pytest.param("fake", marks=marks)
+            metafunc.parametrize(name, [gpus] if on_gpus_alone else [fake, gpus], indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def node(request: pytest.FixtureRequest) -> Node:
+    """Return a fake node in `make test`, and this machine with its GPUs in `make test-gpu`."""
+    if request.param == "gpus":
+        return NodeOfGpus()
+    return NodeOfFakes(request.getfixturevalue("fake_node"))
+
+
+@pytest.fixture(scope="module")
+def guarded(request: pytest.FixtureRequest) -> Iterator[GuardedNode]:
+    """Yield a node with the kernel's own device nodes and cgroups, which only root can make."""
+    if request.param == "gpus":
+        yield GuardedGpus()
+        return
+    with hgx_node() as node:
+        yield GuardedFakes(node)
+
+
+@pytest.fixture(scope="module")
+def two_gpus(node: Node) -> None:
+    """Skip the test on a node with fewer GPUs."""
+    if len(node.gpus) < 2:
+        pytest.skip("needs two GPUs")
+
+
+@pytest.fixture
+def imex_channel() -> Iterator[None]:
+    """Have IMEX channel 0 on this machine."""
+    with channel_made():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,25 +1,21 @@
-"""The first bench on real GPUs: the numbers that H200s give, verified, and nothing left behind."""
+"""The first bench: the numbers that H200s give, verified, and nothing left behind."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from egmctl.facts.collect import collect
 from tests.bench.four import OPTIONS
-from tests.conftest import ROOT, RunEgmctl, command_environment
+from tests.gpu.node import Node, NodeOfFakes
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.usefixtures("two_gpus")
 
-ARGUMENTS = ("bench", "--numa", "0", "--gpus", "0-1", *OPTIONS)
+ARGUMENTS = ("--numa", "0", "--gpus", "0-1", *OPTIONS)
 
 D2D_WRITE_GB_S = 396.4
 HOST_TO_GPU_GB_S = 55.5
@@ -27,52 +23,28 @@ HOST_TO_GPU_GB_S = 55.5
 
 
 @pytest.fixture(scope="module")
-def names() -> list[str]:
-    """Return the names of the GPUs; the bench's tests need two that are peers."""
-    found = [gpu.name or "" for gpu in collect(("gpus",)).gpus or ()]
-    if len(found) < 2:
-        pytest.skip("the bench's tests need two GPUs")
-    return found[:2]
-
-
-@pytest.fixture(scope="module")
-def result(egmctl: RunEgmctl, names: list[str]) -> dict[str, Any]:  # noqa: ARG001
+def result(node: Node, two_gpus: None) -> dict[str, Any]:  # noqa: ARG001
     """Run the bench once and return its result."""
-    ended = egmctl(*ARGUMENTS, "--json", timeout_s=110)
-    document = json.loads(ended.out)
-    assert ended.code == document["exit_code"] == 0, ended.out
-    found: dict[str, Any] = document["result"]
-    return found
+    return node.bench(*ARGUMENTS, timeout_s=110)
 
 
 def medians(result: dict[str, Any], case: str) -> list[float]:
     """Return the medians of a case's measurements."""
-    found = [m["bandwidth_gb_s"]["median"] for m in result["measurements"] if m["case"] == case]
-    assert len(found) == 2
-    return found
+    values = [m["bandwidth_gb_s"]["median"] for m in result["measurements"] if m["case"] == case]
+    assert len(values) == 2
+    return values
 
 
-def used_memory_mib() -> list[int]:
-    """Return what nvidia-smi shows as used on each GPU."""
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    return [int(line) for line in subprocess.check_output(query, text=True).split()]
-
-
-def compute_processes() -> list[str]:
-    """Return the processes that nvidia-smi shows on the GPUs."""
-    query = ["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"]
-    return subprocess.check_output(query, text=True).split()
-
-
-def test_every_path_is_measured_and_every_sample_verified_on_the_gpu(result: dict[str, Any]) -> None:
+def test_every_path_is_measured_and_every_sample_verified_on_the_gpu(node: Node, result: dict[str, Any]) -> None:
     assert len(result["measurements"]) == 8
     for measurement in result["measurements"]:
         assert measurement["status"] == "ok", measurement
         assert len(measurement["samples"]) == result["settings"]["samples"]
         assert (measurement["gating"], measurement["verification"]) == ("kernel", "gpu-every-sample")
-        assert measurement["bandwidth_gb_s"]["cv"] < 0.03
+        assert node.is_fake or measurement["bandwidth_gb_s"]["cv"] < 0.03
 
 
+@pytest.mark.gpu
 def test_event_time_and_wall_time_agree(result: dict[str, Any]) -> None:
     # The host wakes up some tens of microseconds after the last event.
     for sample in (sample for m in result["measurements"] for sample in m["samples"]):
@@ -80,20 +52,20 @@ def test_event_time_and_wall_time_agree(result: dict[str, Any]) -> None:
         assert sample["wall_ms"] < sample["elapsed_ms"] + 5
 
 
-def test_h200_device_to_device_write_is_within_one_percent(result: dict[str, Any], names: list[str]) -> None:
-    if not all("H200" in name for name in names):
-        pytest.skip(f"no reference for {names}")
+@pytest.mark.gpu
+def test_h200_device_to_device_write_is_within_one_percent(node: Node, result: dict[str, Any]) -> None:
+    node.only_h200()
     assert medians(result, "device_to_device_memcpy_write_ce") == pytest.approx([D2D_WRITE_GB_S] * 2, rel=0.01)
 
 
-def test_h200_host_numa_to_device_is_within_three_percent(result: dict[str, Any], names: list[str]) -> None:
-    if not all("H200" in name for name in names):
-        pytest.skip(f"no reference for {names}")
+@pytest.mark.gpu
+def test_h200_host_numa_to_device_is_within_three_percent(node: Node, result: dict[str, Any]) -> None:
+    node.only_h200()
     assert medians(result, "host_numa_to_device_memcpy_ce") == pytest.approx([HOST_TO_GPU_GB_S] * 2, rel=0.03)
 
 
-def test_host_memory_is_called_egm_only_where_nvml_says_so(result: dict[str, Any]) -> None:
-    gpus = {gpu.bus_id: gpu for gpu in collect(("host", "gpus", "pairs")).gpus or ()}
+def test_host_memory_is_called_egm_only_where_nvml_says_so(node: Node, result: dict[str, Any]) -> None:
+    gpus = {gpu.bus_id: gpu for gpu in node.gpus}
     for measurement in result["measurements"]:
         if "numa" in measurement["case"]:
             (flow,) = measurement["flows"]
@@ -104,65 +76,56 @@ def test_host_memory_is_called_egm_only_where_nvml_says_so(result: dict[str, Any
                 assert flow["route"]["egm_reason"]
 
 
-def test_kernels_come_out_of_the_cache_without_nvrtc(egmctl: RunEgmctl, names: list[str], tmp_path: Path) -> None:  # noqa: ARG001
+@pytest.mark.gpu
+def test_kernels_come_out_of_the_cache_without_nvrtc(node: Node, tmp_path: Path) -> None:
     def run(**more: str) -> tuple[int, set[str]]:
-        env = {"XDG_CACHE_HOME": str(tmp_path), **more}
-        ended = egmctl(*ARGUMENTS, "--json", "--size", "128M", env=env, timeout_s=110)
-        return ended.code, {m["status"] for m in json.loads(ended.out)["result"]["measurements"]}
+        code, result = node.bench_with_code(
+            *ARGUMENTS, "--size", "128M", timeout_s=110, XDG_CACHE_HOME=str(tmp_path), **more
+        )
+        return code, {m["status"] for m in result["measurements"]}
 
     assert run(EGMCTL_NO_NVRTC="1") == (3, {"waived"})
     assert run() == (0, {"ok"})
     assert run(EGMCTL_NO_NVRTC="1") == (0, {"ok"})
 
 
-def test_a_hidden_gpu_is_waived_and_the_other_measured(egmctl: RunEgmctl, names: list[str]) -> None:  # noqa: ARG001
-    ended = egmctl(*ARGUMENTS, "--json", "--size", "64M", env={"CUDA_VISIBLE_DEVICES": "1"}, timeout_s=110)
-    measurements = json.loads(ended.out)["result"]["measurements"]
-    assert ended.code == 1, "GPU0 is required by name"
-    for measurement in measurements:
+def test_a_hidden_gpu_is_waived_and_the_other_measured(node: Node) -> None:
+    if isinstance(node, NodeOfFakes):
+        node.driver.forget_calls()
+    code, result = node.bench_with_code(*ARGUMENTS, "--size", "64M", timeout_s=110, CUDA_VISIBLE_DEVICES="1")
+    assert code == 1, "GPU0 is required by name"
+    for measurement in result["measurements"]:
         touched = {end["label"] for flow in measurement["flows"] for end in (flow["source"], flow["destination"])}
         expected = ("waived", "CUDA_VISIBLE_DEVICES hides GPU0") if "GPU0" in touched else ("ok", None)
         assert (measurement["status"], measurement["reason"]) == expected
+    if isinstance(node, NodeOfFakes):
+        # GPU1 is the only one that the worker sees: its ordinal there is 0.
+        access = {call.arguments["access"] for call in node.driver.calls("cuMemSetAccess")}
+        assert access == {"HOST_NUMA:0:RW,DEVICE:0:RW"}
 
 
-def test_nothing_is_left_on_the_gpus(egmctl: RunEgmctl, names: list[str]) -> None:  # noqa: ARG001
-    before = used_memory_mib()
-    egmctl(*ARGUMENTS, "--size", "256M", timeout_s=110)
-    assert used_memory_mib() == before
-    assert not compute_processes()
+def test_nothing_is_left_on_the_gpus(node: Node) -> None:
+    with node.nothing_left():
+        node.bench(*ARGUMENTS, "--size", "256M", timeout_s=110)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_is_left_when_the_command_is_stopped(
-    names: list[str],  # noqa: ARG001
-    number: signal.Signals,
-    tmp_path: Path,
-) -> None:
-    before = used_memory_mib()
-    arguments = [sys.executable, "-m", "egmctl", *ARGUMENTS, "--samples", "1000", "--json"]
-    with (tmp_path / "out.json").open("w+") as out:
-        command = subprocess.Popen(arguments, stdout=out, cwd=ROOT, env=command_environment({}))
-        deadline = time.monotonic() + 30
-        # The child that reads the facts takes some memory too; the worker's buffers are more than that.
-        while max(used_memory_mib()) < max(before) + 800 and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert max(used_memory_mib()) >= max(before) + 800
+def test_nothing_is_left_when_the_command_is_stopped(node: Node, number: signal.Signals, tmp_path: Path) -> None:
+    with node.no_process_left(wait_s=2):
+        command = node.start_bench(tmp_path / "out.json", *ARGUMENTS, "--samples", "1000")
         os.kill(command.pid, number)
         code = command.wait(30)
-    time.sleep(2)
-    assert used_memory_mib() == before
-    assert not compute_processes()
     if number is not signal.SIGKILL:
         assert code == 130
         assert json.loads((tmp_path / "out.json").read_text())["result"]["interrupted"] is True
 
 
-def test_disjoint_pairs_at_once_are_as_fast_as_one_alone(egmctl: RunEgmctl, names: list[str]) -> None:  # noqa: ARG001
-    if len(collect(("gpus",)).gpus or ()) < 4:
+@pytest.mark.gpu
+def test_disjoint_pairs_at_once_are_as_fast_as_one_alone(node: Node) -> None:
+    if len(node.gpus) < 4:
         pytest.skip("two pairs at once need four GPUs")
-    ended = egmctl("bench", "--json", "--gpus", "0-3", "--case", "device_to_device_memcpy_*_ce", timeout_s=110)
-    result = json.loads(ended.out)["result"]
-    assert ended.code == 0, ended.out
+    result = node.bench("--gpus", "0-3", "--case", "device_to_device_memcpy_*_ce", timeout_s=110)
     assert {m["concurrent"] for m in result["measurements"]} == {2}
     proven = [m for m in result["measurements"] if m["alone"]]
     assert len(proven) == 2 * 6
@@ -171,37 +134,27 @@ def test_disjoint_pairs_at_once_are_as_fast_as_one_alone(egmctl: RunEgmctl, name
     assert not any("one at a time" in note for note in result["notes"])
 
 
-def test_a_soak_goes_round_and_keeps_the_worst(egmctl: RunEgmctl, names: list[str]) -> None:  # noqa: ARG001
+@pytest.mark.gpu
+def test_a_soak_goes_round_and_keeps_the_worst(node: Node) -> None:
     case = ("--case", "device_to_device_memcpy_write_ce")
-    ended = egmctl("bench", "--gpus", "0-1", *case, "--duration", "6", "--json", timeout_s=60)
-    result = json.loads(ended.out)["result"]
-    assert ended.code == 0, ended.out
+    result = node.bench("--gpus", "0-1", *case, "--duration", "6", timeout_s=60)
     for measurement in result["measurements"]:
         assert measurement["attempts"] > 5
         assert 0 <= measurement["slowest_at_s"] <= result["wall_s"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, "crashed"), (signal.SIGSTOP, "timed-out")])
 def test_a_worker_that_is_killed_or_stopped_costs_its_step_and_leaves_nothing(
-    names: list[str],  # noqa: ARG001
-    number: signal.Signals,
-    status: str,
-    tmp_path: Path,
+    node: Node, number: signal.Signals, status: str, tmp_path: Path
 ) -> None:
-    before = used_memory_mib()
-    options = ("--case", "device_to_device_memcpy_write_ce", "--samples", "100", "--timeout", "5", "--json")
-    arguments = [sys.executable, "-m", "egmctl", "bench", "--gpus", "0-1", *options]
-    with (tmp_path / "out.json").open("w+") as out:
-        command = subprocess.Popen(arguments, stdout=out, cwd=ROOT, env=command_environment({}))
-        deadline = time.monotonic() + 30
-        while max(used_memory_mib()) < max(before) + 800 and time.monotonic() < deadline:
-            time.sleep(0.05)
+    options = ("--case", "device_to_device_memcpy_write_ce", "--samples", "100", "--timeout", "5")
+    with node.no_process_left():
+        command = node.start_bench(tmp_path / "out.json", "--gpus", "0-1", *options)
         os.kill(worker_of(command.pid), number)
         assert command.wait(60) == 4
     measurements = json.loads((tmp_path / "out.json").read_text())["result"]["measurements"]
     assert sorted(m["status"] for m in measurements) == sorted([status, "ok"])
-    assert used_memory_mib() == before
-    assert not compute_processes()
 
 
 def worker_of(command: int) -> int:

@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from egmctl.facts.collect import collect
-from egmctl.model.machine import Machine
 from egmctl.verdict.profiles import load, match_profile
 from tests.doctor.cgroups import denying_v2
-from tests.gpu.node import minor, started
+from tests.gpu.commands import minor, started
+from tests.gpu.node import Node
 from tests.gpu.traffic import pushing
 
-pytestmark = [pytest.mark.gpu]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("two_gpus")]
 
 CGROUP = "dev.cgroup-restricted"
 
@@ -48,14 +47,6 @@ class Run(NamedTuple):
         return [cause["finding"]["check"] for cause in self.answer["causes"]]
 
 
-@pytest.fixture(scope="module")
-def machine() -> Machine:
-    found = collect(("host", "gpus", "pairs", "driver", "process"))
-    if len(found.gpus or ()) < 2:
-        pytest.skip("needs two GPUs")
-    return found
-
-
 def bringup(folder: Path, *arguments: str, before: Callable[[], None] | None = None) -> Run:
     json_file, page = folder / "node.json", folder / "node.html"
     begun = time.perf_counter()
@@ -65,8 +56,8 @@ def bringup(folder: Path, *arguments: str, before: Callable[[], None] | None = N
     return Run(done.code, done.out, json.loads(json_file.read_text()), page.read_text(), seconds)
 
 
-def test_a_healthy_node_goes_in_less_than_30_seconds(machine: Machine, tmp_path: Path) -> None:
-    if not match_profile(machine, load("hgx-h200")).fits:
+def test_a_healthy_node_goes_in_less_than_30_seconds(node: Node, tmp_path: Path) -> None:
+    if not match_profile(node.machine, load("hgx-h200")).fits:
         pytest.skip("only of HGX H200 does this project know what is normal")
     run = bringup(tmp_path)
     assert run.text.startswith("GO: "), run.text
@@ -85,9 +76,9 @@ def test_a_healthy_node_goes_in_less_than_30_seconds(machine: Machine, tmp_path:
     ],
 )
 def test_a_gpu_that_a_cgroup_denies_is_the_cause(
-    machine: Machine, tmp_path: Path, arguments: tuple[str, ...], answer: str, word: str, code: int
+    node: Node, tmp_path: Path, arguments: tuple[str, ...], answer: str, word: str, code: int
 ) -> None:
-    gpu = (machine.gpus or ())[1]
+    gpu = node.gpus[1]
     with denying_v2(minor(gpu)) as cgroup:
         run = bringup(tmp_path, *arguments, before=cgroup.join)
     assert run.text.startswith(word), run.text
@@ -102,7 +93,6 @@ def test_a_gpu_that_a_cgroup_denies_is_the_cause(
     assert f"/dev/nvidia{minor(gpu)}" in plugin
 
 
-@pytest.mark.usefixtures("machine")
 def test_traffic_beside_it_is_the_cause(tmp_path: Path) -> None:
     with pushing():
         run = bringup(tmp_path)

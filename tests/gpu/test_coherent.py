@@ -1,26 +1,20 @@
-"""CPU threads on real GPUs' memory: measured where that is a NUMA node of the host, else waived with the reason."""
+"""CPU threads on GPUs' memory: measured where that is a NUMA node of the host, else waived with the reason."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from egmctl.facts.collect import collect
-from tests.conftest import RunEgmctl
-
-pytestmark = pytest.mark.gpu
+from tests.bench.four import cases
+from tests.gpu.node import Node
 
 
-def test_it_is_measured_where_the_gpus_memory_is_a_numa_node(egmctl: RunEgmctl) -> None:
+@pytest.mark.gpu
+def test_it_is_measured_where_the_gpus_memory_is_a_numa_node(node: Node) -> None:
     # Beside one that can be measured everywhere: where all are waived, the command ends with 3.
-    cases = ("--case", "gpu_numa_*", "--case", "device_local_copy", "--samples", "3")
-    ended = egmctl("bench", *cases, "--json", timeout_s=200)
-    document = json.loads(ended.out)
-    assert ended.code == 0, ended.out[:3000]
-    measured = [m for m in document["result"]["measurements"] if m["engine"] == "cpu"]
+    result = node.bench(*cases("gpu_numa_*", "device_local_copy"), "--samples", "3", timeout_s=200)
+    measured = [m for m in result["measurements"] if m["engine"] == "cpu"]
     assert {m["case"] for m in measured} == {"gpu_numa_read_cpu", "gpu_numa_write_cpu"}
-    gpus = {gpu.bus_id: gpu for gpu in collect(("gpus",)).gpus or ()}
+    gpus = {gpu.bus_id: gpu for gpu in node.gpus}
     for m in measured:
         (gpu,) = {end["bus_id"] for f in m["flows"] for end in (f["source"], f["destination"]) if end["bus_id"]}
         nvml = gpus[gpu].nvml
@@ -32,11 +26,9 @@ def test_it_is_measured_where_the_gpus_memory_is_a_numa_node(egmctl: RunEgmctl) 
             assert all(placement["right"] for placement in m["placements"])
 
 
-def test_a_cpu_waits_for_host_memory_some_hundred_nanoseconds(egmctl: RunEgmctl) -> None:
-    ended = egmctl("bench", "--case", "cpu_latency_*", "--samples", "3", "--json", timeout_s=200)
-    document = json.loads(ended.out)
-    assert ended.code == 0, ended.out[:3000]
-    for m in document["result"]["measurements"]:
+@pytest.mark.gpu
+def test_a_cpu_waits_for_host_memory_some_hundred_nanoseconds(node: Node) -> None:
+    for m in node.bench("--case", "cpu_latency_*", "--samples", "3", timeout_s=200)["measurements"]:
         if m["case"] == "cpu_latency_gpu_numa" and m["status"] == "waived":
             continue
         assert m["status"] in ("ok", "unstable"), m["reason"]

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -55,28 +53,6 @@ UNDER_A_CGROUP = {
 """Measured on H200, driver 580. What pools answer is shown and not asserted."""
 
 Table = dict[tuple[ProbeKind, int | None], Probe]
-
-
-@pytest.fixture
-def imex_channel() -> Iterator[None]:
-    """Make IMEX channel 0 with mknod where there is none; take it away again."""
-    channel = Path("/dev/nvidia-caps-imex-channels/channel0")
-    if channel.exists():
-        yield
-        return
-    words = (line.split() for line in Path("/proc/devices").read_text().splitlines())
-    major = next((int(found[0]) for found in words if found[1:] == ["nvidia-caps-imex-channels"]), None)
-    if major is None:
-        pytest.skip("the driver has no IMEX channels")
-    made = not channel.parent.exists()
-    channel.parent.mkdir(exist_ok=True)
-    os.mknod(channel, stat.S_IFCHR | 0o666, os.makedev(major, 0))
-    try:
-        yield
-    finally:
-        channel.unlink()
-        if made:
-            channel.parent.rmdir()
 
 
 def table(gpus: tuple[str, str], owner: Prober, start_importer: Callable[[], Prober]) -> Table:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Ended, ended
+from tests.gpu.commands import started
 from tests.gpu.failing import CALLS
-from tests.gpu.node import started
 
 pytestmark = pytest.mark.gpu
 
@@ -45,10 +45,5 @@ def test_without_an_imex_channel_the_first_cause_is_the_channel() -> None:
 
 
 def test_a_failed_call_of_egmctl_carries_the_drivers_own_reason() -> None:
-    text = (
-        "from egmctl.driver import cuda; from tests.gpu import failing; cuda.initialise();"
-        'cuda.call("cuCtxSetCurrent", cuda.call("cuDevicePrimaryCtxRetain", cuda.call("cuDeviceGet", 0)));'
-        'cuda.call("cuMemCreate", 1000, failing.properties(), 0)'
-    )
-    done = ended([sys.executable, "-c", text])
+    done = ended([sys.executable, "-m", "tests.gpu.programs", "unaligned"])
     assert "cuMemCreate failed: CUDA_ERROR_INVALID_VALUE (1: Requested size not aligned to minimum" in done.err

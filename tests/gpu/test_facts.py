@@ -35,12 +35,12 @@ pynvml.nvmlInit()
 assert not driver.cuInit(0)[0]
 init_s = time.perf_counter() - started
 def attributes(enum, prefix, ask):
-    found = {}
+    values = {}
     for name in dir(enum):
         if name.startswith(prefix):
             code, value = ask(getattr(enum, name))
-            found[name.removeprefix(prefix)] = None if code else value
-    return found
+            values[name.removeprefix(prefix)] = None if code else value
+    return values
 devices, pairs = [], []
 for i in range(driver.cuDeviceGetCount()[1]):
     bus_id = driver.cuDeviceGetPCIBusId(32, i)[1].split(b"\\0")[0].decode()
@@ -97,7 +97,7 @@ def test_gpus_agree_with_nvidia_smi(machine: Machine) -> None:
     def text_or_na(value: object) -> str:
         return "[N/A]" if value is None else str(value)
 
-    found = [
+    ours = [
         {
             "index": str(nvml.index),
             "pci.bus_id": f"{int(gpu.bus_id.split(':')[0], 16):08X}:{gpu.bus_id.split(':', 1)[1].upper()}",
@@ -119,20 +119,18 @@ def test_gpus_agree_with_nvidia_smi(machine: Machine) -> None:
         }
         for gpu, nvml in nvml_of(machine)
     ]
-    fields = tuple(found[0])
+    fields = tuple(ours[0])
     text = nvidia_smi(f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
 
-    assert found == [
-        dict(zip(fields, row, strict=True)) for row in csv.reader(text.splitlines(), skipinitialspace=True)
-    ]
+    assert ours == [dict(zip(fields, row, strict=True)) for row in csv.reader(text.splitlines(), skipinitialspace=True)]
 
 
 def test_nvlink_encryption_and_power_profiles_agree_with_nvidia_smi(machine: Machine) -> None:
     done = subprocess.run(["nvidia-smi", "nvlink", "--info"], check=False, capture_output=True, text=True)
     shown = re.findall(r"^\s*NVLE: (\w+)", done.stdout, re.MULTILINE)
     words = {True: "enabled", False: "disabled"}
-    found = [words[nvml.nvlink_encryption] for _, nvml in nvml_of(machine) if nvml.nvlink_encryption is not None]
-    assert found == [word.lower() for word in shown] or not shown, done.stdout
+    ours = [words[nvml.nvlink_encryption] for _, nvml in nvml_of(machine) if nvml.nvlink_encryption is not None]
+    assert ours == [word.lower() for word in shown] or not shown, done.stdout
     enforced = re.findall(r"<power_profile_enforced_profiles>(.*?)<", nvidia_smi("-q", "-x"))
     profiles = [nvml.power_profiles for _, nvml in nvml_of(machine)]
     assert [text == "N/A" for text in enforced] == [not names for names in profiles] or not enforced, enforced
@@ -147,7 +145,7 @@ def test_nvlinks_agree_with_nvidia_smi(machine: Machine) -> None:
             links[int(match[1])] = match[2]
 
     # nvidia-smi leaves out a GPU without NVLinks.
-    found = {
+    ours = {
         nvml.index: {
             link.link: f"{(link.speed_mb_s or 0) / 1000:.3f} GB/s" if link.active else "<inactive>"
             for link in nvml.nvlinks
@@ -156,7 +154,7 @@ def test_nvlinks_agree_with_nvidia_smi(machine: Machine) -> None:
         if nvml.nvlinks
     }
 
-    assert found == expected
+    assert ours == expected
 
 
 def test_fabric_platform_and_egm_agree_with_nvidia_smi(machine: Machine) -> None:
@@ -186,11 +184,11 @@ def test_cuda_attributes_equal_what_the_driver_says_when_asked_directly(machine:
 
 
 def test_pairs_equal_what_the_driver_says_when_asked_directly(machine: Machine, direct: Any) -> None:
-    found = {(pair.source, pair.target): pair for pair in machine.pairs or ()}
-    assert len(found) == len(direct["pairs"])
+    ours = {(pair.source, pair.target): pair for pair in machine.pairs or ()}
+    assert len(ours) == len(direct["pairs"])
 
     for source, target, can_access, attributes in direct["pairs"]:
-        pair = found[normal_bus_id(source), normal_bus_id(target)]
+        pair = ours[normal_bus_id(source), normal_bus_id(target)]
         assert pair.can_access_peer == bool(can_access)
         assert pair.cuda_attributes == {name: attributes.get(name) for name in pair.cuda_attributes}
 
@@ -221,15 +219,15 @@ def test_what_links_do_of_atomic_operations_is_read_or_has_its_reason() -> None:
     read = [("host_atomics", gpu.cuda.host_atomics, gpu.cuda.unread) for gpu in machine.gpus or () if gpu.cuda]
     read += [("atomics", pair.atomics, pair.unread) for pair in machine.pairs or ()]
     assert read
-    for field, found, unread in read:
-        if found is None:
+    for field, atomics, unread in read:
+        if atomics is None:
             # From CUDA 13.0 on the driver has the calls, but the bindings may be older; and between GPUs driver 580
             # answers 0 for everything, though its attribute says that there are native atomics.
             silent = "0 for every operation, though NATIVE_ATOMIC_SUPPORTED is 1" in unread[field].detail
             older = unread[field].reason in ("driver-too-old", "not-supported")
             assert silent or (older and (version < 13000 or "cuda-bindings" in unread[field].detail)), unread[field]
         else:
-            assert len(found) == 13
+            assert len(atomics) == 13
     for pair in machine.pairs or ():
         if pair.atomics is not None and pair.cuda_attributes.get("NATIVE_ATOMIC_SUPPORTED"):
             assert any(pair.atomics.values())

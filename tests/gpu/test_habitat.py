@@ -21,8 +21,7 @@ import pytest
 from egmctl.facts.collect import collect
 from tests.conftest import ROOT, Ended, ended
 from tests.doctor.real_node import gravest
-from tests.habitat.place import program, readable_folder
-from tests.habitat.test_podman import container, device_node
+from tests.habitat.place import container, device_node, program, readable_folder
 
 pytestmark = [pytest.mark.gpu, pytest.mark.needs_root, pytest.mark.timeout(300)]
 

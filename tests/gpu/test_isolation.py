@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import RunEgmctl
-from tests.gpu.test_bench import used_memory_mib
 from tests.gpu.traffic import copying
+from tests.gpu.usage import used_memory_mib
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpus")]
 

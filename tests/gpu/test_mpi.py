@@ -6,9 +6,7 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -16,12 +14,9 @@ from typing import Any
 import pytest
 
 from egmctl.model.gpu import Gpu
-from tests.conftest import ROOT, Ended, RunEgmctl, command_environment
+from tests.conftest import Ended, RunEgmctl
 from tests.doctor.cgroups import denying_v2
-from tests.gpu.node import minor
-from tests.gpu.test_doctor_active import imex_channel
-
-__all__ = ["imex_channel"]
+from tests.gpu.commands import egmctl_words, minor, mpirun
 
 pytestmark = [
     pytest.mark.gpu,
@@ -51,30 +46,6 @@ def nothing_left_behind() -> Any:
         time.sleep(0.2)
     assert _memory_used() == before
     assert not _processes("egmctl.bench.processes.worker:run")
-
-
-def mpirun(*ranks: Sequence[str], meanwhile: Callable[[], None] | None = None) -> Ended:
-    """Run programs as the ranks of one job, and do something while they run."""
-    job = [part for rank in ranks for part in (":", "-n", "1", *rank)][1:]
-    started = subprocess.Popen(
-        ["mpirun", "--allow-run-as-root", "--oversubscribe", *job],
-        env=command_environment({}),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-    )
-    try:
-        if meanwhile is not None:
-            meanwhile()
-        out, err = started.communicate(timeout=110)
-    finally:
-        started.kill()
-    return Ended(started.returncode, out, err)
-
-
-def egmctl_words(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "egmctl", *arguments]
 
 
 def measurements(done: Ended) -> list[dict[str, Any]]:

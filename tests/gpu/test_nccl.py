@@ -28,8 +28,7 @@ from egmctl.model.nccl import NcclStatus
 from egmctl.verdict.nccl import with_nccl_cause
 from tests.conftest import ROOT
 from tests.doctor.cgroups import Cgroup, denying_v2
-from tests.gpu.node import minor, started
-from tests.gpu.test_mpi import egmctl_words, mpirun
+from tests.gpu.commands import egmctl_words, minor, mpirun, started
 
 pytestmark = [
     pytest.mark.gpu,

@@ -1,28 +1,22 @@
-"""HOST_NUMA memory to HOST_NUMA memory through real GPUs: between two NUMA nodes, or within the only one."""
+"""HOST_NUMA memory to HOST_NUMA memory through GPUs: between two NUMA nodes, or within the only one."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-import pytest
-
-from egmctl.facts.collect import collect
-from tests.conftest import RunEgmctl
-
-pytestmark = pytest.mark.gpu
+from tests.gpu.node import Node
 
 
-def test_each_gpu_copies_from_node_to_node_and_the_bytes_cross_its_link(egmctl: RunEgmctl) -> None:
-    ended = egmctl("bench", "--case", "host_numa_to_host_numa_*", "--samples", "3", "--json", timeout_s=200)
-    result = json.loads(ended.out)["result"]
+def test_each_gpu_copies_from_node_to_node_and_the_bytes_cross_its_link(node: Node) -> None:
+    case = ("--case", "host_numa_to_host_numa_*")
+    code, result = node.bench_with_code(*case, "--samples", "3", timeout_s=200)
     measured: list[dict[str, Any]] = result["measurements"]
     # The driver may have the CPU copy between host memory: the counters refute the GPU's link then.
     by_cpu = [number for number, m in enumerate(measured) if m["engine"] == "ce" and is_refuted(m)]
-    assert ended.code == (3 if by_cpu else 0), ended.out[:3000]
+    assert code == (3 if by_cpu else 0), result["problems"]
     assert [cause["measurements"] for cause in result["causes"]] == ([by_cpu] if by_cpu else [])
     assert {m["engine"] for m in measured} == {"ce", "sm-copy"}
-    assert len({m["flows"][0]["initiator_label"] for m in measured}) == len(collect(("gpus",)).gpus or ())
+    assert len({m["flows"][0]["initiator_label"] for m in measured}) == len(node.gpus)
     for m in measured:
         assert m["status"] in ("ok", "unstable"), m["reason"]
         assert m["verification"] == "gpu-every-sample"

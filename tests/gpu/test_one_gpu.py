@@ -18,9 +18,6 @@ from egmctl.facts.collect import collect
 from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport, Settings
 from egmctl.model.task import Engine, HandleKind
 from egmctl.units import MIB
-from tests.gpu.test_doctor_active import imex_channel
-
-__all__ = ["imex_channel"]
 
 pytestmark = pytest.mark.gpu
 

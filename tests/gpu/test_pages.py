@@ -1,29 +1,25 @@
-"""Huge-page and managed host memory on real GPUs: measured and verified, or waived for what the kernel lacks."""
+"""Huge-page and managed host memory through GPUs: measured and verified, or waived for what the kernel lacks."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import RunEgmctl
-
-pytestmark = pytest.mark.gpu
+from tests.bench.four import cases
+from tests.gpu.node import Node
 
 CASES = ("hugetlb_*", "thp_*", "managed_*", "device_to_hugetlb_*", "device_to_thp_*", "device_to_managed_*")
 
 
 @pytest.fixture(scope="module")
-def measured(egmctl: RunEgmctl) -> list[dict[str, Any]]:
+def measured(node: Node) -> list[dict[str, Any]]:
     """Measure each kind on one GPU."""
-    chosen = (word for case in (*CASES, "host_numa_to_device_memcpy_ce") for word in ("--case", case))
-    ended = egmctl("bench", "--gpus", "0", "--numa", "0", "--samples", "3", *chosen, "--json", timeout_s=200)
-    document = json.loads(ended.out)
-    assert ended.code == 0, ended.out[:3000]
-    found: list[dict[str, Any]] = document["result"]["measurements"]
-    return found
+    chosen = cases(*CASES, "host_numa_to_device_memcpy_ce")
+    result = node.bench("--gpus", "0", "--numa", "0", "--samples", "3", *chosen, timeout_s=200)
+    measurements: list[dict[str, Any]] = result["measurements"]
+    return measurements
 
 
 def test_what_is_measured_is_verified_and_what_is_waived_lacks_pages(measured: list[dict[str, Any]]) -> None:
@@ -35,6 +31,7 @@ def test_what_is_measured_is_verified_and_what_is_waived_lacks_pages(measured: l
             assert m["verification"] == "gpu-every-sample"
 
 
+@pytest.mark.gpu
 def test_pages_are_what_the_case_says(measured: list[dict[str, Any]]) -> None:
     costs = {cost["memory"]: cost for m in measured for cost in m["costs"]}
     assert costs["host-numa"]["granularity_bytes"] > 0
@@ -46,6 +43,7 @@ def test_pages_are_what_the_case_says(measured: list[dict[str, Any]]) -> None:
         assert costs["thp"]["huge_bytes"] is None or costs["thp"]["huge_bytes"] > costs["thp"]["size_bytes"] // 2
 
 
+@pytest.mark.gpu
 def test_managed_memory_stays_on_the_host(measured: list[dict[str, Any]]) -> None:
     managed = [m for m in measured if "managed" in m["case"] and m["status"] != "waived"]
     for m in managed:

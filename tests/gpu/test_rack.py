@@ -11,10 +11,7 @@ import pytest
 from egmctl.facts.collect import collect
 from egmctl.model.gpu import Gpu
 from tests.conftest import Ended
-from tests.gpu.test_doctor_active import imex_channel
-from tests.gpu.test_mpi import egmctl_words, mpirun
-
-__all__ = ["imex_channel"]
+from tests.gpu.commands import egmctl_words, mpirun
 
 pytest.importorskip("ClusterShell")
 

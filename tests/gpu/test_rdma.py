@@ -38,28 +38,28 @@ def measured(egmctl: RunEgmctl) -> Any:
 
 @pytest.mark.skipif(UCX, reason="ucxx is installed")
 def test_without_ucxx_the_measurement_is_waived(measured: Any) -> None:
-    code, found = measured("ucx_device_to_device")
-    assert (code, {m["status"] for m in found}) == (3, {"waived"})
+    code, results = measured("ucx_device_to_device")
+    assert (code, {m["status"] for m in results}) == (3, {"waived"})
 
 
 @pytest.mark.skipif(not UCX, reason="ucxx is not installed")
 def test_ucx_takes_cuda_ipc_between_gpus_and_every_kind_of_memory_arrives(measured: Any) -> None:
-    code, found = measured(
+    code, results = measured(
         *(f"ucx_{source}_to_host_numa" for source in ("device", "host_numa", "host")),
         *("ucx_device_to_device", "ucx_host_numa_to_device"),
     )
-    assert code == 0, found
-    assert {m["status"] for m in found} <= {"ok", "unstable"}
-    by_case = {m["case"]: m["ucx"] for m in found if m["point"]["size"] is None}
+    assert code == 0, results
+    assert {m["status"] for m in results} <= {"ok", "unstable"}
+    by_case = {m["case"]: m["ucx"] for m in results if m["point"]["size"] is None}
     assert (by_case["ucx_device_to_device"]["route"], by_case["ucx_device_to_device"]["staging"]) == ("cuda-ipc", None)
     assert "no GPUDirect RDMA" in by_case["ucx_device_to_device"]["verdict"]
 
 
 @pytest.mark.skipif(not UCX, reason="ucxx is not installed")
 def test_forced_to_tcp_messages_are_staged_through_host_memory(measured: Any) -> None:
-    code, found = measured("ucx_device_to_device", UCX_TLS="tcp,cuda_copy")
-    assert code == 0, found
-    assert {(m["ucx"]["route"], m["ucx"]["staging"]) for m in found} == {("tcp", "host")}
+    code, results = measured("ucx_device_to_device", UCX_TLS="tcp,cuda_copy")
+    assert code == 0, results
+    assert {(m["ucx"]["route"], m["ucx"]["staging"]) for m in results} == {("tcp", "host")}
 
 
 @pytest.mark.skipif(not UCX, reason="ucxx is not installed")
@@ -68,10 +68,10 @@ def test_what_is_put_and_got_one_sided_is_there_and_what_registering_costs_is_to
     measured: Any, memory: str, route: str
 ) -> None:
     names = [f"ucx_{word}_{memory}_to_{memory}" for word in ("put", "get")]
-    code, found = measured(*names)
-    assert code == 0, [m["reason"] for m in found]
-    assert {m["case"] for m in found} == set(names)
-    for m in found:
+    code, results = measured(*names)
+    assert code == 0, [m["reason"] for m in results]
+    assert {m["case"] for m in results} == set(names)
+    for m in results:
         assert (m["status"] in ("ok", "unstable"), m["mismatch"]) == (True, None), m["reason"]
         assert [stage["name"] for stage in m["stages"]] == ["register", "pack", "unpack", "deregister"]
         assert m["ucx"]["route"] == route, m["ucx"]
@@ -79,5 +79,5 @@ def test_what_is_put_and_got_one_sided_is_there_and_what_registering_costs_is_to
 
 @pytest.mark.skipif(not UCX, reason="ucxx is not installed")
 def test_host_numa_memory_one_sided_is_measured_or_refused_by_name_and_ends_no_process(measured: Any) -> None:
-    _, found = measured("ucx_put_host_numa_to_host_numa", "ucx_get_host_numa_to_host_numa")
-    assert {m["status"] for m in found} <= {"ok", "unstable", "failed"}, [m["reason"] for m in found]
+    _, results = measured("ucx_put_host_numa_to_host_numa", "ucx_get_host_numa_to_host_numa")
+    assert {m["status"] for m in results} <= {"ok", "unstable", "failed"}, [m["reason"] for m in results]

@@ -1,16 +1,16 @@
-"""Bandwidth against the number of SMs on real GPUs: more SMs move more until a link is full, every byte right."""
+"""Bandwidth against the number of SMs: more SMs move more until a link is full, every byte right."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from egmctl.facts.collect import collect
-from tests.conftest import RunEgmctl
+from tests.gpu.node import Node
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.usefixtures("two_gpus")
+
+ByPoint = dict[tuple[str, int], dict[str, Any]]
 
 H200_GB_S = {
     ("device_to_device_memcpy_write_tma", 16): (340, 380),
@@ -26,31 +26,26 @@ H200_GB_S = {
 
 
 @pytest.fixture(scope="module")
-def measured(egmctl: RunEgmctl) -> dict[tuple[str, int], dict[str, Any]]:
+def measured(node: Node, two_gpus: None) -> ByPoint:  # noqa: ARG001
     """Measure the suite once, on two GPUs, by case and number of blocks."""
-    if len(collect(("gpus",)).gpus or ()) < 2:
-        pytest.skip("needs two GPUs")
-    ended = egmctl("bench", "--gpus", "0-1", "--numa", "0", "--suite", "sms", "--json", timeout_s=200)
-    document = json.loads(ended.out)
-    assert ended.code == 0, ended.out[:3000]
-    found: list[dict[str, Any]] = document["result"]["measurements"]
-    return {(m["case"], m["point"]["sms"]): m for m in found if m["status"] != "waived"}
+    result = node.bench("--gpus", "0-1", "--numa", "0", "--suite", "sms", timeout_s=200)
+    return {(m["case"], m["point"]["sms"]): m for m in result["measurements"] if m["status"] != "waived"}
 
 
 def median(measurement: dict[str, Any]) -> float:
-    found: float = measurement["bandwidth_gb_s"]["median"]
-    return found
+    return float(measurement["bandwidth_gb_s"]["median"])
 
 
-def test_every_point_is_measured_and_every_byte_is_right(measured: dict[tuple[str, int], dict[str, Any]]) -> None:
+def test_every_point_is_measured_and_every_byte_is_right(measured: ByPoint) -> None:
     assert measured
     for key, m in measured.items():
         assert m["status"] in ("ok", "unstable"), (key, m["reason"])
         assert m["verification"] == "gpu-every-sample", key
 
 
+@pytest.mark.gpu
 def test_eight_sms_move_more_than_one_and_no_number_of_them_more_than_the_link(
-    measured: dict[tuple[str, int], dict[str, Any]],
+    measured: ByPoint,
 ) -> None:
     for (case, blocks), m in measured.items():
         if blocks == 8:
@@ -60,19 +55,16 @@ def test_eight_sms_move_more_than_one_and_no_number_of_them_more_than_the_link(
         assert all(median(m) <= limit for limit in limits), (case, blocks)
 
 
-def test_the_counters_of_the_links_saw_the_bytes(measured: dict[tuple[str, int], dict[str, Any]]) -> None:
+def test_the_counters_of_the_links_saw_the_bytes(measured: ByPoint) -> None:
     verdicts = {
         m["evidence"]["route"]["verdict"] for m in measured.values() if m["evidence"] and m["evidence"]["route"]
     }
     assert "refuted" not in verdicts
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize(("case", "blocks"), H200_GB_S)
-def test_h200_reaches_what_a_plain_kernel_did(
-    measured: dict[tuple[str, int], dict[str, Any]], case: str, blocks: int
-) -> None:
-    names = [gpu.name or "" for gpu in collect(("gpus",)).gpus or ()]
-    if not all("H200" in name for name in names):
-        pytest.skip(f"no reference for {names}")
+def test_h200_reaches_what_a_plain_kernel_did(node: Node, measured: ByPoint, case: str, blocks: int) -> None:
+    node.only_h200()
     least, most = H200_GB_S[case, blocks]
     assert least <= median(measured[case, blocks]) <= most

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,3 +88,38 @@ def wait(condition: Callable[[], bool], complaint: str) -> None:
     while not condition():
         assert time.monotonic() < until, complaint
         time.sleep(0.1)
+
+
+CGROUP = f"egmctl-podman-{os.getpid()}"
+
+
+def container(folder: Path) -> list[str]:
+    """Return the beginning of a command that runs a container with the programs of this machine, and make its root."""
+    root, bound = folder / "rootfs", ["/usr:/usr:ro", *(f"{folder}/{name}:{folder}/{name}:ro" for name in BOUND)]
+    for name in ("usr", "proc", "sys", "dev", "run", "etc", "var", "root", f".{folder}"):
+        (root / name).mkdir(parents=True)
+    # In a user namespace nobody may make what is mounted over.
+    for name in ("etc/hosts", "etc/hostname", "etc/resolv.conf", "run/.containerenv"):
+        (root / name).touch()
+    for name in ("bin", "lib", "lib64", "sbin"):
+        (root / name).symlink_to(f"usr/{name}")
+    # Podman raises limits as far as the kernel allows, which takes a right that root may lack.
+    (folder / "containers.conf").write_text(
+        '[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]\n'
+        '[engine]\ncgroup_manager = "cgroupfs"\nevents_logger = "none"\nruntime = "crun"\nlock_type = "file"\n'
+        f'tmp_dir = "{folder}/state"\n'
+    )
+    # crun refuses cgroups of version 1 beside a mounted version 2 that has controllers.
+    hidden = 'umount --lazy /sys/fs/cgroup/unified 2>/dev/null; exec "$@"'
+    own = [f"--{name}={folder}/{name}" for name in ("root", "runroot")]
+    given = [f"--volume={volume}" for volume in (f"{folder}:{folder}", *bound)]
+    return [
+        *("setpriv", "--pdeathsig=KILL", "unshare", "--mount", "sh", "-c", hidden, "sh"),
+        *("podman", *own, "--storage-driver=vfs"),
+        *("run", "--rm", "--pull=never", "--network=host", "--workdir=/", f"--cgroup-parent=/{CGROUP}", *given),
+        f"--env=PATH={folder}/bin:/usr/bin:/bin",
+    ]
+
+
+def device_node(name: str, major: int, minor: int) -> dict[str, Any]:
+    return {"path": f"/dev/{name}", "type": "c", "major": major, "minor": minor, "fileMode": 0o666}

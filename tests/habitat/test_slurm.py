@@ -24,8 +24,7 @@ from tests.doctor.real_node import gravest, without_driver
 from tests.fake.plugin import MakeFakeNode
 from tests.habitat.place import FORKING, LITTLE, SMALL, install, program, with_version_1
 from tests.habitat.slurm import Cluster, slurm_cluster
-from tests.mpi.nodes import in_domain
-from tests.mpi.test_rack import tray
+from tests.mpi.nodes import in_domain, tray
 
 pytestmark = [
     pytest.mark.needs_root,

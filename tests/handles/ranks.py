@@ -117,22 +117,19 @@ class Said:
     after: list[Mapping[str, int]]
 
 
-def start(count: int) -> Group:
-    """Start ranks in this process' environment."""
-    return Group({number: start_rank(number, count, TARGET) for number in range(count)})
+def start(count: int, last: Mapping[str, Any] | None = None) -> Group:
+    """Start ranks in this process' environment.
 
-
-def start_confined(visible: str | None = None, cgroup: Path | None = None, count: int = 2) -> Group:
-    """Start ranks, of which the last one sees the GPUs ``visible`` only, or is in a cgroup."""
-    importer = Child(
-        TARGET,
-        {"rank": count - 1, "size": count},
-        environment={**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": visible},
-        before="tests.doctor.hooks:join_cgroup" if cgroup else None,
-        before_arguments={"directory": str(cgroup)},
-    )
-    others = {number: start_rank(number, count, TARGET) for number in range(count - 1)}
-    return Group({**others, count - 1: importer})
+    Parameters
+    ----------
+    last
+        Options of the child that the last one is: variables of its own, say, or what it does first.
+    """
+    group = {number: start_rank(number, count, TARGET) for number in range(count - 1 if last else count)}
+    if last:
+        environment = {**ENVIRONMENT, **last.get("environment", {})}
+        group[count - 1] = Child(TARGET, {"rank": count - 1, "size": count}, **{**last, "environment": environment})
+    return Group(group)
 
 
 def ask(

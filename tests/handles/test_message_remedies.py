@@ -13,7 +13,7 @@ from egmctl.model.explanation import KnownCause, Severity, Word
 from egmctl.model.remedy import ON_HOST, Need
 from egmctl.report.kinds import Format
 from tests.answers import render
-from tests.handles.test_messages import explained
+from tests.handles.messages import explained
 
 ENTRIES = list(messages().entries.values())
 EVERY = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import io
 import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from egmctl.api.doctor import judged
 from egmctl.doctor.runner import CHECKS
 from egmctl.driver.messages import KnownMessage, messages
 from egmctl.errors import ExitCode
-from egmctl.facts.error_log import read_failures
 from egmctl.model.explanation import Explanations, Severity, Word
 from egmctl.model.kernel_log import DriverMessage
 from egmctl.report.kinds import Format
 from tests.answers import render
+from tests.handles.messages import explained
 
 ENTRIES = list(messages().entries.values())
 EVERY = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
 HARMFUL = re.compile(r"\b(reboot|power-cycle|replace|reset|restart|rmmod|reload)", re.IGNORECASE)
-
-
-def explained(text: str) -> Explanations:
-    return judged(read_failures(io.BytesIO(text.encode())), None)
 
 
 def messages_of(result: Explanations) -> list[str]:

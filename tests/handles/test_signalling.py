@@ -15,13 +15,11 @@ from egmctl.bench.processes.group import GroupFailed
 from egmctl.gpu import chase
 from egmctl.gpu.chase import FLAG_BYTES
 from egmctl.model.measurement import MeasurementStatus
-from egmctl.model.task import Engine, Task
+from egmctl.model.task import Engine
 from tests.fake.machines import nvl4
 from tests.fake.plugin import MakeFakeNode
+from tests.handles.conftest import RANKS, Launch, nothing_left
 from tests.handles.ranks import MIB, SETTINGS, ask, flag_task, message_task, ranks_on
-from tests.handles.test_life_cycle import RANKS, Launch, launch, nothing_left
-
-__all__ = ["launch"]
 
 LAPS = WARM_UP_LAPS + 100
 TASKS = {
@@ -32,40 +30,22 @@ TASKS = {
 }
 
 
-@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-def test_both_sides_agree_on_what_the_first_one_has_timed(fake_node: MakeFakeNode, launch: Launch, task: Task) -> None:
-    node = fake_node(nvl4())
-    group = launch(node)
-    with nothing_left(node, group):
-        said = ask(group, RANKS, task)
-        (found,) = said.measurements
-    assert found.status in (MeasurementStatus.OK, MeasurementStatus.UNSTABLE), found.reason
-    assert len(found.samples) == SETTINGS.samples
-    for sample in found.samples:
-        assert 0 < (sample.p50_ns or 0) <= (sample.p99_ns or 0)
-        if task.engine is Engine.PING_PONG:
-            assert sample.elapsed_ms == pytest.approx(100 * (sample.latency_ns or 0) / 1e6)
-        else:
-            assert sample.latency_ns == sample.p50_ns
-    assert said.before == said.after
-
-
 def test_flags_in_device_memory_are_polled_at_home_and_written_far_away(
     fake_node: MakeFakeNode, launch: Launch
 ) -> None:
     node = fake_node(nvl4())
     ask(launch(node), RANKS, TASKS["flag-device"])
-    made = node.calls("cuMemCreate")
-    assert sorted(call.arguments["location"] for call in made) == ["DEVICE:0", "DEVICE:1"]
-    assert len({call.pid for call in made}) == 2
+    created = node.calls("cuMemCreate")
+    assert sorted(call.arguments["location"] for call in created) == ["DEVICE:0", "DEVICE:1"]
+    assert len({call.pid for call in created}) == 2
     assert len(node.calls("cuMemImportFromShareableHandle")) == 2
 
 
 def test_flags_in_host_memory_lie_apart_in_one_allocation(fake_node: MakeFakeNode, launch: Launch) -> None:
     node = fake_node(nvl4())
     ask(launch(node), RANKS, TASKS["flag-host-numa"])
-    (made,) = node.calls("cuMemCreate")
-    assert (made.arguments["location"], int(made.arguments["size"])) == ("HOST_NUMA:1", 2 * MIB)
+    (created,) = node.calls("cuMemCreate")
+    assert (created.arguments["location"], int(created.arguments["size"])) == ("HOST_NUMA:1", 2 * MIB)
     flags = [call for call in node.calls("cuMemsetD32Async") if int(call.arguments["count"]) == FLAG_BYTES // 4]
     cleared = {(call.pid, int(call.arguments["to"], 16) % (2 * MIB)) for call in flags}
     assert sorted(offset for _, offset in cleared) == [0, APART_BYTES]
@@ -115,16 +95,16 @@ def test_an_answer_that_came_too_late_is_not_taken_for_that_to_the_next_message(
     first.open(offered)
     assert first.run() is None, "the other side is silent"
     assert other.run() is None, "it answers now, and hears nothing more"
-    for one in (first, other):
-        one.ready()
+    for end in (first, other):
+        end.ready()
     with ThreadPoolExecutor() as threads:
-        both = [threads.submit(one.run) for one in (first, other)]
+        both = [threads.submit(end.run) for end in (first, other)]
     assert all(len(ran.result() or ()) == LAPS for ran in both)
     first._socket.setblocking(False)
     with pytest.raises(BlockingIOError):
         first._socket.recv(1)
-    for one in (first, other):
-        one.held.own.close()
+    for end in (first, other):
+        end.held.own.close()
 
 
 def test_disjoint_pairs_are_measured_at_the_same_time(fake_node: MakeFakeNode, launch: Launch) -> None:
@@ -132,8 +112,8 @@ def test_disjoint_pairs_are_measured_at_the_same_time(fake_node: MakeFakeNode, l
     node = fake_node(nvl4())
     group = launch(node, count=4)
     with nothing_left(node, group):
-        found = ask(group, ranks, flag_task(ranks, first=0, other=3), flag_task(ranks, first=2, other=1)).measurements
-    assert [one.status for one in found] == [MeasurementStatus.OK, MeasurementStatus.OK]
+        trips = ask(group, ranks, flag_task(ranks, first=0, other=3), flag_task(ranks, first=2, other=1)).measurements
+    assert [trip.status for trip in trips] == [MeasurementStatus.OK, MeasurementStatus.OK]
 
 
 @pytest.mark.long
@@ -153,11 +133,11 @@ def test_a_call_that_fails_ends_it_in_both_and_leaves_nothing(
     node = fake_node(nvl4())
     group = launch(node, f"{call}@{nth}=error:999,once")
     with nothing_left(node, group):
-        said = ask(group, RANKS, TASKS[name])
-        (found,) = said.measurements
+        answer = ask(group, RANKS, TASKS[name])
+        (trip,) = answer.measurements
         again = ask(group, RANKS, TASKS[name]).measurements[0]
-    assert (found.status, found.last_call) == (MeasurementStatus.FAILED, call)
-    assert said.before == said.after
+    assert (trip.status, trip.last_call) == (MeasurementStatus.FAILED, call)
+    assert answer.before == answer.after
     assert again.status in (MeasurementStatus.OK, MeasurementStatus.UNSTABLE)
 
 
@@ -187,6 +167,6 @@ def test_a_side_that_dies_or_hangs_releases_the_other(
     with pytest.raises(GroupFailed) as failed:
         ask(group, RANKS, TASKS[name], timeout_s=timeout_s)
     assert (failed.value.how, failed.value.last_call) == (how, fault.partition("@")[0])
-    (lost,) = {one.pid for one in node.calls() if one.ending}
+    (lost,) = {call.pid for call in node.calls() if call.ending}
     left = [line for line in node.leaks() if not line.startswith(f"process {lost}:")]
     assert not [line for line in left if "mapping" in line or "allocation" in line]

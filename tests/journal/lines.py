@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from egmctl import saved
 from egmctl.journal import events
+from egmctl.journal import read as reading
 from egmctl.journal.events import RunState
+from egmctl.journal.read import JournalContent
+from egmctl.model.measurement import RunReport
+from tests.bench.four import OPTIONS
 
 
 def stamped(entry: dict[str, Any]) -> bytes:
@@ -33,3 +39,12 @@ def with_state(content: bytes, **state: Any) -> bytes:
 def ended(content: bytes) -> bytes:
     """Return a journal as it is after its run has ended with exit code 0."""
     return with_state(content, exit_code=0, lines=content.count(b"\n"))
+
+
+def read(content: bytes) -> JournalContent:
+    """Return what a journal holds, read as every document is."""
+    return reading.read(content, "journal x", partial(saved._result, RunReport))
+
+
+BENCH = ("bench", "--numa", "1", "--gpus", "0-1", "--size", "1M", "--samples", "2", "--copies", "2", *OPTIONS)
+UNDER_WAY = "the command ended while this was measured"

@@ -7,43 +7,27 @@ import random
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from egmctl import saved
 from egmctl.errors import ExitCode, UsageError
 from egmctl.journal import events
 from egmctl.journal import read as reading
 from egmctl.journal.events import BEGIN_LINES
 from egmctl.journal.read import JournalContent, is_journal
 from egmctl.model.codec import ITEMS_LIMIT
-from egmctl.model.measurement import MeasurementStatus, RunReport
+from egmctl.model.measurement import MeasurementStatus
 from egmctl.report.kinds import BENCH
 from tests.answers import code_of
 from tests.fuzz.documents import original
 from tests.in_process import run
-from tests.journal.lines import changed, ended, with_state
+from tests.journal.lines import changed, ended, read, with_state
 from tests.memory import most_bytes
 
 ONE_LINE = "1 line damaged: what it held is missing"
 TWO_LINES = "2 lines damaged: what they held is missing"
-
-
-@pytest.fixture(scope="module")
-def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """Return the journal of a run that came to its end, whose lines are all as short as most are."""
-    lines = original("journal", tmp_path_factory.mktemp("original")).splitlines(keepends=True)
-    for number in BEGIN_LINES:
-        lines[number] = changed(lines[number], lambda entry: entry["result"].update(machines=[]))
-    return ended(b"".join(lines))
-
-
-def read(content: bytes) -> JournalContent:
-    """Return what a journal holds, read as every document is."""
-    return reading.read(content, "journal x", partial(saved._result, RunReport))
 
 
 def outcome(content: bytes, whole: JournalContent) -> str:

@@ -1,4 +1,4 @@
-"""A bench that is killed costs one step: what it had measured is on disk, and what it was at is named."""
+"""What a journal keeps of a bench that ended early, and what commands say of it; gpu/test_journal.py kills one."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import errno
 import fcntl
 import json
 import os
-import random
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,25 +18,14 @@ from egmctl.cli.output import OutputOptions, Outputs
 from egmctl.fleet.folder import Folder
 from egmctl.journal import events
 from egmctl.journal import read as reading
-from egmctl.journal.events import what
 from egmctl.journal.read import earlier
 from egmctl.model.measurement import MeasurementStatus
 from egmctl.saved import load_journal
-from tests.bench.four import OPTIONS
-from tests.cli.test_private import check, planted
+from tests.cli.private import check, planted
 from tests.conftest import ROOT, RunEgmctl, command_environment
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
-from tests.journal.lines import with_state
-from tests.journal.test_damage import content, read
-
-__all__ = ["content"]
-
-BENCH = ("bench", "--numa", "1", "--gpus", "0-1", "--size", "1M", "--samples", "2", "--copies", "2", *OPTIONS)
-UNDER_WAY = "the command ended while this was measured"
-
-KILLS = int(os.environ.get("EGMCTL_TEST_KILLS", "3"))
-"""The moments at which a run is killed; 100 were run once."""
+from tests.journal.lines import BENCH, read, with_state
 
 
 @pytest.fixture
@@ -54,49 +41,6 @@ def env(node: FakeNode, tmp_path: Path) -> dict[str, str | None]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "state/egmctl/journal"
-
-
-def killed(env: dict[str, str | None], after_s: float) -> list[str]:
-    """Run a bench, kill it so long after its first line in the journal, and return what it had told by then."""
-    read_end, write_end = os.pipe()
-    command = [sys.executable, "-m", "tests.journal.killed", str(write_end), *BENCH, "-q"]
-    whole = command_environment(env)
-    null = subprocess.DEVNULL
-    with subprocess.Popen(command, cwd=ROOT, env=whole, pass_fds=[write_end], stdout=null, stderr=null) as process:
-        os.close(write_end)
-        first = os.read(read_end, 1)
-        time.sleep(after_s)
-        process.kill()
-    with open(read_end, "rb") as file:
-        return (first + file.read()).decode().splitlines()
-
-
-@pytest.mark.long
-@pytest.mark.timeout(60 + 20 * KILLS)
-def test_killed_at_any_moment_each_journal_has_what_was_measured_and_names_the_step(
-    env: dict[str, str | None], folder: Path
-) -> None:
-    choice = random.Random(7)  # noqa: S311
-    for number in range(KILLS):
-        said = killed(env, choice.random() * 1.5)
-        path = earlier(folder)[-1]
-        assert len(earlier(folder)) == min(number + 1, events.FILES_LIMIT)
-        kept = load_journal(path)
-        measured = {int(line.split()[1]) for line in said if line.startswith("measurement ")}
-        finished = [m for m in kept.report.measurements if m.reason != UNDER_WAY]
-        assert len(finished) >= len(measured), "nothing that was measured is lost"
-        if said[-1] == "end":
-            assert (kept.exit_code, kept.under_way) == (0, ())
-            continue
-        assert kept.exit_code is None
-        steps = [line for line in said if line.startswith("step ")]
-        if steps and not kept.under_way:
-            # Killed between its last measurement and the next step.
-            assert said[-1].startswith("measurement") or len(finished) > len(measured)
-        for task in kept.under_way:
-            assert what(task) in kept.ending or "more at once" in kept.ending
-        assert kept.ending in kept.report.problems[-1]
-        assert len(kept.report.measurements) == len(finished) + len(kept.under_way)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from tests.doctor.cgroups import mounted
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
 from tests.in_process import run
-from tests.journal.test_journal import BENCH
+from tests.journal.lines import BENCH
 
 PAGE = 4096
 SPARE = 20_000

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from egmctl.model.gpu import Fabric
+from egmctl.model.host import System
 from egmctl.model.machine import Machine
 from tests.command_server import SERVER
 from tests.conftest import Ended
+from tests.doctor.machines import of_two_gpus, patched
 from tests.fake.machines import nvl4, with_imex_channel
 from tests.fake.node import FakeNode
 from tests.mpi.jobs import launch
@@ -105,3 +107,14 @@ def egmctl_under_mpi(
             job.append(":")
         job += ["-n", str(place.ranks), "env", *removed, *given, *command]
     return launch(job, options=options, timeout_s=timeout_s)
+
+
+def tray(host: str) -> Machine:
+    """Return a healthy node of two GPUs."""
+    return patched(of_two_gpus(in_domain(host)), "", system=System(daemons=("nvidia-imex",)))
+
+
+RECOVER = ("--enable-recovery",)
+"""mpirun lets the others live when a process is killed, as srun does."""
+IMPATIENT = ("tests/mpi/impatient.py",)
+"""egmctl, whose commands give each other up sooner."""

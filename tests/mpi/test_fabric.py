@@ -15,16 +15,12 @@ import pytest
 from egmctl.saved import load_journal
 from tests.conftest import RunEgmctl
 from tests.fake.plugin import MakeFakeNode
-from tests.mpi.nodes import QUICK, RANK, Place, egmctl_under_mpi, in_domain, wait_for
+from tests.mpi.nodes import IMPATIENT, QUICK, RANK, RECOVER, Place, egmctl_under_mpi, in_domain, wait_for
 
 pytestmark = pytest.mark.processes
 
 WRITE = ("bench", *QUICK, "--case", "fabric_device_write_ce")
 TO_EGM = "fabric_host_numa_to_host_numa_write_ce"
-RECOVER = ("--enable-recovery",)
-"""mpirun lets the others live when a process is killed, as srun does."""
-IMPATIENT = ("tests/mpi/impatient.py",)
-"""egmctl, whose commands give each other up sooner."""
 CASES = (
     *("fabric_device_write_ce", "fabric_device_all_to_one_write_ce", "fabric_device_latency"),
     *("fabric_device_bidirectional_write_ce", "fabric_device_bisect_write_ce"),

@@ -9,20 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.model.host import System
-from egmctl.model.machine import Machine
-from tests.doctor.machines import of_two_gpus, patched
+from tests.doctor.machines import patched
 from tests.fake.plugin import MakeFakeNode
-from tests.mpi.nodes import Place, egmctl_under_mpi, in_domain, wait_for
-from tests.mpi.test_fabric import IMPATIENT, RECOVER
+from tests.mpi.nodes import IMPATIENT, RECOVER, Place, egmctl_under_mpi, tray, wait_for
 from tests.schemas import validate
 
 pytestmark = pytest.mark.processes
-
-
-def tray(host: str) -> Machine:
-    """Return a healthy node of two GPUs."""
-    return patched(of_two_gpus(in_domain(host)), "", system=System(daemons=("nvidia-imex",)))
 
 
 @pytest.mark.long

@@ -17,7 +17,7 @@ from egmctl.bench.plan.task import COPIES_LIMIT
 from egmctl.bench.processes.group import Group
 from egmctl.model.measurement import Measurement, MeasurementStatus
 from egmctl.model.route import UcxRoute
-from tests.bench.conftest import cases
+from tests.bench.four import cases
 from tests.conftest import RunEgmctl
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode

@@ -15,7 +15,7 @@ from egmctl.topology.topology import topology
 from tests.answers import diagnose, render
 from tests.conftest import ROOT
 from tests.doctor.machines import shipped
-from tests.fleet.test_lines import no_go
+from tests.fleet.racks import no_go
 from tests.report import comparisons
 from tests.report.browser import Tab, chromium, find
 from tests.report.runs import hostile_run, judged, run

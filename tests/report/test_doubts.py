@@ -12,8 +12,8 @@ from egmctl.report.views.bench_classes import main_rates
 from egmctl.report.views.doubts import doubts_section
 from tests.answers import render
 from tests.report.pages import elements, parse, words
+from tests.verdict.bringups import measured
 from tests.verdict.runs import WRITE
-from tests.verdict.test_bringup import measured
 
 RUN = measured(WRITE)
 

@@ -29,7 +29,7 @@ from egmctl.verdict.bringup import bringup_answer
 from egmctl.verdict.profiles import load_all, match_profile
 from tests.answers import diagnose, render
 from tests.doctor.machines import shipped
-from tests.fleet.test_views import REPORT as RACK
+from tests.fleet.racks import REPORT as RACK
 from tests.in_process import run as answered
 from tests.report import comparisons
 from tests.report.runs import run

@@ -28,7 +28,7 @@ from egmctl.verdict.answers import answered
 from tests.answers import diagnose, render
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import patched, shipped
-from tests.fleet.test_lines import no_go, rack
+from tests.fleet.racks import no_go, rack
 from tests.report import comparisons
 from tests.report.pages import elements, parse, words
 from tests.report.runs import HOSTILE, hostile_run, judged, run

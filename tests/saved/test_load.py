@@ -33,7 +33,7 @@ from egmctl.topology.topology import topology
 from egmctl.verdict.judge import with_verdict
 from tests.answers import diagnose, render, with_answer
 from tests.doctor.machines import shipped
-from tests.fleet.test_views import REPORT
+from tests.fleet.racks import REPORT
 from tests.memory import most_bytes
 from tests.report.runs import run as run_of
 from tests.saved.documents import bench_document, machine_of, measured_report

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -16,9 +15,7 @@ from egmctl.doctor.findings import failed
 from egmctl.doctor.runner import CHECKS
 from egmctl.model.answer import Cause, GapKind, State
 from egmctl.model.bringup import Bringup
-from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.finding import UNEXPLAINED, Finding, Status, on_gpus
-from egmctl.model.machine import Machine
+from egmctl.model.finding import UNEXPLAINED, Status, on_gpus
 from egmctl.model.measurement import MeasurementStatus, RunReport
 from egmctl.model.remedy import Remedy
 from egmctl.model.task import Flow, Task
@@ -26,56 +23,22 @@ from egmctl.report.kinds import BRINGUP, Format
 from egmctl.verdict.bringup import bringup_answer, identity_of
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge, with_verdict
-from egmctl.verdict.profiles import load
 from tests.answers import diagnose, render
-from tests.doctor.builders import check, diagnosis
 from tests.doctor.machines import patched, shipped, with_gpu_denied
 from tests.doctor.scenes import scenes
 from tests.golden import compare, without_counts
 from tests.schemas import validate
+from tests.verdict.bringups import GPUS, H200, LINKS, PROFILE, healthy, judged, measured, sick
 from tests.verdict.runs import H2D, OF_GPU2, WRITE, run, slow_at, usual, with_status
 
 GOLDEN = Path(__file__).parent / "golden"
-H200 = shipped("hgx-h200x4")
-GPUS = H200.gpus or ()
-LINKS = failed(
-    "2 of 18 NVLinks down (links 4, 11)",
-    Remedy(text="Reseat the GPU or replace it.", look="nvidia-smi nvlink -s -i 2"),
-    place=on_gpus(GPUS[2:3]),
-)
 PCIE = failed("PCIe runs x8 of x16", Remedy(text="Reseat the board."), place=on_gpus(GPUS[:1]))
-WELL = diagnose(H200, EVERYTHING, CHECKS)
-PROFILE = load("hgx-h200")
 SITE = replace(PROFILE, name="site", references=tuple(one for one in PROFILE.references if one.case == WRITE))
-
-
-def healthy(machine: Machine = H200) -> Diagnosis:
-    return WELL if machine is H200 else diagnose(machine, EVERYTHING, CHECKS)
-
-
-def sick(*findings: tuple[str, Finding]) -> Diagnosis:
-    """A healthy node but for these."""
-    well = healthy()
-    made = diagnosis(*(check(name, finding) for name, finding in findings), machine=H200)
-    names = {name for name, _ in findings}
-    rest = tuple(one for one in well.findings if one.check not in names)
-    return replace(well, findings=(*made.findings, *rest))
-
-
-def measured(
-    *cases: str, value: Callable[[Task, Flow], float] = usual, machine: Machine = H200, known: bool = True
-) -> RunReport:
-    made = run(*(cases or (WRITE, H2D)), value=value, machine=machine)
-    return judged(made, known=known)
 
 
 def paths(found: Bringup, cause: Cause) -> set[str]:
     assert found.run is not None
     return {found.run.measurements[number].path for number in cause.measurements}
-
-
-def judged(made: RunReport, *, known: bool = True) -> RunReport:
-    return with_verdict(made, PROFILE if known else None, profile_reason="GPU name NVIDIA H200")
 
 
 def shown(found: Bringup, width: int = 80) -> str:

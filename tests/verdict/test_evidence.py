@@ -32,7 +32,7 @@ from tests.doctor.machines import patched, shipped
 from tests.fake.plugin import MakeFakeNode
 from tests.report.runs import run
 from tests.schemas import validate
-from tests.verdict.test_owners import CASE, EACH_ITSELF, FIRST_OF_CPU, GB200, Owner, counted
+from tests.verdict.owners import CASE, EACH_ITSELF, FIRST_OF_CPU, GB200, Owner, counted
 
 MARKER = re.compile(
     r"inferred|not measured\)|\*\*Not measured\*\*|(?i:not seen on hardware)|not yet run on EGM"

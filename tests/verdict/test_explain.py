@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -15,11 +14,9 @@ from egmctl.model.answer import State
 from egmctl.model.finding import Status
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import (
-    GpuEvidence,
     HostLoad,
     LinkEvidence,
     LinkProof,
-    Measurement,
     MeasurementStatus,
     RunReport,
     TaskEvidence,
@@ -37,55 +34,14 @@ from tests.answers import code_of, diagnose, render
 from tests.doctor.faults import weak_switch
 from tests.doctor.machines import patched, shipped
 from tests.mutation import mutated
+from tests.verdict.narrow import H200, PROFILE, Change, as_measured, beside, explained, links_down, narrow
 from tests.verdict.runs import H2D, OF_GPU2, WRITE, run, slow_at, usual, with_status
-
-H200 = shipped("hgx-h200x4")
-PROFILE = load("hgx-h200")
-Change = Callable[[RunReport], RunReport]
-
-
-def as_measured(report: RunReport) -> RunReport:
-    return report
-
-
-def explained(machine: Machine, *slow: str, change: Change = as_measured) -> RunReport:
-    """A run on which paths that touch some GPUs are slow, with its causes; the plan is that of a healthy node."""
-    made = change(replace(run(WRITE, H2D, value=slow_at(*slow), machine=H200), machines=(machine,)))
-    return with_causes(with_verdict(made, PROFILE))
 
 
 def told(report: RunReport) -> dict[str, set[str]]:
     """By the check that found it, the paths that each cause explains."""
     paths = [measurement.path for measurement in report.measurements]
     return {cause.finding.check: {paths[number] for number in cause.measurements} for cause in report.causes}
-
-
-def links_down(machine: Machine = H200, gpu: int = 2) -> Machine:
-    for link in (0, 1):
-        machine = patched(machine, f"gpus[{gpu}].nvml.nvlinks[{link}]", active=False)
-    return machine
-
-
-def narrow(gpu: int) -> Machine:
-    """A PCIe link with half its lanes, as sysfs and NVML show it."""
-    machine = patched(H200, f"gpus[{gpu}].pci.link", width=8)
-    nvml = (machine.gpus or ())[gpu].nvml
-    return patched(machine, f"gpus[{gpu}].nvml.link", width=8) if nvml is not None and nvml.link else machine
-
-
-def beside(report: RunReport, *labels: str, **seen: object) -> RunReport:
-    """Let the GPUs with these labels show something while they are measured."""
-
-    def one(m: Measurement) -> Measurement:
-        ends = {end.label: end.bus_id for flow in m.flows for end in (flow.source, flow.destination)}
-        gpus = tuple(
-            GpuEvidence(bus_id=ends[label] or "", label=label, **seen)  # type: ignore[arg-type]
-            for label in labels
-            if label in ends
-        )
-        return replace(m, evidence=TaskEvidence(gpus=gpus))
-
-    return replace(report, measurements=tuple(map(one, report.measurements)))
 
 
 HOST = {"NUMA0 -> GPU2"}

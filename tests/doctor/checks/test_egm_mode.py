@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from egmctl.facts.egm import firmware_egm, region_sizes
 from egmctl.facts.root import Root
 from egmctl.facts.system import system
 from egmctl.model.finding import TOLD, Guard, Status
-from egmctl.model.host import FirmwareEgm, LibraryFailure
+from egmctl.model.host import FirmwareEgm
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
 from egmctl.topology.egm_mode import EgmMode, egm_mode
@@ -21,52 +20,13 @@ from egmctl.topology.platform import PlatformKind, platform
 from egmctl.topology.topology import topology
 from egmctl.units import GIB
 from tests.answers import diagnose
+from tests.doctor.changed import CARVE_OUT, declaring, virtualization_host, with_carve_out
 from tests.doctor.faults import Fault, healthy
 from tests.doctor.machines import patched, run, run_one
 from tests.fake.sysroot import Tree
 from tests.fake.system_files import aml
 
 EGM = Scope(purposes=(Guard.EGM,))
-CARVE_OUT = 414 * GIB
-
-
-def declaring(machine: Machine, *domains: int, size: int | None = CARVE_OUT) -> Machine:
-    """The machine whose firmware declares EGM areas of these proximity domains."""
-    areas = tuple(FirmwareEgm(proximity_domain=domain, size_bytes=size) for domain in domains)
-    return patched(machine, "system", acpi_egm=bool(areas), firmware_egm=areas)
-
-
-def with_carve_out(capabilities: int = 0) -> Machine:
-    """A tray with the driver nvidia whose firmware keeps all but 64 GiB of each CPU's memory for virtual machines."""
-    machine = declaring(healthy(), 4, 5)
-    for node in (0, 1):
-        sizes = {"memory_total_bytes": 64 * GIB, "memory_free_bytes": 60 * GIB}
-        machine = patched(machine, f"host.numa_nodes[{node}]", **sizes)
-    return patched(machine, "gpus[*].nvml", capabilities=capabilities)
-
-
-def virtualization_host() -> Machine:
-    """The same tray with the drivers of a hypervisor: it gives its GPUs and their EGM away, and NVML does not start."""
-    machine = with_carve_out()
-    why = Unread(reason=Reason.NOT_PRESENT, detail="the nvidia driver is not bound to it")
-    sources = ("proc", "node", "nvml", "cuda")
-    machine = patched(machine, "gpus[*]", **dict.fromkeys(sources), unread=dict.fromkeys(sources, why))
-    machine = patched(machine, "gpus[*].pci", driver="nvgrace_gpu_vfio_pci")
-    failure = LibraryFailure(how="error", call="nvmlInit", name="NVML_ERROR_DRIVER_NOT_LOADED")
-    machine = patched(
-        machine,
-        "driver",
-        modules=("nvgrace_gpu_vfio_pci", "nvgrace_egm"),
-        majors={},
-        nodes=(),
-        imex_channels=(),
-        **dict.fromkeys(("module_version", "module_flavour", "module_parameters", "driver_version", "nvml_version")),
-        nvml_error=failure.name,
-        nvml_failure=failure,
-    )
-    sizes = {"egm4": CARVE_OUT, "egm5": CARVE_OUT}
-    machine = patched(machine, "system", egm_regions=tuple(sizes), egm_region_bytes=sizes, daemons=())
-    return dataclasses.replace(machine, pairs=(), probes=None)
 
 
 FAULTS: dict[str, Fault] = {"egm.mode": Fault(with_carve_out)}

@@ -14,6 +14,7 @@ from egmctl.model.host import HugePages, NumaKind, NumaNode
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
 from egmctl.units import GIB, MIB
+from tests.doctor.changed import node1, with_node
 from tests.doctor.faults import Fault, changed, healthy
 from tests.doctor.machines import patched, run, shipped
 from tests.fake.sysroot import Tree
@@ -29,20 +30,6 @@ def well(machine: Machine) -> Machine:
             machine, f"host.numa_nodes[{node}]", memory_free_bytes=400 * GIB, memory_reclaimable_bytes=20 * GIB
         )
     return machine
-
-
-def node1(**changes: object) -> Machine:
-    """The healthy machine with something about NUMA 1 changed."""
-    return patched(healthy(), "host.numa_nodes[1]", **changes)
-
-
-def with_node(number: int, kind: NumaKind = NumaKind.MEMORY_ONLY) -> Machine:
-    """The healthy machine with one more NUMA node."""
-    machine = healthy()
-    assert machine.host is not None
-    extra = NumaNode(id=number, kind=kind, memory_total_bytes=256 * GIB, memory_free_bytes=256 * GIB)
-    nodes = tuple(node for node in machine.host.numa_nodes or () if node.id != number)
-    return patched(machine, "host", numa_nodes=(*nodes, extra))
 
 
 def statuses(machine: Machine, scope: Scope = EVERYTHING, check: str = "numa.memory") -> set[tuple[str, str]]:

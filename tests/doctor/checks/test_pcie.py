@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,77 +11,17 @@ from egmctl.facts.gpus import DEVICES
 from egmctl.facts.root import Root
 from egmctl.facts.system import system
 from egmctl.model.finding import Finding, Status
-from egmctl.model.host import Bridge, PciFunction
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
-from tests.doctor.faults import Fault, bridges, healthy, weak_switch
-from tests.doctor.machines import patched, run_one, shipped
+from tests.doctor.changed import CONNECTX_SWITCH, DEFAULT, GRACE, MELLANOX, VERA, b300, gb200, gb300
+from tests.doctor.faults import Fault, bridges, weak_switch
+from tests.doctor.machines import patched, run_one
 from tests.fake.sysroot import Tree
-
-NVIDIA, MELLANOX = 0x10DE, 0x15B3
-GRACE, VERA, CONNECTX_SWITCH = (NVIDIA, 0x22B1), (NVIDIA, 0x2F95), (MELLANOX, 0x197C)
-DEFAULT = 0b0011101
-"""Upstream forwarding, both redirects and source validation: what Linux sets where an IOMMU is on."""
-
-
-def gb200(acs_control: int = DEFAULT, root_port: tuple[int, int] = GRACE) -> Machine:
-    """GB200 with ConnectX-7: GPUs and NICs below root ports of the CPU."""
-    return patched(healthy(), "system", bridges=bridges(healthy(), acs_control, *root_port), data_direct=())
 
 
 def well(machine: Machine) -> Machine:
     ats = {nic.pci.bus_id: False for nic in machine.nics or () if nic.pci is not None}
     return patched(machine, "system", bridges=bridges(machine, DEFAULT, *GRACE), data_direct=(), ats=ats)
-
-
-def gb300(root_port: int = 0x1C, nic_side: int = 0x19, gpu_side: int = 0x15) -> Machine:
-    """GB300 with ConnectX-8: below each root port a switch of the NIC, with its Data Direct function and a GPU."""
-    machine = healthy()
-    gpus, ports, functions = [], [], []
-    for number, gpu in enumerate(machine.gpus or ()):
-        segment = f"{0x08 + number:04x}"
-        path = tuple(f"{segment}:{bus:02x}:00.0" for bus in range(5))
-        beside = f"{segment}:02:01.0"
-        assert gpu.pci is not None
-        gpus.append(replace(gpu, pci=replace(gpu.pci, path=(f"pci{segment}:00", *path))))
-        functions.append(
-            PciFunction(
-                bus_id=f"{segment}:06:00.0",
-                vendor_id=MELLANOX,
-                device_id=0x2100,
-                path=(f"pci{segment}:00", *path[:2], beside),
-            )
-        )
-        controls = dict.fromkeys(path, DEFAULT) | {path[0]: root_port, path[2]: gpu_side, beside: nic_side}
-        for port, control in controls.items():
-            vendor_id, device_id = GRACE if port == path[0] else CONNECTX_SWITCH
-            ports.append(Bridge(bus_id=port, vendor_id=vendor_id, device_id=device_id, acs_control=control))
-    return patched(
-        patched(machine, "", gpus=tuple(gpus)), "system", bridges=tuple(ports), data_direct=tuple(functions), ats={}
-    )
-
-
-def b300(ats: bool, nic_side: int, others: int) -> Machine:
-    """HGX B300: each GPU is below the switch of a ConnectX-8."""
-    machine = shipped("dgx-h100")
-    gpus, nics, ports = [], [], []
-    for number, (gpu, nic) in enumerate(zip(machine.gpus or (), machine.nics or (), strict=False)):
-        path = tuple(f"{number:04x}:{bus:02x}:00.0" for bus in range(5))
-        beside = f"{number:04x}:02:01.0"
-        assert gpu.pci is not None
-        assert nic.pci is not None
-        gpus.append(replace(gpu, pci=replace(gpu.pci, path=(f"pci{number:04x}:00", *path))))
-        nics.append(
-            replace(nic, pci=replace(nic.pci, device_id=0x1023, path=(f"pci{number:04x}:00", *path[:2], beside)))
-        )
-        for port in (*path, beside):
-            vendor_id, device_id = (0x8086, 0x352A) if port == path[0] else CONNECTX_SWITCH
-            control = nic_side if port == beside else others
-            ports.append(Bridge(bus_id=port, vendor_id=vendor_id, device_id=device_id, acs_control=control))
-    machine = patched(machine, "gpus[*].nvml", virtualization="none")
-    machine = patched(machine, "", gpus=tuple(gpus), nics=tuple(nics))
-    has_ats = {nic.pci.bus_id: ats for nic in nics if nic.pci}
-    return patched(machine, "system", bridges=tuple(ports), data_direct=(), ats=has_ats)
 
 
 FAULTS: dict[str, Fault] = {"pcie.acs": Fault(lambda: gb300(root_port=DEFAULT))}
