@@ -124,7 +124,12 @@ def _undetermined(diagnosis: Diagnosis, counts: Mapping[Status, int], unknown: t
 
 
 _DOMAIN = "fabric.domain"
-_ESSENTIAL = {Guard.EGM: ("egm.platform", "egm.capability"), Guard.FABRIC: (_DOMAIN,)}
+_ESSENTIAL = {
+    Guard.EGM: ("egm.platform", "egm.capability"),
+    Guard.FABRIC: (_DOMAIN,),
+    Guard.P2P: ("p2p.status",),
+    Guard.RDMA: ("rdma.ports",),
+}
 """The checks without which it is not known whether the node has what a purpose is about."""
 
 
