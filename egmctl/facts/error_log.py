@@ -63,9 +63,9 @@ _MAY_FAIL = re.compile(_FAILS_PATTERN + rb"|NVRM|X[Ii][Dd]|cuda\.api\.runtime")
 _NAME = re.compile(r"\b(?:CUDA_ERROR_|cudaError|NVML_ERROR_)\w+", re.ASCII)
 _CALL = re.compile(r"\b(?:cu|cuda|nvml)[A-Z]\w*(?<!_t)\b", re.ASCII)
 _NUMBER = re.compile(
-    # The lengths are bounded, so that a hostile line takes no quadratic time.
+    # The lengths are bounded, so that a hostile line takes no quadratic time. "ERROR 09-30" is the date of a log.
     r"(?:(?i:cuda[\w ]{0,40}(?:error|failure)|\berror)[ :=]{0,3}\(?(?:code[ =])?|code=|\b\w{3,60} failed[: ]{1,3}"
-    r"|\breturned )([0-9]{1,3})\b(?! ?[%.])",
+    r"|\breturned )([0-9]{1,3})\b(?! ?[%.]|[-/]\d)",
     re.ASCII,
 )
 _XID = re.compile(r"\b(?:Xid|XID)(?: (?i:error))?(?: \([^)]{0,60}\))?[ :=#]{1,3}(\d{1,3})\b", re.ASCII)

@@ -45,6 +45,8 @@ MESSAGES = [
     ("Unable to map CUDA IPC memory for shared array map, error=201", None, 201),
     (f"{CUDA_LOG}Returning 800 (CUDA_ERROR_NOT_PERMITTED) from cuMemCreate", "cuMemCreate", 800),
     ("[22:21:32.099][25642][CUDA][E][cuLogsDumpToMemory] buffer cannot be NULL", "cuLogsDumpToMemory", None),
+    # The date at the beginning of a line of vLLM's log is no number of an error.
+    ("ERROR 09-30 01:24:08 [executor.py:597] RuntimeError: CUDA driver error: invalid argument", None, 1),
 ]
 
 
