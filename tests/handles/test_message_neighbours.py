@@ -160,6 +160,21 @@ NEIGHBOURS = [
     ("root-gen-speed", "NVRM: GPU1 kbifCacheVFInfo_GB100: Unable to read NV_PF0_INITIAL_AND_TOTAL_VFS", None),
     ("fabric-address-unknown", f"{NVRM}Requested object not found [NV_ERR_OBJECT_NOT_FOUND] (0x00000057)", None),
     ("nvbandwidth-pattern", "[CUDA_ERROR_INVALID_VALUE] invalid argument in expression cuMemSetAccess", ""),
+    ("exec-nvidia-smi", 'exec: "sh": executable file not found in $PATH: unknown', None),
+    (
+        "ctk-optional-library",
+        "WARN[0000] Could not locate libnvdxgdmal.so.1: pattern libnvdxgdmal.so.1 not found",
+        None,
+    ),
+    ("docker-socket", f"{CLI}mount error: file creation failed: /x/run/docker.sock: permission denied", None),
+    ("pyxis-spank", "srun: error: node001: task 0: Exited with exit code 1", None),
+    ("nvshmem-before-init", "nvshmem initialization failed, exiting", None),
+    ("nvshmem-connect", "init.cu:998: non-zero status: 3 building transport map failed", None),
+    ("nvshmem-not-mlx5", "WARN: GPU cannot map UAR of device mlx5_1. Skipping...", None),
+    ("acpi-dsm", "NVRM: testIfDsmSubFunctionEnabled: GPS ACPI DSM called before subfunction = 11.", None),
+    ("iova-left-over", "NVRM: nvAssertFailedNoLog: Assertion failed: pIOVAS != NULL @ io_vaspace.c:592", None),
+    ("nixl-backend", "ucx_enums.cpp:58] Unexpected UCX error: Out of memory", None),
+    ("custom-allreduce-peer", "CUDA error 217 at ggml-cuda.cu:6292: peer access is not supported", ""),
     ("torch-symm-rendezvous", "RuntimeError: CUDA driver error: invalid argument", ""),
 ]
 """An entry, a line that is not its, and the entry that explains the line: ``""`` if it is an error of CUDA, ``None`` if
