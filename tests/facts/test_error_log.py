@@ -233,6 +233,20 @@ def test_a_short_text_may_be_wrapped() -> None:
     assert found(text) == ["smi-device-handle"]
 
 
+@pytest.mark.parametrize("width", [60, 80, 132])
+def test_a_terminal_may_have_broken_the_lines_of_a_short_text_within_words(width: int) -> None:
+    line = "node1:1:1 [0] misc/ibvwrap.cc:187 NCCL WARN Call to ibv_modify_qp failed with error Network is unreachable"
+    after = "node1:1:1 [0] NCCL INFO transport/net_ib.cc:579 -> 2"
+    broken = [each[i : i + width] for each in (line, after) for i in range(0, len(each), width)]
+    assert found("\n".join(broken)) == ["nccl-qp-unreachable"]
+
+
+def test_a_paste_may_have_the_quotation_marks_of_prose() -> None:
+    line = "mkdir: cannot create directory \u2018/run/enroot\u2019: Permission denied"
+    assert found(line) == ["enroot-folders"]
+    assert found("exec: \u201cnvidia-smi\u201d: executable file not found in $PATH") == ["exec-nvidia-smi"]
+
+
 @pytest.mark.parametrize(
     ("text", "number"),
     [("Xid 79", 79), ("xid: XID 31 seen", 31), ("Xid (PCI:0000:09:00): 48, pid=1", 48), ("gpu event Xid=94", 94)],
