@@ -196,9 +196,9 @@ def _regex(line: str) -> str:
 
 
 _QUOTE = re.compile("[\"'`]")
-_QUOTES = r"""(?:\\?["'`])?"""
+_QUOTES = r"""(?:\\?["'`\u2018\u2019\u201c\u201d])?"""
 _PART = re.compile(r"[^\"'`<>\\]{4,}")
-_FIRST = "vPEFwbfu"
+_FIRST = "vPEFwbfumost"
 """The letters with which an anchor begins, in order of preference: few, and rare in logs. Each is searched for once."""
 _COMMON = (
     "Failed",

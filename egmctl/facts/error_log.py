@@ -34,6 +34,8 @@ _THREADS = 64
 """The number of threads whose last message of CUDA's log is kept."""
 _SHORT = 8192
 """The size of a text, in bytes, that was pasted rather than logged: it may be wrapped, or name no library."""
+_NARROWEST = 40
+"""The fewest columns at which a terminal is taken to have broken lines. Our choice."""
 OUT_OF_MEMORY = 2
 """CUDA_ERROR_OUT_OF_MEMORY, which allocators of frameworks say after any failed call."""
 _DEVICE = re.compile(
@@ -63,9 +65,9 @@ _MAY_FAIL = re.compile(_FAILS_PATTERN + rb"|NVRM|X[Ii][Dd]|cuda\.api\.runtime")
 _NAME = re.compile(r"\b(?:CUDA_ERROR_|cudaError|NVML_ERROR_)\w+", re.ASCII)
 _CALL = re.compile(r"\b(?:cu|cuda|nvml)[A-Z]\w*(?<!_t)\b", re.ASCII)
 _NUMBER = re.compile(
-    # The lengths are bounded, so that a hostile line takes no quadratic time.
+    # The lengths are bounded, so that a hostile line takes no quadratic time. "ERROR 09-30" is the date of a log.
     r"(?:(?i:cuda[\w ]{0,40}(?:error|failure)|\berror)[ :=]{0,3}\(?(?:code[ =])?|code=|\b\w{3,60} failed[: ]{1,3}"
-    r"|\breturned )([0-9]{1,3})\b(?! ?[%.])",
+    r"|\breturned )([0-9]{1,3})\b(?! ?[%.]|[-/]\d)",
     re.ASCII,
 )
 _XID = re.compile(r"\b(?:Xid|XID)(?: (?i:error))?(?: \([^)]{0,60}\))?[ :=#]{1,3}(\d{1,3})\b", re.ASCII)
@@ -294,9 +296,11 @@ class _Reader:
 
     def _paste(self) -> None:
         """Look at a short text again: as one line, as a terminal may have wrapped it; and for words of CUDA alone."""
-        text = " ".join(self.short.decode("utf-8", "replace").split())
+        pasted = self.short.decode("utf-8", "replace")
+        text = " ".join(pasted.split())
         found = None
-        if (message := messages().match(text)) is not None:
+        text, message = _gravest([*_unwrapped(pasted), text]) or (text, None)
+        if message is not None:
             found = Failure(library=Library.MESSAGE, number=None, message=message.id)
         elif (words := _unmistakable().search(text)) is not None:
             library, number = next(key for key, name in signatures().names.items() if name.words == words[0])
@@ -304,6 +308,19 @@ class _Reader:
         if found is not None:
             kind = found.library, None, found.number, found.message
             self.kinds[kind] = replace(found, line=text[:LOG_SHOWN], devices=_devices(text))
+
+
+def _unwrapped(text: str) -> list[str]:
+    """Return the lines of a text as they were before a terminal broke them at its width, also within words."""
+    lines = text.splitlines()
+    width = max(map(len, lines), default=0)
+    return "".join(line if len(line) == width >= _NARROWEST else f"{line}\n" for line in lines).splitlines()
+
+
+def _gravest(lines: Iterable[str]) -> tuple[str, KnownMessage] | None:
+    """Return the line with the gravest message, the first of several; ``None`` if none has one."""
+    found = [(line, message) for line in lines if (message := messages().match(line)) is not None]
+    return min(found, key=lambda each: each[1].severity.rank, default=None)
 
 
 def severity_of(failure: Failure) -> Severity:

@@ -45,6 +45,8 @@ MESSAGES = [
     ("Unable to map CUDA IPC memory for shared array map, error=201", None, 201),
     (f"{CUDA_LOG}Returning 800 (CUDA_ERROR_NOT_PERMITTED) from cuMemCreate", "cuMemCreate", 800),
     ("[22:21:32.099][25642][CUDA][E][cuLogsDumpToMemory] buffer cannot be NULL", "cuLogsDumpToMemory", None),
+    # The date at the beginning of a line of vLLM's log is no number of an error.
+    ("ERROR 09-30 01:24:08 [executor.py:597] RuntimeError: CUDA driver error: invalid argument", None, 1),
 ]
 
 
@@ -229,6 +231,20 @@ def test_a_message_has_the_lines_that_continue_it() -> None:
 def test_a_short_text_may_be_wrapped() -> None:
     text = "Unable to determine the device handle for GPU0000:A1:00.0: Unknown\n  Error\n"
     assert found(text) == ["smi-device-handle"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 132])
+def test_a_terminal_may_have_broken_the_lines_of_a_short_text_within_words(width: int) -> None:
+    line = "node1:1:1 [0] misc/ibvwrap.cc:187 NCCL WARN Call to ibv_modify_qp failed with error Network is unreachable"
+    after = "node1:1:1 [0] NCCL INFO transport/net_ib.cc:579 -> 2"
+    broken = [each[i : i + width] for each in (line, after) for i in range(0, len(each), width)]
+    assert found("\n".join(broken)) == ["nccl-qp-unreachable"]
+
+
+def test_a_paste_may_have_the_quotation_marks_of_prose() -> None:
+    line = "mkdir: cannot create directory \u2018/run/enroot\u2019: Permission denied"
+    assert found(line) == ["enroot-folders"]
+    assert found("exec: \u201cnvidia-smi\u201d: executable file not found in $PATH") == ["exec-nvidia-smi"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,215 @@
+"""Where a message ends: for each of these entries, a line from a public thread that is near to it and means another."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+
+import pytest
+
+from egmctl.api.doctor import judged
+from egmctl.driver.messages import messages
+from egmctl.facts.error_log import read_failures
+from egmctl.model.explanation import CauseState, Word
+from egmctl.model.host import Host, NumaKind
+from egmctl.model.machine import Machine
+from egmctl.report.kinds import Format
+from tests.answers import render
+from tests.doctor.machines import shipped
+from tests.handles.test_messages import explained, messages_of
+
+CLI = "nvidia-container-cli: "
+DENIED_RULES = f"{CLI}mount error: open failed: /sys/fs/cgroup/devices/user.slice/devices.allow: permission denied"
+NO_QUERY = f"{CLI}mount error: failed to add device rules: bpf_prog_query(BPF_CGROUP_DEVICE) failed: not permitted"
+FILTER = f"{CLI}mount error: failed to add device rules: unable to create new device filters program: load program: "
+INVALID_FILTER = f"{FILTER}invalid argument: last insn is not an exit or jmp"
+DENIED_FILTER = f"{FILTER}permission denied: 0: R1=ctx(off=0,imm=0) R10=fp0"
+NO_CGROUP = f"{CLI}container error: cgroup subsystem devices not found: unknown"
+CGROUP_ENTRY = f"{CLI}container error: failed to get device cgroup root path: malformed cgroup entry: 1:net_cls:/"
+UVM_TOOLS = f"{CLI}mount error: file creation failed: /scratch/lammps/dev/nvidia-uvm-tools: operation not permitted"
+PATH_DENIED = f"{CLI}detection error: path error: ///etc/ld.so.cache: permission denied"
+SOCKET_DENIED = f"{CLI}detection error: path error: ///var/run/nvidia-fabricmanager/socket: permission denied"
+PROC_DENIED = f"{CLI}initialization error: open failed: /proc/self/ns/mnt: permission denied"
+CAPABILITIES = "enroot-aufs2ovlfs: failed to set capabilities: Operation not permitted"
+LDCONFIG = f"{CLI}ldcache error: process /sbin/ldconfig.real failed with error code: 1: unknown"
+LDCONFIG_KILLED = f"{CLI}ldcache error: process /sbin/ldconfig terminated with signal 9: unknown"
+USERNS = "enroot-nsenter: failed to create user namespace: "
+CDI_SPEC = "failed to generate CDI spec: failed to create device CDI specs: failed to initialize NVML: "
+NVRM = "NVRM: nvAssertOkFailedNoLog: Assertion failed: "
+
+NEIGHBOURS = [
+    ("cli-devices-allow", NO_QUERY, "cli-device-rules"),
+    ("cli-devices-allow-missing", DENIED_RULES, "cli-devices-allow"),
+    ("cli-filter-invalid", DENIED_FILTER, "cli-filter-denied"),
+    ("cli-filter-denied", INVALID_FILTER, "cli-filter-invalid"),
+    ("cli-filter-attach", INVALID_FILTER, "cli-filter-invalid"),
+    ("cli-no-device-cgroup", CGROUP_ENTRY, "cli-cgroup-entry"),
+    ("cli-cgroup-entry", NO_CGROUP, "cli-no-device-cgroup"),
+    (
+        "cli-persistenced-socket",
+        f"{CLI}mount error: file creation failed: /x/usr/lib/libnvidia-ml.so.1: file exists",
+        "cli-file-exists",
+    ),
+    ("cli-socket-mount", UVM_TOOLS, None),
+    ("cli-path-denied", SOCKET_DENIED, "cli-socket-denied"),
+    ("cli-socket-denied", PATH_DENIED, "cli-path-denied"),
+    ("cli-lookup-denied", PROC_DENIED, "cli-proc"),
+    ("cli-capability", CAPABILITIES, "enroot-capabilities"),
+    (
+        "cli-firmware-mount",
+        "could not start /usr/sbin/ldconfig: mount operation failed: /dev: operation not permitted",
+        None,
+    ),
+    ("cli-ldconfig", LDCONFIG_KILLED, "cli-ldconfig-signal"),
+    ("cli-ldconfig-signal", LDCONFIG, "cli-ldconfig"),
+    ("cli-proc", "fork/exec /usr/bin/nvidia-container-runtime: permission denied: unknown", None),
+    (
+        "enroot-capabilities",
+        f"{CLI}permission error: capability change failed: operation not permitted",
+        "cli-capability",
+    ),
+    ("enroot-userns", f"{USERNS}No space left on device", "enroot-userns-limit"),
+    ("enroot-userns-limit", f"{USERNS}Permission denied", "enroot-userns"),
+    ("enroot-folders", "mkdir: cannot create directory '/var/lib/lxc/111/hook': Permission denied", None),
+    (
+        "image-space",
+        "NCCL WARN Error: failed to extend /dev/shm/nccl-WU88OE to 9637892 bytes, error: No space left",
+        "nccl-shm-extend",
+    ),
+    (
+        "cdi-management",
+        "Error: setting up CDI devices: unresolvable CDI devices nvidia.com/gpu=all",
+        "cdi-unresolvable",
+    ),
+    (
+        "cdi-on-the-fly",
+        "Error: setting up CDI devices: unresolvable CDI devices nvidia.com/gpu=all",
+        "cdi-unresolvable",
+    ),
+    ("ctk-no-nvml", f"{CDI_SPEC}Driver Not Loaded", "ctk-before-driver"),
+    ("ctk-before-driver", f"{CDI_SPEC}ERROR_LIBRARY_NOT_FOUND", "ctk-no-nvml"),
+    ("ctk-no-libcuda", "WARN[0000] failed to locate libcuda.so: pattern libcuda.so.*.* not found", None),
+    ("ctk-optional-socket", "Could not locate libnvdxgdmal.so.1: pattern libnvdxgdmal.so.1 not found", None),
+    (
+        "plugin-no-nvml",
+        "E0627 10:12:47.588061       1 factory.go:68] Failed to initialize NVML: Unknown Error.",
+        "nvml-unknown",
+    ),
+    (
+        "dra-not-registered",
+        "error asserting ComputeDomain Ready: current node not ready in ComputeDomain (attempt 1)",
+        "dra-not-ready",
+    ),
+    (
+        "dra-api",
+        '"Unable to get container claim info state" err="unable to get information for ResourceClaim w0"',
+        None,
+    ),
+    (
+        "nccl-shm-attach-empty",
+        "NCCL WARN Error while attaching to shared memory segment /dev/shm/nccl-glnlGK (size 14156128)",
+        "nccl-shm-attach",
+    ),
+    (
+        "nccl-cuda-217",
+        "transport/p2p.cc:238 NCCL WARN Cuda failure 217 'peer access is not supported between these two devices'",
+        "",
+    ),
+    ("nccl-address-space", "[0] enqueue.cc:1 NCCL WARN Cuda failure 2 'out of memory'", ""),
+    (
+        "nccl-no-libcuda",
+        "ImportError: libcuda.so.1: cannot open shared object file: No such file or directory",
+        "libcuda-missing",
+    ),
+    ("nccl-qp-unreachable", "NCCL WARN Call to ibv_modify_qp failed with error No such device", "nccl-qp-no-device"),
+    (
+        "nccl-qp-no-device",
+        "NCCL WARN Call to ibv_modify_qp failed with error Network is unreachable",
+        "nccl-qp-unreachable",
+    ),
+    ("nccl-gid-version", "NCCL WARN NET/IB : Unable to open device mlx5_3", "nccl-open-nic"),
+    ("nvshmem-heap-kind", "mem_heap.cpp:1509: non-zero status: 2 cuMemCreate failed", "nvshmem-heap-memory"),
+    ("nvshmem-heap-memory", "mem_heap.cpp:1510: non-zero status: 101 cuMemCreate failed", "nvshmem-heap-kind"),
+    ("nvshmem-address-handle", "ibgda.cpp:1889: NULL value cannot allocate mlx5dv_devx_uar", "nvshmem-devx"),
+    (
+        "mlx5-local-length",
+        "mlx5_core 0000:5c:00.0: mlx5_pcie_event:299:(pid 268269): Detected insufficient power on the PCIe slot (27W).",
+        "mlx5-slot-power",
+    ),
+    ("ucx-devx", "ib_iface.c:1035 UCX  ERROR ibv_create_cq(cqe=4096) failed: Cannot allocate memory", "ucx-no-memory"),
+    ("mooncake-rtr", "[Handshake] Failed to modify QP to INIT", None),
+    ("deepep-config", "RuntimeError: DeepEP error: timeout (dispatch CPU)", "deepep-dispatch"),
+    ("gpu-lost", "NVRM nvAssertFailedNoLog: Assertion failed: 0 @ osapi.c:1688", None),
+    (
+        "fsp-timeout",
+        "NVRM: kgspWaitForGfwBootOk_TU102: failed to wait for GFW boot complete: 0x65 VBIOS version 94.02.59.00.05",
+        "gfw-boot",
+    ),
+    ("gsp-wpr2", "NVRM: RmInitAdapter: Cannot initialize GSP firmware RM", "gsp-init"),
+    (
+        "gsp-firmware-interrupted",
+        "nvidia 0000:07:00.0: Direct firmware load for nvidia/570.144/gsp_ga10x.bin failed with error -2",
+        None,
+    ),
+    (
+        "driver-no-memory",
+        "NVRM: nvCheckOkFailedNoLog: Check failed: Call not supported [NV_ERR_NOT_SUPPORTED] (0x00000056)",
+        None,
+    ),
+    ("root-gen-speed", "NVRM: GPU1 kbifCacheVFInfo_GB100: Unable to read NV_PF0_INITIAL_AND_TOTAL_VFS", None),
+    ("fabric-address-unknown", f"{NVRM}Requested object not found [NV_ERR_OBJECT_NOT_FOUND] (0x00000057)", None),
+    ("nvbandwidth-pattern", "[CUDA_ERROR_INVALID_VALUE] invalid argument in expression cuMemSetAccess", ""),
+    ("exec-nvidia-smi", 'exec: "sh": executable file not found in $PATH: unknown', None),
+    (
+        "ctk-optional-library",
+        "WARN[0000] Could not locate libnvdxgdmal.so.1: pattern libnvdxgdmal.so.1 not found",
+        None,
+    ),
+    ("docker-socket", f"{CLI}mount error: file creation failed: /x/run/docker.sock: permission denied", None),
+    ("pyxis-spank", "srun: error: node001: task 0: Exited with exit code 1", None),
+    ("nvshmem-before-init", "nvshmem initialization failed, exiting", None),
+    ("nvshmem-connect", "init.cu:998: non-zero status: 3 building transport map failed", None),
+    ("nvshmem-not-mlx5", "WARN: GPU cannot map UAR of device mlx5_1. Skipping...", None),
+    ("acpi-dsm", "NVRM: testIfDsmSubFunctionEnabled: GPS ACPI DSM called before subfunction = 11.", None),
+    ("iova-left-over", "NVRM: nvAssertFailedNoLog: Assertion failed: pIOVAS != NULL @ io_vaspace.c:592", None),
+    ("nixl-backend", "ucx_enums.cpp:58] Unexpected UCX error: Out of memory", None),
+    ("custom-allreduce-peer", "CUDA error 217 at ggml-cuda.cu:6292: peer access is not supported", ""),
+    ("torch-symm-rendezvous", "RuntimeError: CUDA driver error: invalid argument", ""),
+]
+"""An entry, a line that is not its, and the entry that explains the line: ``""`` if it is an error of CUDA, ``None`` if
+nothing is known of it."""
+
+
+@pytest.mark.parametrize(("entry", "line", "other"), NEIGHBOURS)
+def test_a_line_that_is_near_is_another(entry: str, line: str, other: str | None) -> None:
+    assert entry in messages().entries
+    result = explained(line)
+    assert messages_of(result) == ([] if other is None else [other])
+    if other is None:
+        assert result.word is Word.NOT_KNOWN
+
+
+EMPTY_SEGMENT = messages().entries["nccl-shm-attach-empty"].example
+
+
+def on(machine: Machine | None) -> CauseState:
+    (explanation,) = judged(read_failures(io.BytesIO(EMPTY_SEGMENT.encode())), machine).explanations
+    return explanation.causes[0].state
+
+
+def test_ranks_that_differ_in_host_memory_are_the_cause_where_a_node_has_none() -> None:
+    healthy = shipped("hgx-h200x4")
+    host = healthy.host or Host()
+    nodes = host.numa_nodes or ()
+    empty = replace(nodes[0], id=len(nodes), kind=NumaKind.CPU_ONLY, memory_total_bytes=0, memory_free_bytes=0)
+    bare = replace(healthy, host=replace(host, numa_nodes=(*nodes, empty)))
+    assert on(bare) is CauseState.HOLDS
+    assert on(healthy) is CauseState.UNKNOWN
+    assert on(None) is CauseState.UNKNOWN
+
+
+def test_an_empty_segment_is_not_mended_by_a_larger_shm() -> None:
+    text = str(render(explained(EMPTY_SEGMENT), Format.TEXT))
+    assert "NCCL_CUMEM_HOST_ENABLE=0" in text
+    assert not re.search(r"--shm-size|--ipc=host", text)
