@@ -254,8 +254,8 @@ def asks_to_recover(finding: Finding) -> bool:
 
 
 def needs_recovery(node: RunNode, cause: Finding, effect: Finding) -> bool:
-    """Return whether the driver requests a recovery after an Xid that needs a reset, a reboot or a repair of links."""
-    grave = (Action.RESET, Action.REBOOT, Action.LINKS)
+    """Return whether the driver requests a recovery after an Xid that needs a reset or a reboot, or is of a link."""
+    grave = (Action.RESET, Action.REBOOT, Action.LINKS, Action.LINKS_NOT_FATAL)
     serious = any(meaning(event).action in grave for event in xids_of(node.machine, cause))
     return asks_to_recover(effect) and same_gpus(node, cause, effect) and serious
 

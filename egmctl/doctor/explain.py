@@ -142,7 +142,7 @@ def _by_function(failure: Failure) -> Iterator[KnownCause]:
 
 
 def _of_xid(failure: Failure) -> Explanation:
-    xid = meaning(KernelEvent(kind=EventKind.XID, time_s=0, number=failure.number))
+    xid = meaning(KernelEvent(kind=EventKind.XID, time_s=0, number=failure.number, fatal=failure.fatal))
     remedy = catalogue().remedies[xid.action]
     cause = KnownCause(f"{xid.name} ({xid.blame.value})", remedy, state=CauseState.STATED)
     severities = {Status.FAIL: Severity.HARDWARE, Status.WARN: Severity.SYSTEM}

@@ -46,6 +46,8 @@ class Action(StrEnum):
     RESET_IF_IT_RETURNS = "reset-if-it-returns"
     REBOOT = "reboot"
     LINKS = "links"
+    LINKS_NOT_FATAL = "links-not-fatal"
+    """Look at the links: the driver calls the event ``Nonfatal``, so nothing is to be reset."""
     REPORTED = "reported"
     """The action is in the Xid's own message (154)."""
 
@@ -114,13 +116,15 @@ def _remedy(entry: Mapping[str, Any]) -> Remedy:
 
 
 def meaning(event: KernelEvent) -> Xid:
-    """Return the meaning of an Xid event; NVLink 5's Fatal or Nonfatal overrides the status in the catalogue.
+    """Return the meaning of an Xid event; NVLink 5's Fatal or Nonfatal decides its status, and whether to reset.
 
     An Xid 154 that withdraws the recovery request (0x0) is ``pass``.
     """
     xid = catalogue().xids.get(event.number or -1, _UNKNOWN)
     if xid.blame is Blame.LINK and event.fatal is not None:
-        return replace(xid, status=Status.FAIL if event.fatal else Status.WARN)
+        if event.fatal:
+            return replace(xid, status=Status.FAIL)
+        return replace(xid, status=Status.WARN, action=Action.LINKS_NOT_FATAL)
     if event.number == RECOVERY_CHANGED and "to 0x0 " in event.text:
         return replace(xid, status=Status.PASS, action=Action.NONE)
     return xid

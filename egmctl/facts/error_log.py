@@ -110,7 +110,7 @@ def read_failures(*streams: BinaryIO) -> ErrorLog:
     return reader.log(interrupted)
 
 
-FailureKey = tuple[Library, "str | None", "int | None", str]
+FailureKey = tuple[Library, "str | None", "int | None", str, "bool | None"]
 
 
 @dataclass(slots=True)
@@ -250,7 +250,7 @@ class _Reader:
     def _keep(self, failure: Failure, text: str) -> None:
         """Count a failure; of a new kind keep it with its line, if there is room or it is graver than another one."""
         call = None if failure.call is None else signatures().driver_call(failure.call)
-        kind = (failure.library, call, failure.number, failure.message)
+        kind = (failure.library, call, failure.number, failure.message, failure.fatal)
         self._continued = None
         if (first := self.kinds.get(kind)) is not None:
             devices = first.devices if len(first.devices) >= _DEVICES else _devices(text, first.devices)
@@ -270,11 +270,11 @@ class _Reader:
         """Return the failures, without those that only repeat others."""
         if not self.kinds and self.size <= _SHORT:
             self._paste()
-        with_call = {(library, code) for library, call, code, _ in self.kinds if call is not None}
+        with_call = {(library, code) for library, call, code, _, _ in self.kinds if call is not None}
         told = [each.line_number or 0 for each in self.kinds.values() if _says_what_failed(each)]
         kept = (
             each
-            for (library, call, code, message), each in self.kinds.items()
+            for (library, call, code, message, _), each in self.kinds.items()
             if call
             or message
             or library is Library.XID
@@ -306,7 +306,7 @@ class _Reader:
             library, number = next(key for key, name in signatures().names.items() if name.words == words[0])
             found = Failure(library=library, number=number)
         if found is not None:
-            kind = found.library, None, found.number, found.message
+            kind = found.library, None, found.number, found.message, found.fatal
             self.kinds[kind] = replace(found, line=text[:LOG_SHOWN], devices=_devices(text))
 
 
@@ -355,7 +355,7 @@ def _numbered(text: str) -> Failure | None:
     start = text.find("NVRM: Xid")
     xid = None if start < 0 else event(0.0, text[start:])
     if xid is not None and xid.kind is EventKind.XID:
-        return Failure(library=Library.XID, number=xid.number)
+        return Failure(library=Library.XID, number=xid.number, fatal=xid.fatal)
     # The name of a process, which comes after the number, may look like an Xid: in the driver's line only its
     # beginning counts.
     short = _XID.search(text) if start < 0 else _XID.match(text, start + len("NVRM: "))

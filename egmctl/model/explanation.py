@@ -72,6 +72,8 @@ class Failure:
     """The number of lines that state it."""
     devices: tuple[Plain, ...] = ()
     """The GPUs that these lines name, as they name them: ``GPU 2``, ``0000:09:00``; the first eight."""
+    fatal: bool | None = None
+    """Whether the driver calls an Xid of NVLink 5 (144 to 150) ``Fatal``; ``None`` if it says nothing of that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,7 +77,10 @@ def test_links_to_the_host_are_blamed_by_their_kind(number: int, status: Status,
 
 @pytest.mark.parametrize(("word", "status"), [("Fatal", Status.FAIL), ("Nonfatal", Status.WARN)])
 def test_nvlink_5_says_itself_how_grave_it_is(word: str, status: Status) -> None:
-    assert run_one("kernel.xid", node(xid(149, f"NETIR_LINK_DOWN {word} XC0 i0 Link 4 (0x0 0x0)"))).status is status
+    finding = run_one("kernel.xid", node(xid(149, f"NETIR_LINK_DOWN {word} XC0 i0 Link 4 (0x0 0x0)")))
+    assert finding.status is status
+    assert finding.remedy is not None
+    assert ("--gpu-reset" in (finding.remedy.run or "")) is (word == "Fatal")
 
 
 def test_two_kinds_are_two_findings() -> None:

@@ -11,3 +11,7 @@ from egmctl.model.explanation import Explanations
 
 def explained(text: str) -> Explanations:
     return judged(read_failures(io.BytesIO(text.encode())), None)
+
+
+def messages_of(result: Explanations) -> list[str]:
+    return [each.failure.message for each in result.explanations]

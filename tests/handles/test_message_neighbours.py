@@ -17,7 +17,7 @@ from egmctl.model.machine import Machine
 from egmctl.report.kinds import Format
 from tests.answers import render
 from tests.doctor.machines import shipped
-from tests.handles.test_messages import explained, messages_of
+from tests.handles.messages import explained, messages_of
 
 CLI = "nvidia-container-cli: "
 DENIED_RULES = f"{CLI}mount error: open failed: /sys/fs/cgroup/devices/user.slice/devices.allow: permission denied"

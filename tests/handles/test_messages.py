@@ -11,19 +11,15 @@ from hypothesis import strategies as st
 from egmctl.doctor.runner import CHECKS
 from egmctl.driver.messages import KnownMessage, messages
 from egmctl.errors import ExitCode
-from egmctl.model.explanation import Explanations, Severity, Word
+from egmctl.model.explanation import Severity, Word
 from egmctl.model.kernel_log import DriverMessage
 from egmctl.report.kinds import Format
 from tests.answers import render
-from tests.handles.messages import explained
+from tests.handles.messages import explained, messages_of
 
 ENTRIES = list(messages().entries.values())
 EVERY = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
 HARMFUL = re.compile(r"\b(reboot|power-cycle|replace|reset|restart|rmmod|reload)", re.IGNORECASE)
-
-
-def messages_of(result: Explanations) -> list[str]:
-    return [each.failure.message for each in result.explanations]
 
 
 def expected(entry: KnownMessage) -> list[str]:
