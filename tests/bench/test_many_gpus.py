@@ -108,7 +108,7 @@ def test_flows_that_one_process_verifies_in_turn_are_of_another_kind_than_those_
     flows = first.flows + second.flows
     candidate = Candidate(flows, first.paths + second.paths, (machine.gpus or ())[:2], None)
     ranks = (replace(flow, destination=replace(flow.destination, rank=rank)) for rank, flow in enumerate(flows))
-    kinds = known.kind_of(candidate), known.kind_of(replace(candidate, flows=tuple(ranks)))
+    kinds = known.kind_of(candidate), known.kind_of(candidate._replace(flows=tuple(ranks)))
     assert None not in kinds
     assert kinds[0] != kinds[1]
 

@@ -41,6 +41,8 @@ class Plan:
     """What NCCL measures after the steps; ``None`` without the suite ``nccl``."""
     ends: EndNumbers = field(default_factory=EndNumbers, repr=False, compare=False)
     """The numbers of the ends of flows, which plans of several sizes share."""
+    known_uses: tuple[PlannedTasks, tuple[PlanStep, ...], Uses] | None = field(default=None, repr=False, compare=False)
+    """The uses of these tasks and steps, if they have been looked at already."""
 
     @property
     def runnable(self) -> tuple[Task, ...]:
@@ -57,6 +59,10 @@ class Plan:
     @property
     def uses(self) -> Uses:
         """The first and the last step that uses each buffer."""
+        if self.known_uses is not None:
+            tasks, steps, uses = self.known_uses
+            if tasks is self.tasks and steps is self.steps:
+                return uses
         return Uses(self.tasks.kinds, self.tasks.flows, [step.tasks for step in self.steps], self.ends)
 
 

@@ -14,7 +14,7 @@ from egmctl.bench.case import Case
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.peaks import EndNumbers
 from egmctl.bench.plan.flows import Location, endpoint, gpu_use
-from egmctl.bench.plan.paths import Path, gpu_waiver, remembered_paths
+from egmctl.bench.plan.paths import DevicePaths, Path, gpu_waiver
 from egmctl.bench.plan.schedule import steps_of_size
 from egmctl.bench.plan.task import Candidate
 from egmctl.dataclass import dataclass
@@ -55,7 +55,7 @@ class Known:
         self.gpu_waiver: Callable[[str], Waiver | None] = cache(lambda bus_id: gpu_waiver(machine, machine.gpu(bus_id)))
         self.candidates: dict[Hashable, Candidates] = {}
         self.flows: dict[Hashable, dict[Hashable, Candidate]] = {}
-        self.between = remembered_paths()
+        self.device_paths = DevicePaths(machine)
         self.ends = EndNumbers()
         # Then no copies are staged, and those of the copy engine take the paths of kernels.
         self.all_have_access = all(pair.can_access_peer is not False for pair in machine.pairs or ())
@@ -102,12 +102,17 @@ class Known:
 
         Equal kinds make alike tasks of one case, at one point, unless the case is one of :func:`looks_at_each`.
         """
+        known = self._paths
+        paths = [known[id(path)][1] if id(path) in known else self._path(path) for path in candidate.paths]
+        gpus = [self._gpus[gpu.bus_id] for gpu in candidate.gpus]
+        if None in paths or None in gpus:
+            return None
+        if len(paths) == 1:
+            return (*paths, *gpus)
         # A process verifies what its own flows wrote, one after the other.
-        flows = candidate.flows
-        verified = 1 if len(flows) == 1 else max(Counter([flow.destination.rank for flow in flows]).values())
-        paths = tuple([self._path(path) for path in candidate.paths])
-        gpus = tuple([self._gpus[gpu.bus_id] for gpu in candidate.gpus])
-        return None if None in paths or None in gpus else (paths, gpus, verified)
+        ranks = [flow.destination.rank for flow in candidate.flows]
+        verified = len(ranks) if len(set(ranks)) == 1 else max(Counter(ranks).values())
+        return tuple(paths), tuple(gpus), verified
 
     def endpoint(self, memory: MemoryKind, location: Location, allocated_by: Gpu | None = None) -> Endpoint:
         """Return what :func:`egmctl.bench.plan.flows.endpoint` returns, one record for all flows that end there."""
@@ -119,13 +124,12 @@ class Known:
         return end
 
     def _path(self, path: Path) -> int | None:
-        known = self._paths.get(id(path))
-        if known is None:
-            route = path.route
-            seen = (path.rate_gb_s, path.disjoint, route.symbol, route.carrier, route.egm, route.degraded, route.memory)
-            # The path is kept, because another one could get its identity.
-            known = self._paths[id(path)] = path, None if path.waiver is not None else self._number(seen)
-        return known[1]
+        route = path.route
+        seen = (path.rate_gb_s, path.disjoint, route.symbol, route.carrier, route.egm, route.degraded, route.memory)
+        number = None if path.waiver is not None else self._number(seen)
+        # The path is kept, because another one could get its identity.
+        self._paths[id(path)] = path, number
+        return number
 
     def _gpu(self, gpu: Gpu) -> int | None:
         usable = self.gpu_waiver(gpu.bus_id) is None and (self._allow_busy or gpu_use(gpu) is None)

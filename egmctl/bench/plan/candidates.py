@@ -12,7 +12,7 @@ from egmctl.bench.plan.task import Candidate
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine
 from egmctl.model.route import MemoryKind
-from egmctl.model.task import Engine, Flow, Pattern
+from egmctl.model.task import CPU_ENGINES, Engine, Flow, Pattern
 from egmctl.topology.routes import possible_owners
 
 THERE_AND_BACK = (Pattern.BOTH_DIRECTIONS, Pattern.OWN_NODE_BOTH)
@@ -37,8 +37,8 @@ def candidates_of(case: Case, known: Known, gpus: Sequence[Gpu], numa_nodes: Seq
 def _at_once(flows: Sequence[Candidate]) -> Candidate:
     """Return the candidate of several flows, from those of each flow alone."""
     return Candidate(
-        flows=tuple([flow for alone in flows for flow in alone.flows]),
-        paths=tuple([path for alone in flows for path in alone.paths]),
+        flows=tuple([alone.flows[0] for alone in flows]),
+        paths=tuple([alone.paths[0] for alone in flows]),
         gpus=tuple({gpu.bus_id: gpu for alone in flows for gpu in alone.gpus}.values()),
         cache=flows[0].cache,
     )
@@ -55,20 +55,25 @@ class _Flows:
 
     def __init__(self, known: Known, case: Case, memory: tuple[MemoryKind, MemoryKind], staging: Staging) -> None:
         self._known, self._case, self._memory, self._staging = known, case, memory, staging
-        self._made = known.flows.setdefault((memory, staging), {})
+        issuing = None if case.engine in CPU_ENGINES else case.initiator
+        self._made = known.flows.setdefault((memory, staging, issuing), {})
 
     def between(self, ends: Ends) -> Candidate:
         """Return the flow between two ends."""
-        issuer = initiator(self._case, ends)
-        locations = [end.bus_id if isinstance(end, Gpu) else end for end in ends]
-        key = (issuer and issuer.bus_id, *locations)
+        source, destination, issuer, owner = ends
+        key = (
+            source.bus_id if isinstance(source, Gpu) else source,
+            destination.bus_id if isinstance(destination, Gpu) else destination,
+            issuer and issuer.bus_id,
+            owner and owner.bus_id,
+        )
         made = self._made.get(key)
         if made is None:
-            made = self._made[key] = self._make(ends, issuer)
+            made = self._made[key] = self._make(ends)
         return made
 
-    def _make(self, ends: Ends, issuer: Gpu | None) -> Candidate:
-        known = self._known
+    def _make(self, ends: Ends) -> Candidate:
+        known, issuer = self._known, initiator(self._case, ends)
         path = path_between(
             known.machine,
             self._memory,
@@ -76,7 +81,7 @@ class _Flows:
             issuer,
             staging=self._staging,
             allocated_by=ends.allocated_by,
-            between=known.between,
+            device_paths=known.device_paths,
         )
         source = known.endpoint(self._memory[0], ends.source, ends.allocated_by)
         destination = known.endpoint(self._memory[1], ends.destination, ends.allocated_by)

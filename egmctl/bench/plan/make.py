@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
 from egmctl.bench.case import Case, Processes
 from egmctl.bench.engine import ENGINES
@@ -18,9 +17,9 @@ from egmctl.bench.plan.flows import (
     gpu_use,
     measures_pair,
 )
-from egmctl.bench.plan.placement import rank_of
-from egmctl.bench.plan.ranks import handle_waiver, local_path, node_flows, rank_candidate
-from egmctl.bench.plan.schedule import isolated, make_steps, slots
+from egmctl.bench.plan.placement import RankLayout, rank_of
+from egmctl.bench.plan.ranks import RankFlows, handle_waiver, node_flows
+from egmctl.bench.plan.schedule import isolated, make_steps
 from egmctl.bench.plan.task import Candidate, atomics_waiver, blocks_waiver, capability_waiver, planned_task
 from egmctl.bench.suites import CASES
 from egmctl.errors import UsageError
@@ -82,18 +81,16 @@ def make_plan(
     started = len(usable) + len(exporting)
     exporters = every[len(usable) : started]
     ranks = [*every[: len(usable)], *every[started:]]
-
-    def candidates_between_ranks(case: Case) -> Iterator[Candidate]:
-        path_of = partial(local_path, machine, between=known.between)
-        rank_flows = node_flows(case, ranks, numa_nodes, exporters)
-        return (rank_candidate(case, flows, path_of, lambda rank: machine.gpu(rank.bus_id)) for flows in rank_flows)
+    layout = RankLayout(tuple(every), {"": machine})
+    rank_flows = RankFlows(layout, job=False, device_paths={"": known.device_paths})
 
     def make(case: Case) -> PlannedTasks:
         shape: Hashable
         if case.processes is Processes.ONE:
             shape, made = shape_of(case, known), candidates_of(case, known, gpus, numa_nodes)
         else:
-            shape, made = case.name, candidates_between_ranks(case)
+            shape = case.name
+            made = rank_flows.candidates(case, node_flows(case, ranks, numa_nodes, exporters))
         candidates = known.candidates.get(shape)
         if candidates is None:
             candidates = known.candidates[shape] = known.numbered(made)
@@ -142,7 +139,7 @@ def make_plan(
 
 
 def _steps(tasks: PlannedTasks, settings: Settings) -> tuple[PlanStep, ...]:
-    return isolated(tasks, make_steps(slots(tasks, _gpus, by_link=True), serial=settings.serial))
+    return isolated(tasks, make_steps(tasks, _gpus, by_link=True, serial=settings.serial))
 
 
 def _without_tasks(empty: Sequence[str], by_owner: Collection[str], pairs: bool) -> Iterator[str]:
@@ -179,6 +176,8 @@ def _not_native(tasks: PlannedTasks, gpus: Sequence[Gpu]) -> Iterator[str]:
         and ENGINES[kind.engine].atomics
         and any(flow.route.memory is not None for flow in kind.flows)
     }
+    if not adding:
+        return
     initiators = {
         flow.initiator
         for kind, flows in zip(tasks.kinds, tasks.flows, strict=True)

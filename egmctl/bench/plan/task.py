@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from egmctl.bench.case import ALL_SMS, Case, End
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.plan.paths import Path
-from egmctl.dataclass import dataclass
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.gpu import Gpu
 from egmctl.model.listing import PlannedTask
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Settings
-from egmctl.model.route import HOST_MEMORY, MemoryKind
+from egmctl.model.route import HOST_MEMORY, MemoryKind, Rank
 from egmctl.model.task import Engine, Flow, Pattern, Point, Quantity, Task
 from egmctl.units import GB, MIB, round_up
 
@@ -40,8 +39,7 @@ _USUAL_L2_BYTES = 128 * MIB
 """The assumed L2 cache size if a GPU does not report it: no supported GPU has more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """The flows that a case makes a task of."""
 
     flows: tuple[Flow, ...]
@@ -50,6 +48,8 @@ class Candidate:
     """All GPUs that take part."""
     cache: Gpu | None
     """The GPU that caches what a latency reads: the owner of device memory, or the reader of host memory."""
+    ranks: tuple[Rank, ...] = ()
+    """The ranks of these GPUs if several processes measure."""
 
 
 def planned_task(
