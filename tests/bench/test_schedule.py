@@ -165,5 +165,5 @@ def test_copies_within_single_gpus_run_all_at_once() -> None:
 
 
 def test_the_same_pair_twice_in_a_group_is_a_mistake() -> None:
-    with pytest.raises(ValueError, match="two tasks of write.* have the same ends"):
+    with pytest.raises(ValueError, match=r"two tasks of write.* have the same ends"):
         steps_of(together("write", [("a", "b"), ("a", "b")]))

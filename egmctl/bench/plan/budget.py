@@ -224,7 +224,9 @@ def _same_tasks(plan: Plan, waived: Mapping[int, Waiver], other: Plan) -> dict[i
 def _are_same(tasks: PlannedTasks, others: PlannedTasks) -> bool:
     """Return whether tasks are the same ones, in the same order, but for their size and waivers."""
     same_kinds = tasks.alike(others)
-    pairs = zip(tasks.distinct, others.distinct, strict=True) if same_kinds else zip(tasks.kinds, others.kinds)
+    pairs = (
+        zip(tasks.distinct, others.distinct, strict=True) if same_kinds else zip(tasks.kinds, others.kinds, strict=True)
+    )
     return (same_kinds or tasks.flows == others.flows) and all(
         kind.case == other.case and (kind.point is other.point or kind.point == other.point) for kind, other in pairs
     )
