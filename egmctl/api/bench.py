@@ -12,8 +12,8 @@ from egmctl.api.options import BenchOptions, documented
 from egmctl.bench.case import Case
 from egmctl.bench.nccl.plan import NcclRequest, installed, nccl_plan
 from egmctl.bench.plan import Plan
-from egmctl.bench.plan.alike import Known
 from egmctl.bench.plan.budget import fitted, memory_of, most_bytes
+from egmctl.bench.plan.candidates import Known
 from egmctl.bench.plan.cost import plan_seconds
 from egmctl.bench.plan.flows import parse_pairs
 from egmctl.bench.plan.make import LAST_BYTES, make_plan, sized, sweep_sizes

@@ -8,8 +8,8 @@ from functools import cache
 import pytest
 
 from egmctl.bench.plan import Plan, make
-from egmctl.bench.plan.alike import Known
 from egmctl.bench.plan.budget import fitted, memory_of
+from egmctl.bench.plan.candidates import Known
 from egmctl.bench.plan.cost import case_list, plan_report
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.plan.task import Candidate, planned_task

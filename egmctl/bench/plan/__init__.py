@@ -1,8 +1,9 @@
 """The plan of one run of the bench. It is made before any GPU is used, so ``--list`` and a refusal cost nothing.
 
-``make`` and ``fabric`` plan a run. ``flows`` and ``ranks`` find the ends of flows, ``paths`` their routes, ``task`` the
-tasks and why some cannot run, ``schedule`` the tasks that run at the same time, ``budget`` the sizes that fit into
-memory, ``cost`` the time. All pure.
+``make`` plans the run of a node, ``fabric`` that of a job. ``flows`` finds the ends of flows, ``paths`` their routes;
+``candidates`` has what the cases of one process make tasks of, ``ranks`` the same of several, on a node or in a job;
+``placement`` has the ranks. ``task`` makes the tasks and says why some cannot run, ``schedule`` which run at the same
+time, ``budget`` the sizes that fit into memory, ``cost`` the time. All pure.
 """
 
 from __future__ import annotations

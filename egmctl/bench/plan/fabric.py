@@ -9,16 +9,16 @@ from itertools import combinations
 
 from egmctl.bench.case import Case
 from egmctl.bench.plan import Plan, bench_gpu
-from egmctl.bench.plan.flows import busy_waiver, expand, gpu_use
+from egmctl.bench.plan.flows import busy_waiver, gpu_use
 from egmctl.bench.plan.placement import RankLayout
-from egmctl.bench.plan.ranks import RankFlow, RankFlows, handle_waiver, shared_memory
+from egmctl.bench.plan.ranks import RankFlows, flows_between
 from egmctl.bench.plan.schedule import make_steps, sampled_rounds
-from egmctl.bench.plan.task import planned_task
+from egmctl.bench.plan.task import handle_waiver, planned_task
 from egmctl.errors import NothingToDo
 from egmctl.model.finding import Waiver
 from egmctl.model.listing import PlannedTask, PlannedTasks
 from egmctl.model.measurement import Settings
-from egmctl.model.route import HOST_MEMORY, Rank
+from egmctl.model.route import Rank
 from egmctl.model.task import UCX_ENGINES, Flow, HandleKind, Pattern
 
 PAIRS = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS)
@@ -86,13 +86,23 @@ def _tasks(
     pairs: Sequence[tuple[int, int]],
     sample: int | None,
 ) -> Iterator[PlannedTask]:
-    """Yield the tasks of cases; the other parameters as for :func:`job_flows`."""
+    """Yield the tasks of cases.
+
+    Parameters
+    ----------
+    pairs
+        Indices of the ranks that are measured with each other.
+    sample
+        For patterns from or to one rank, the number of such ranks to measure, evenly spread; ``None``: all.
+    """
     rank_flows = RankFlows(layout, job=True)
     waiver = cache(partial(_waiver, layout, settings))
     for case in cases:
         # A pattern of all ranks could not run if some of them were left out.
         ranks = layout.ranks if case.pattern in PAIRS else layout.taking_part
-        candidates = tuple(rank_flows.candidates(case, job_flows(case, ranks, pairs, sample)))
+        hubs = range(0, len(ranks), max(1, len(ranks) // sample) if sample else 1)
+        flows = flows_between(case, ranks, meetings=pairs, hubs=hubs)
+        candidates = tuple(rank_flows.candidates(case, flows))
         for point in case.points:
             yield from _each_link_once(
                 planned_task(
@@ -107,29 +117,6 @@ def _tasks(
                 )
                 for candidate in candidates
             )
-
-
-def job_flows(
-    case: Case, ranks: Sequence[Rank], pairs: Sequence[tuple[int, int]], sample: int | None = None
-) -> Iterator[tuple[RankFlow, ...]]:
-    """Yield the flows of each task of a case.
-
-    Parameters
-    ----------
-    pairs
-        Indices of the ranks that are measured with each other.
-    sample
-        For patterns from or to one rank, the number of such ranks to measure, evenly spread; ``None``: all.
-    """
-    count = len(ranks)
-    on_host = case.engine not in UCX_ENGINES and shared_memory(case) in HOST_MEMORY
-
-    def rank_flow(index: int, other: int) -> RankFlow:
-        return RankFlow(ranks[index], ranks[other], ranks[other].numa_node if on_host else None)
-
-    hubs = range(0, count, max(1, count // sample) if sample else 1)
-    for flows in expand(case.pattern, count, meetings=pairs, hubs=hubs):
-        yield tuple(rank_flow(index, other) for index, other in flows)
 
 
 def _each_link_once(tasks: Iterable[PlannedTask]) -> Iterator[PlannedTask]:

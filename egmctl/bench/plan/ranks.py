@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import NamedTuple
 
 from egmctl.bench.case import Case, End
-from egmctl.bench.plan.flows import Location, expand, own_endpoint
+from egmctl.bench.plan.flows import FlowEnds, Location, expand, own_endpoint
 from egmctl.bench.plan.paths import (
     DevicePaths,
     Path,
@@ -20,20 +20,11 @@ from egmctl.bench.plan.paths import (
 )
 from egmctl.bench.plan.placement import RankLayout
 from egmctl.bench.plan.task import Candidate
-from egmctl.driver.signatures import cause_of
 from egmctl.model.finding import Waiver, WaiverKind
-from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine
 from egmctl.model.route import HOST_MEMORY, Carrier, Egm, MemoryKind, Rank, Route
-from egmctl.model.task import UCX_ENGINES, Endpoint, Engine, Flow, HandleKind, Pattern
+from egmctl.model.task import UCX_ENGINES, Endpoint, Engine, Flow, Pattern
 
-_NEEDS_ATTRIBUTE = {
-    HandleKind.POSIX_FD: "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",
-    **dict.fromkeys((HandleKind.FABRIC, HandleKind.POOL_FABRIC), "HANDLE_TYPE_FABRIC_SUPPORTED"),
-}
-_POOL_HANDLES = "MEMPOOL_SUPPORTED_HANDLE_TYPES"
-_POOL_BITS = {HandleKind.POOL: (1, "file descriptor"), HandleKind.POOL_FABRIC: (8, "fabric handle")}
-"""CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR and CU_MEM_HANDLE_TYPE_FABRIC (cuda.h), in the mask of pools."""
 _MESSAGES = Path(route=Route(carrier=Carrier.SOCKET), rate_gb_s=1.0)
 """Messages. The rate to plan with: of UCX within a node, TCP reaches about half of it, CUDA IPC two hundred times."""
 
@@ -49,46 +40,74 @@ class RankFlow(NamedTuple):
     """See :attr:`egmctl.model.task.Endpoint.parts`."""
 
 
-def node_flows(
-    case: Case, ranks: Sequence[Rank], nodes: Sequence[int], exporters: Sequence[Rank] = ()
+def flows_between(
+    case: Case,
+    ranks: Sequence[Rank],
+    *,
+    nodes: Sequence[int] | None = None,
+    exporters: Sequence[Rank] = (),
+    meetings: Sequence[FlowEnds] | None = None,
+    hubs: Sequence[int] | None = None,
 ) -> Iterator[tuple[RankFlow, ...]]:
     """Yield the flows of each task of a case; none if there is only one rank.
 
-    Every rank works on host memory on each of ``nodes``. Another rank allocates it, if possible one whose nearest node
-    it is.
-
     Parameters
     ----------
+    nodes
+        The NUMA nodes of one node on each of which every rank works on host memory. Another rank allocates it, if
+        possible one whose nearest node it is. ``None``: host memory is on the nearest node of the rank that owns it.
     exporters
         The ranks that only allocate, for cases whose memory all GPUs share.
+    meetings, hubs
+        As for :func:`egmctl.bench.plan.flows.expand`.
     """
-    count = len(ranks)
-    if case.for_all:
-        for node in nodes:
-            near = sorted(exporters or ranks[:1], key=lambda rank: rank.numa_node != node)
-            parts = count if case.pattern is Pattern.ONE_NODE else 1
-            each = tuple(RankFlow(rank, near[0], node, parts) for rank in ranks)
-            if case.pattern is not Pattern.ONE_NODE:
-                yield from ((flow,) for flow in each)
-            elif count > 1:
-                yield each
+    on_host = case.engine not in UCX_ENGINES and shared_memory(case) in HOST_MEMORY
+    if nodes is not None and case.for_all:
+        yield from _to_one_allocation(case, ranks, nodes, exporters)
+    elif nodes is not None and on_host:
+        yield from _to_each_node(case, ranks, nodes)
+    else:
+        # A round trip by the host is the same from either end.
+        one_way = case.engine in (Engine.EVENT, Engine.SOCKET)
+        for flows in expand(case.pattern, len(ranks), meetings=meetings, hubs=hubs, one_way=one_way):
+            yield tuple(
+                RankFlow(ranks[first], ranks[second], ranks[second].numa_node if on_host else None)
+                for first, second in flows
+            )
+
+
+def _to_one_allocation(
+    case: Case, ranks: Sequence[Rank], nodes: Sequence[int], exporters: Sequence[Rank]
+) -> Iterator[tuple[RankFlow, ...]]:
+    """Yield the flows between every rank and the memory of each node that one rank allocates for all."""
+    at_once = case.pattern is Pattern.ONE_NODE
+    for node in nodes:
+        near = sorted(exporters or ranks[:1], key=lambda rank: rank.numa_node != node)
+        each = tuple(RankFlow(rank, near[0], node, len(ranks) if at_once else 1) for rank in ranks)
+        if not at_once:
+            yield from ((flow,) for flow in each)
+        elif len(ranks) > 1:
+            yield each
+
+
+def _to_each_node(case: Case, ranks: Sequence[Rank], nodes: Sequence[int]) -> Iterator[tuple[RankFlow, ...]]:
+    """Yield the flows between every rank and memory of each node that another rank allocates."""
+    if len(ranks) < 2:
         return
-    if count < 2:
-        return
-    if case.engine not in UCX_ENGINES and shared_memory(case) in HOST_MEMORY:
-        for node in nodes:
-            if case.engine is Engine.PING_PONG:
-                yield from (
-                    (RankFlow(first, first, node), RankFlow(second, first, node))
-                    for first, second in combinations(ranks, 2)
-                )
-            else:
-                yield from ((RankFlow(rank, _owner(ranks, index, node), node),) for index, rank in enumerate(ranks))
-        return
-    # A round trip by the host is the same from either end.
-    one_way = case.engine in (Engine.EVENT, Engine.SOCKET)
-    for flows in expand(case.pattern, count, one_way=one_way):
-        yield tuple(RankFlow(ranks[first], ranks[second]) for first, second in flows)
+    for node in nodes:
+        if case.engine is Engine.PING_PONG:
+            yield from (
+                (RankFlow(first, first, node), RankFlow(second, first, node))
+                for first, second in combinations(ranks, 2)
+            )
+        else:
+            yield from ((RankFlow(rank, _owner(ranks, index, node), node),) for index, rank in enumerate(ranks))
+
+
+def _owner(ranks: Sequence[Rank], index: int, node: int) -> Rank:
+    """Return the next rank whose nearest node is ``node``, or else the next rank."""
+    others = [*ranks[index + 1 :], *ranks[:index]]
+    return next((rank for rank in others if rank.numa_node == node), others[0])
 
 
 class RankFlows:
@@ -258,40 +277,6 @@ def waive_blocked_egm(path: Path) -> Path:
     if not path.route.degraded or path.waiver is not None:
         return path
     return replace(path, waiver=Waiver(kind=WaiverKind.EGM_BLOCKED, reason=path.route.egm_reason))
-
-
-def handle_waiver(machine: Machine, handle: HandleKind | None, gpu: Gpu) -> Waiver | None:
-    """Return why a rank cannot export or import memory with a kind of handle; ``None`` if none is known.
-
-    Attributes that report support are not taken as proof; the first allocation is.
-    """
-    needed = _NEEDS_ATTRIBUTE.get(handle) if handle is not None else None
-    if needed is not None and gpu.attribute(needed) == 0:
-        return _unsupported(gpu, f"does not support these handles: CU_DEVICE_ATTRIBUTE_{needed} is 0")
-    mask = gpu.attribute(_POOL_HANDLES)
-    bit, handle_name = _POOL_BITS.get(handle, (0, "")) if handle is not None else (0, "")
-    if bit and mask is not None and not mask & bit:
-        return _unsupported(gpu, f"exports no pools by {handle_name}: CU_DEVICE_ATTRIBUTE_{_POOL_HANDLES} is {mask}")
-    return _imex_waiver(machine) if handle in (HandleKind.FABRIC, HandleKind.POOL_FABRIC) else None
-
-
-def _unsupported(gpu: Gpu, reason: str) -> Waiver:
-    return Waiver.about(WaiverKind.UNSUPPORTED_HANDLE, f"GPU{gpu.index} {reason}", gpu)
-
-
-def _imex_waiver(machine: Machine) -> Waiver | None:
-    channels = machine.driver.imex_channels if machine.driver is not None else None
-    if channels is None or any(channel.access == "ok" for channel in channels):
-        return None
-    listed = ", ".join(f"{channel.path}: {channel.access}" for channel in channels)
-    reason = f"{cause_of('cuMemCreate', 800)} ({listed or '/dev/nvidia-caps-imex-channels is empty'})"
-    return Waiver(kind=WaiverKind.NO_IMEX_CHANNEL, reason=reason)
-
-
-def _owner(ranks: Sequence[Rank], index: int, node: int) -> Rank:
-    """Return the next rank whose nearest node is ``node``, or else the next rank."""
-    others = [*ranks[index + 1 :], *ranks[:index]]
-    return next((rank for rank in others if rank.numa_node == node), others[0])
 
 
 def ucx_path(case: Case, rank_flow: RankFlow, machine_of: Callable[[Rank], Machine]) -> Path:
