@@ -128,6 +128,8 @@ class RankFlows:
         known = device_paths or {}
         self._device_paths = {host: known.get(host) or DevicePaths(node) for host, node in layout.machines.items()}
         self._paths: dict[Hashable, dict[tuple[int, int, int | None], Path]] = {}
+        # By identity: the path itself is kept, so that no other one gets the same.
+        self._alone: dict[int, tuple[Path, Path]] = {}
         self._own_ends: dict[tuple[MemoryKind, int], Endpoint] = {}
         self._far_ends: dict[Hashable, Endpoint] = {}
 
@@ -228,8 +230,11 @@ class RankFlows:
         path = path_between(layout.machine(initiator), memory, ends, issuer, device_paths=device_paths)
         path = waive_blocked_egm(path)
         if case.engine is Engine.PING_PONG:
-            # A flag's round trip uses one pair of ranks.
-            return replace(path, disjoint=False)
+            # A flag's round trip uses one pair of ranks. Pairs of equal links share this path too.
+            alone = self._alone.get(id(path))
+            if alone is None:
+                alone = self._alone[id(path)] = path, replace(path, disjoint=False)
+            return alone[1]
         # EGM is reached through the GPU that owns it, which no other pair of a job's round uses.
         return replace(path, disjoint=True) if self._job and path.route.egm is Egm.YES else path
 
