@@ -94,7 +94,7 @@ def steps_of_size(before: PlannedTasks, steps: Sequence[PlanStep], tasks: Planne
             return None
     if len({*groups.values()}) < len(groups):
         return None
-    # A thousand steps a case: made anew in a quarter of the time that replacing takes.
+    # Written out, because replace() takes twice as long: 72 GPUs have 9,500 steps.
     return tuple(
         step
         if step.group is None
