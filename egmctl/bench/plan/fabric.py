@@ -11,7 +11,7 @@ from egmctl.bench.case import Case
 from egmctl.bench.plan import Plan, bench_gpu
 from egmctl.bench.plan.flows import busy_waiver, gpu_use
 from egmctl.bench.plan.placement import RankLayout
-from egmctl.bench.plan.ranks import RankFlows, flows_between
+from egmctl.bench.plan.ranks import RankCandidates, flows_between
 from egmctl.bench.plan.schedule import make_steps, sampled_rounds
 from egmctl.bench.plan.task import handle_waiver, planned_task
 from egmctl.errors import NothingToDo
@@ -95,14 +95,14 @@ def _tasks(
     sample
         For patterns from or to one rank, the number of such ranks to measure, evenly spread; ``None``: all.
     """
-    rank_flows = RankFlows(layout, job=True)
+    rank_candidates = RankCandidates(layout, job=True)
     waiver = cache(partial(_waiver, layout, settings))
     for case in cases:
         # A pattern of all ranks could not run if some of them were left out.
         ranks = layout.ranks if case.pattern in PAIRS else layout.taking_part
         hubs = range(0, len(ranks), max(1, len(ranks) // sample) if sample else 1)
         flows = flows_between(case, ranks, meetings=pairs, hubs=hubs)
-        candidates = tuple(rank_flows.candidates(case, flows))
+        candidates = tuple(rank_candidates.of(case, flows))
         for point in case.points:
             yield from _each_link_once(
                 planned_task(

@@ -17,7 +17,7 @@ from egmctl.bench.plan.flows import (
     measures_pair,
 )
 from egmctl.bench.plan.placement import RankLayout, rank_of
-from egmctl.bench.plan.ranks import RankFlows, flows_between
+from egmctl.bench.plan.ranks import RankCandidates, flows_between
 from egmctl.bench.plan.schedule import isolated, make_steps
 from egmctl.bench.plan.task import (
     Candidate,
@@ -156,7 +156,7 @@ class _BetweenProcesses:
         ranks = tuple(rank_of(number, gpu, numa_nodes) for number, gpu in enumerate(ordered))
         left_out = {rank.number: waiver for rank in ranks if (waiver := waivers[rank.bus_id]) is not None}
         self.layout = RankLayout(ranks, {"": machine}, left_out=left_out)
-        self._flows = RankFlows(self.layout, job=False, device_paths={"": known.device_paths})
+        self._candidates = RankCandidates(self.layout, job=False, device_paths={"": known.device_paths})
         self._exporters = ranks[len(usable) : len(started)]
         self._ranks = (*ranks[: len(usable)], *ranks[len(started) :])
         self._numa_nodes = numa_nodes
@@ -164,7 +164,7 @@ class _BetweenProcesses:
     def candidates(self, case: Case) -> Iterator[Candidate]:
         """Yield the candidates of a case."""
         flows = flows_between(case, self._ranks, nodes=self._numa_nodes, exporters=self._exporters)
-        return self._flows.candidates(case, flows)
+        return self._candidates.of(case, flows)
 
 
 def _steps(tasks: PlannedTasks, settings: Settings) -> tuple[PlanStep, ...]:

@@ -1,4 +1,4 @@
-"""The flows between ranks of cases that need several processes, on one node or several."""
+"""What cases of several processes make tasks of: flows between the ranks of a node, or of a job on several nodes."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _owner(ranks: Sequence[Rank], index: int, node: int) -> Rank:
     return next((rank for rank in others if rank.numa_node == node), others[0])
 
 
-class RankFlows:
+class RankCandidates:
     """The flows between the ranks of a run, with their paths. What flows have in common is made once.
 
     Parameters
@@ -133,7 +133,7 @@ class RankFlows:
         self._own_ends: dict[tuple[MemoryKind, int], Endpoint] = {}
         self._far_ends: dict[Hashable, Endpoint] = {}
 
-    def candidates(self, case: Case, tasks: Iterable[tuple[RankFlow, ...]]) -> Iterator[Candidate]:
+    def of(self, case: Case, tasks: Iterable[tuple[RankFlow, ...]]) -> Iterator[Candidate]:
         """Yield what a case makes tasks of."""
         gpu_of = self._layout.gpu
         ends = (case.source, case.destination, case.initiator)

@@ -103,18 +103,18 @@ def steps_of_size(before: PlannedTasks, steps: Sequence[PlanStep], tasks: Planne
     )
 
 
-Ends = Callable[[Flow], tuple[str, ...]]
+EndsOf = Callable[[Flow], tuple[str, ...]]
 """A function that returns the GPUs of a flow, in order: a write from A to B is not one from B to A."""
-Memory = Callable[[Flow], frozenset[str]]
+MemoryOf = Callable[[Flow], frozenset[str]]
 """A function that returns the memory of a flow, besides its GPUs, that only one task of a step may use."""
 
 
 def make_steps(
     tasks: PlannedTasks,
-    ends: Ends,
+    ends: EndsOf,
     *,
     by_link: bool,
-    memory: Memory | None = None,
+    memory: MemoryOf | None = None,
     serial: bool = False,
     rounds: Rounds | None = None,
 ) -> tuple[PlanStep, ...]:
