@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from egmctl.api.options import BenchOptions, documented
 from egmctl.bench.case import Case
 from egmctl.bench.nccl.plan import NcclRequest, installed, nccl_plan
 from egmctl.bench.plan import Plan
-from egmctl.bench.plan.alike import Known
 from egmctl.bench.plan.budget import fitted, memory_of, most_bytes
+from egmctl.bench.plan.candidates import Known
 from egmctl.bench.plan.cost import plan_seconds
 from egmctl.bench.plan.flows import parse_pairs
 from egmctl.bench.plan.make import LAST_BYTES, make_plan, sized, sweep_sizes
 from egmctl.bench.plan.task import COPIES_LIMIT
 from egmctl.bench.suites import FABRIC, NCCL, STANDARD, SUITES, select_cases, select_collectives
-from egmctl.bench.supervisor import OnProgress, supervise
 from egmctl.dataclass import dataclass
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.facts.inside import memory_left
@@ -41,6 +41,9 @@ from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.nccl import beside_links, with_nccl_cause
 from egmctl.verdict.profiles import choose, load, load_all, match_profile
 from egmctl.verdict.trust import with_doubts
+
+if TYPE_CHECKING:
+    from egmctl.bench.supervisor import OnProgress
 
 DEFAULT_SIZE_BYTES = 512 * MIB
 
@@ -257,6 +260,9 @@ class Bench(BenchOptions):
         UsageError
             If the machine is not this node.
         """
+        # Imported late: a plan alone starts no process.
+        from egmctl.bench.supervisor import supervise
+
         if machine.origin.kind is not OriginKind.LIVE:
             raise UsageError(f"machine {machine.origin.name} is not this node: it can be planned for, not measured")
         run = supervise(plan, machine, on_progress=on_progress, worker=worker, recorder=recorder)

@@ -155,7 +155,7 @@ class Uses:
         steps: Iterable[Sequence[int]],
         only: Collection[int] | None,
     ) -> None:
-        ends = self._ends
+        numbers_of = self._ends.of_flow
         facts: dict[int, tuple[_Spans, int, bool]] = {}
         for step, tasks in enumerate(steps):
             order = step << _ORDER_BITS
@@ -171,9 +171,8 @@ class Uses:
                     known = facts[id(kind)] = self._spans[id(kind)][1], role, shares_source(kind)
                 spans, source_bit, shared = known
                 for flow in flows[task]:
-                    source, destination = ends.of_flow(flow)
-                    buffers = (2 * source + source_bit, 2 * destination)
-                    for buffer in buffers:
+                    source, destination = numbers_of(flow)
+                    for buffer in (2 * source + source_bit, 2 * destination):
                         if buffer < 0:
                             continue
                         count = taken.get(buffer, 0)
@@ -283,8 +282,9 @@ class EndNumbers:
     def __init__(self) -> None:
         self._ends: list[Endpoint] = []
         self._numbers: dict[Endpoint, int] = {}
-        # By identity: each flow is kept, so that no other one gets the same.
+        # By identity: each flow is kept, and with it its ends, so that no other one gets the same.
         self._flows: dict[int, tuple[Flow, tuple[int, int]]] = {}
+        self._known: dict[int, int] = {}
 
     def __getitem__(self, number: int) -> Endpoint:
         return self._ends[number]
@@ -297,11 +297,14 @@ class EndNumbers:
         return known[1]
 
     def _number(self, end: Endpoint) -> int:
-        if end.memory is MemoryKind.REGISTERS:
-            return -1
-        number = self._numbers.setdefault(end, len(self._ends))
-        if number == len(self._ends):
-            self._ends.append(end)
+        number = self._known.get(id(end))
+        if number is None:
+            number = -1
+            if end.memory is not MemoryKind.REGISTERS:
+                number = self._numbers.setdefault(end, len(self._ends))
+                if number == len(self._ends):
+                    self._ends.append(end)
+            self._known[id(end)] = number
         return number
 
 

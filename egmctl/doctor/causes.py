@@ -19,8 +19,9 @@ from egmctl.doctor import effects_on_paths as paths
 from egmctl.doctor.checks import egm, fabric, kernel
 from egmctl.doctor.checks.access import lacks_all_gpus
 from egmctl.doctor.checks.active import KINDS
-from egmctl.doctor.effects_on_paths import Flows, RunNode, Symptom, Trouble, on
+from egmctl.doctor.effects_on_paths import Flows, on
 from egmctl.doctor.kernel_faults import C2C_XIDS, Blame
+from egmctl.doctor.troubles import RunNode, Symptom, Trouble
 from egmctl.model.finding import TOLD, Finding, PlaceKind, Status, WaiverKind
 from egmctl.model.kernel_log import DriverMessage
 from egmctl.model.machine import Machine

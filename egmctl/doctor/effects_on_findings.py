@@ -10,8 +10,8 @@ from collections.abc import Callable
 from egmctl.doctor.checks.active import KINDS
 from egmctl.doctor.checks.gpu import RECOVERY_ACTION
 from egmctl.doctor.checks.kernel_log import message_of, xids_of
-from egmctl.doctor.effects_on_paths import RunNode
 from egmctl.doctor.kernel_faults import RECOVERY_CHANGED, Action, Blame, is_one_of, meaning
+from egmctl.doctor.troubles import RunNode
 from egmctl.model.finding import TOLD, Finding, PlaceKind, Status
 from egmctl.model.host import Driver, LibraryFailure
 from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent

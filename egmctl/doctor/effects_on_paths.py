@@ -4,76 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING
 
-from egmctl.compat import StrEnum
-from egmctl.dataclass import dataclass
 from egmctl.doctor.checks.kernel_log import xids_of
 from egmctl.doctor.checks.nvlink import has_errors
 from egmctl.doctor.kernel_faults import Blame, is_one_of
-from egmctl.model.finding import NODE, OF_GPUS, Finding, Place, PlaceKind, Status, Waiver, WaiverKind
+from egmctl.doctor.troubles import RunNode, Symptom, Trouble, numa_nodes
+from egmctl.model.finding import NODE, OF_GPUS, Finding, Place, PlaceKind, Status
 from egmctl.model.gpu import Gpu
-from egmctl.model.machine import Machine
 from egmctl.model.route import NUMA_MEMORY, Carrier, LinkKind, MemoryKind
 from egmctl.model.task import Flow, HandleKind
 from egmctl.topology.links import Link, gpu_link, nvlink_joins, nvlinks_between
 from egmctl.topology.routes import possible_owners
-
-if TYPE_CHECKING:
-    from egmctl.model.measurement import Measurement
-
-
-@dataclass(frozen=True, slots=True)
-class RunNode:
-    """A node of a run and the ranks on it."""
-
-    machine: Machine
-    name: str = ""
-    """The prefix of its labels in the run, e.g. ``node1``; empty if the run has one node."""
-    ranks: frozenset[int] | None = None
-    """The ranks on the node; ``None``: all."""
-
-    def has(self, rank: int | None) -> bool:
-        """Return whether a rank is on this node; ``None`` is the process of a run without ranks."""
-        return self.ranks is None or rank in self.ranks
-
-    def bus_ids(self, flow: Flow) -> set[str]:
-        """Return the bus ids of a flow's GPUs on this node: its ends and its initiator."""
-        ends = {end.bus_id for end in (flow.source, flow.destination) if self.has(end.rank)}
-        issuer = {flow.initiator} if self.has(flow.initiator_rank) else set()
-        return {bus_id for bus_id in ends | issuer if bus_id is not None}
-
-    def gpus(self, flow: Flow) -> list[Gpu]:
-        """Return the GPUs of :meth:`bus_ids`, in the order of their indices."""
-        bus_ids = self.bus_ids(flow)
-        return [gpu for gpu in self.machine.gpus or () if gpu.bus_id in bus_ids]
-
-
-class Symptom(StrEnum):
-    """The ways in which an attempted measurement can go wrong."""
-
-    SLOW = "slow"
-    DEGRADED = "degraded"
-    """The measurement ran without EGM, whose route is blocked."""
-    CORRUPT = "corrupt"
-    FAILED = "failed"
-    """It failed with a known cause."""
-    LOST = "lost"
-    """It crashed, timed out, or failed without a known cause."""
-    BLIND = "blind"
-    """The links that it crossed are unknown, because NVML failed as a whole."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Trouble:
-    """A symptom of a measurement, or a reason why it was waived."""
-
-    number: int
-    """The index of the measurement in the run."""
-    kind: Symptom | WaiverKind
-    measurement: Measurement
-    """The measurement; if waived, with its planned routes."""
-    waiver: Waiver | None = None
 
 
 def _memory(flow: Flow) -> set[MemoryKind]:
@@ -149,11 +90,6 @@ class Flows(Enum):
     """Flows with memory that is imported by a fabric handle."""
     OTHER_NODE = (lambda flow: flow.route.across_nodes,)
     """Flows with memory of another node."""
-
-
-def numa_nodes(flow: Flow) -> set[int]:
-    """Return the NUMA nodes of the ends of a flow that are in host memory."""
-    return {end.numa_node for end in (flow.source, flow.destination) if end.numa_node is not None}
 
 
 PathCondition = Callable[[RunNode, Finding, Trouble], bool]

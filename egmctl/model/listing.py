@@ -148,6 +148,9 @@ class PlannedTasks(Sequence[PlannedTask]):
     @classmethod
     def joined(cls, parts: Iterable[PlannedTasks]) -> PlannedTasks:
         """Return the tasks of all parts, in order."""
+        parts = tuple(parts)
+        if len(parts) == 1:
+            return parts[0]
         distinct: list[PlannedTask] = []
         numbers: list[int] = []
         flows: list[tuple[Flow, ...]] = []

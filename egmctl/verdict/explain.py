@@ -15,10 +15,9 @@ from egmctl.bench.plan.flows import PIDS_SHOWN, gpu_use
 from egmctl.bench.plan.make import SECTIONS
 from egmctl.bench.plan.paths import gpu_obstacle
 from egmctl.dataclass import dataclass
-from egmctl.doctor.causes import explains
 from egmctl.doctor.check import Scope
-from egmctl.doctor.effects_on_paths import RunNode, Symptom, Trouble, numa_nodes
 from egmctl.doctor.findings import fact, failed, noted, todo, warned
+from egmctl.doctor.troubles import RunNode, Symptom, Trouble, numa_nodes
 from egmctl.model.answer import Cause
 from egmctl.model.change import ChangeKind
 from egmctl.model.doubt import DoubtReason, Effect
@@ -215,6 +214,9 @@ def explained_by(cause: RootCause, run: RunReport, short: Shortfalls) -> frozens
 
 def _explained(cause: RootCause, troubles: Iterable[Trouble], node: RunNode) -> list[Trouble]:
     """Return the troubles that a root cause, or a finding that follows from it, explains."""
+    # Imported late: most runs have nothing to explain.
+    from egmctl.doctor.causes import explains
+
     # Only findings with status fail, warn or note explain a path. A finding that something is unknown does not.
     faults = [finding for finding in (cause.finding, *cause.explains) if finding.status in TOLD]
     return [trouble for trouble in troubles if any(explains(node, fault, trouble) for fault in faults)]

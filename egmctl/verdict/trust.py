@@ -12,8 +12,7 @@ from statistics import median
 
 from egmctl.bench.path_class import ceiling, is_degraded
 from egmctl.compat import StrEnum
-from egmctl.doctor.checks.gpu import SLOWDOWNS
-from egmctl.doctor.effects_on_paths import numa_nodes
+from egmctl.doctor.troubles import SLOWDOWNS, numa_nodes
 from egmctl.model.doubt import Doubt, DoubtReason, Effect
 from egmctl.model.measurement import (
     GpuEvidence,

@@ -7,16 +7,17 @@ from functools import cache
 
 import pytest
 
-from egmctl.bench.plan import Plan, make
-from egmctl.bench.plan.alike import Known
+from egmctl.bench.plan import Plan, make, paths
 from egmctl.bench.plan.budget import fitted, memory_of
+from egmctl.bench.plan.candidates import Known
 from egmctl.bench.plan.cost import case_list, plan_report
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.plan.task import Candidate, planned_task
 from egmctl.bench.suites import select_cases
-from egmctl.model.gpu import GpuProcess
+from egmctl.model.gpu import Gpu, GpuProcess
 from egmctl.model.machine import Machine
 from egmctl.report.kinds import Format, render
+from egmctl.topology.links import Link, gpu_link
 from egmctl.units import MIB
 from tests.bench.plans import SETTINGS
 from tests.doctor.machines import patched, shipped, with_gpu_denied
@@ -71,6 +72,20 @@ def test_the_tasks_that_a_plan_makes_grow_with_the_gpus_and_not_with_their_pairs
     assert calls[24] - calls[16] == calls[16] - calls[8] <= 8 * 4, calls
 
 
+def test_the_link_of_two_gpus_is_looked_for_once_for_all_cases_and_both_directions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_for: list[frozenset[str]] = []
+
+    def counting(machine: Machine, first: Gpu, second: Gpu) -> Link:
+        looked_for.append(frozenset((first.bus_id, second.bus_id)))
+        return gpu_link(machine, first, second)
+
+    monkeypatch.setattr(paths, "gpu_link", counting)
+    plan_for(node_of(8))
+    assert len(looked_for) == len(set(looked_for)) == 8 * 7 // 2
+
+
 @pytest.mark.parametrize("suite", ["standard", "full"])
 @pytest.mark.parametrize("name", ["dgx-h100", "hgx-h200x4", "gb200-tray", "dgx-station-gb300"])
 def test_a_task_that_stands_for_others_is_equal_to_them(monkeypatch: pytest.MonkeyPatch, name: str, suite: str) -> None:
@@ -108,7 +123,7 @@ def test_flows_that_one_process_verifies_in_turn_are_of_another_kind_than_those_
     flows = first.flows + second.flows
     candidate = Candidate(flows, first.paths + second.paths, (machine.gpus or ())[:2], None)
     ranks = (replace(flow, destination=replace(flow.destination, rank=rank)) for rank, flow in enumerate(flows))
-    kinds = known.kind_of(candidate), known.kind_of(replace(candidate, flows=tuple(ranks)))
+    kinds = known.kind_of(candidate), known.kind_of(candidate._replace(flows=tuple(ranks)))
     assert None not in kinds
     assert kinds[0] != kinds[1]
 
@@ -145,6 +160,22 @@ def test_where_memory_is_short_the_plan_that_was_made_smaller_has_the_peaks_of_i
     assert any(free == 600 * MIB for _, free in known_free)
     assert all(peak.bytes <= free * plan.settings.memory_percent // 100 for peak, free in known_free)
     assert fitted(planned(512 * MIB, None), memory_of(machine), lambda size_bytes: planned(size_bytes, None)) == plan
+
+
+def test_the_uses_that_a_fitted_plan_knows_are_those_of_its_steps_and_of_no_others() -> None:
+    machine = patched(node_of(4), "host.numa_nodes[0]", memory_free_bytes=600 * MIB)
+    known = Known(machine, allow_busy=False)
+
+    def planned(size_bytes: int) -> Plan:
+        return plan_for(machine, mib=size_bytes // MIB, known=known)
+
+    plan = fitted(planned(512 * MIB), memory_of(machine), planned)
+    assert plan.known_uses is not None
+    assert plan.uses is plan.known_uses[2]
+    assert plan.peaks == replace(plan, known_uses=None).peaks
+    first_steps = replace(plan, steps=plan.steps[:1])
+    assert first_steps.peaks == replace(first_steps, known_uses=None).peaks
+    assert first_steps.peaks != plan.peaks
 
 
 def test_the_steps_of_a_case_are_counted_where_nobody_would_read_them() -> None:

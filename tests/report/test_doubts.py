@@ -9,7 +9,7 @@ from egmctl.model.measurement import RunReport
 from egmctl.report.document import Level, Matrix, Section, body_of, columns, plain, shown
 from egmctl.report.kinds import Format
 from egmctl.report.views.bench_classes import main_rates
-from egmctl.report.views.doubts import doubts_section
+from egmctl.report.views.causes import doubts_section
 from tests.answers import render
 from tests.report.pages import elements, parse, words
 from tests.verdict.bringups import measured

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import pytest
 
 from egmctl.doctor.causes import ON_PATHS, rules_from
-from egmctl.doctor.effects_on_paths import Flows, Symptom
+from egmctl.doctor.effects_on_paths import Flows
 from egmctl.doctor.runner import CHECKS
+from egmctl.doctor.troubles import Symptom
 from egmctl.facts.kernel_log import event
 from egmctl.model.finding import NODE, OF_GPUS, Finding, Place, PlaceKind, RootCause, Status, Waiver, WaiverKind
 from egmctl.model.gpu import Gpu, NvLink

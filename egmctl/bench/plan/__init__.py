@@ -1,8 +1,9 @@
 """The plan of one run of the bench. It is made before any GPU is used, so ``--list`` and a refusal cost nothing.
 
-``make`` and ``fabric`` plan a run. ``flows`` and ``ranks`` find the ends of flows, ``paths`` their routes, ``task`` the
-tasks and why some cannot run, ``schedule`` the tasks that run at the same time, ``budget`` the sizes that fit into
-memory, ``cost`` the time. All pure.
+``make`` plans the run of a node, ``fabric`` that of a job. ``flows`` finds the ends of flows, ``paths`` their routes;
+``candidates`` has what the cases of one process make tasks of, ``ranks`` the same of several, on a node or in a job;
+``placement`` has the ranks. ``task`` makes the tasks and says why some cannot run, ``schedule`` which run at the same
+time, ``budget`` the sizes that fit into memory, ``cost`` the time. All pure.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class Plan:
     """What NCCL measures after the steps; ``None`` without the suite ``nccl``."""
     ends: EndNumbers = field(default_factory=EndNumbers, repr=False, compare=False)
     """The numbers of the ends of flows, which plans of several sizes share."""
+    known_uses: tuple[PlannedTasks, tuple[PlanStep, ...], Uses] | None = field(default=None, repr=False, compare=False)
+    """The uses of these tasks and steps, if they have been looked at already."""
 
     @property
     def runnable(self) -> tuple[Task, ...]:
@@ -57,6 +60,10 @@ class Plan:
     @property
     def uses(self) -> Uses:
         """The first and the last step that uses each buffer."""
+        if self.known_uses is not None:
+            tasks, steps, uses = self.known_uses
+            if tasks is self.tasks and steps is self.steps:
+                return uses
         return Uses(self.tasks.kinds, self.tasks.flows, [step.tasks for step in self.steps], self.ends)
 
 

@@ -146,12 +146,16 @@ def fitted(
             waived |= waivers
             kinds = {id(plan.tasks.kinds[number]) for number in waivers}
             plan = _without(plan, waivers)
-            uses = uses.without(kinds, plan.tasks.kinds, plan.tasks.flows, [step.tasks for step in plan.steps])
+            # Most kinds are waived as a whole: none of their tasks is left to be added again.
+            are_left = not kinds.isdisjoint(id(plan.tasks.distinct[kind]) for kind in set(plan.tasks.numbers))
+            steps = [step.tasks for step in plan.steps] if are_left else []
+            uses = uses.without(kinds, plan.tasks.kinds, plan.tasks.flows, steps)
         else:
             waived = waivers
             resized = _without(resized, waivers)
             uses, plan = _uses_of_size(uses, plan, resized), resized
     plan = replace(plan, steps=tuple(step for step in plan.steps if step.tasks))
+    plan = replace(plan, known_uses=(plan.tasks, plan.steps, uses))
     if size == usual:
         return plan
     return replace(
@@ -219,9 +223,12 @@ def _same_tasks(plan: Plan, waived: Mapping[int, Waiver], other: Plan) -> dict[i
 
 def _are_same(tasks: PlannedTasks, others: PlannedTasks) -> bool:
     """Return whether tasks are the same ones, in the same order, but for their size and waivers."""
-    return tasks.flows == others.flows and all(
-        kind.case == other.case and (kind.point is other.point or kind.point == other.point)
-        for kind, other in zip(tasks.kinds, others.kinds, strict=True)
+    same_kinds = tasks.alike(others)
+    pairs = (
+        zip(tasks.distinct, others.distinct, strict=True) if same_kinds else zip(tasks.kinds, others.kinds, strict=True)
+    )
+    return (same_kinds or tasks.flows == others.flows) and all(
+        kind.case == other.case and (kind.point is other.point or kind.point == other.point) for kind, other in pairs
     )
 
 

@@ -138,7 +138,8 @@ def plan_seconds(plan: Plan, of_steps: Sequence[float] | None = None) -> float:
     steps_s = sum(steps_seconds(plan) if of_steps is None else of_steps)
     if plan.ranks:
         steps_s += RANKS_START_S
-    return plan.settings.duration_s or START_S + steps_s + nccl.plan_seconds(plan.nccl)
+    nccl_s = 0.0 if plan.nccl is None else nccl.plan_seconds(plan.nccl)
+    return plan.settings.duration_s or START_S + steps_s + nccl_s
 
 
 def plan_bytes(plan: Plan) -> int:
@@ -161,20 +162,20 @@ def _moved_bytes(task: listing.PlannedTask, samples: int) -> int:
 
 def steps_seconds(plan: Plan) -> list[float]:
     """Return the estimated time of each step in seconds; host buffers cost time in the step that uses them first."""
-    kinds = plan.tasks.kinds
+    distinct, numbers = plan.tasks.distinct, plan.tasks.numbers
     allocated: set[Buffer] = set()
     # Tasks that are alike take as long.
     known: dict[tuple[int, bool], tuple[float, bool]] = {}
     seconds = []
     for step in plan.steps:
         task_s, on_host = 0.0, False
-        for number in step.tasks:
-            key = id(kinds[number]), step.proof
+        for kind in {numbers[task] for task in step.tasks}:
+            key = kind, step.proof
             if key not in known:
                 samples = 1 if step.proof else plan.settings.samples
-                known[key] = task_seconds(_asked(kinds[number], step), samples), uses_host_memory(kinds[number])
-            one_s, one_on_host = known[key]
-            task_s, on_host = max(task_s, one_s), on_host or one_on_host
+                known[key] = task_seconds(_asked(distinct[kind], step), samples), uses_host_memory(distinct[kind])
+            kind_s, kind_on_host = known[key]
+            task_s, on_host = max(task_s, kind_s), on_host or kind_on_host
         host_bytes = _new_host_bytes([plan.tasks[number] for number in step.tasks], allocated) if on_host else 0
         seconds.append(STEP_S + task_s + ALLOCATE_S_PER_GIB * host_bytes / GIB)
     return seconds

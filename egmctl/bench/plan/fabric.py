@@ -7,30 +7,19 @@ from dataclasses import replace
 from functools import cache, partial
 from itertools import combinations
 
-from egmctl.bench.case import Case, End
+from egmctl.bench.case import Case
 from egmctl.bench.plan import Plan, bench_gpu
-from egmctl.bench.plan.flows import busy_waiver, expand, gpu_use
-from egmctl.bench.plan.paths import Path, host_path, joined, path_across
+from egmctl.bench.plan.flows import busy_waiver, gpu_use
 from egmctl.bench.plan.placement import RankLayout
-from egmctl.bench.plan.ranks import (
-    RankFlow,
-    handle_waiver,
-    local_path,
-    own_memory,
-    rank_candidate,
-    shared_memory,
-    ucx_path,
-    waive_blocked_egm,
-    waived_path,
-)
-from egmctl.bench.plan.schedule import make_steps, sampled_rounds, slots
-from egmctl.bench.plan.task import planned_task
+from egmctl.bench.plan.ranks import RankCandidates, flows_between
+from egmctl.bench.plan.schedule import make_steps, sampled_rounds
+from egmctl.bench.plan.task import handle_waiver, planned_task
 from egmctl.errors import NothingToDo
 from egmctl.model.finding import Waiver
 from egmctl.model.listing import PlannedTask, PlannedTasks
 from egmctl.model.measurement import Settings
-from egmctl.model.route import HOST_MEMORY, Egm, Rank
-from egmctl.model.task import UCX_ENGINES, Flow, HandleKind, Pattern, Point
+from egmctl.model.route import Rank
+from egmctl.model.task import UCX_ENGINES, Flow, HandleKind, Pattern
 
 PAIRS = (Pattern.PAIR, Pattern.BOTH_DIRECTIONS)
 """Patterns that are measured for every pair of ranks; the others use all ranks."""
@@ -71,26 +60,17 @@ def make_fabric_plan(layout: RankLayout, cases: Sequence[Case], settings: Settin
         sampled = sampled_rounds(len(ranks), sample, SEED)
         met = sorted((min(pair), max(pair)) for pairs in sampled for pair in pairs)
         rounds = [[(str(rank), str(other)) for rank, other in pairs] for pairs in sampled]
-    make = maker(layout, settings)
-    tasks = PlannedTasks.of(
-        [
-            planned
-            for case in cases
-            for point in case.points
-            # A pattern of all ranks could not run if some of them were left out.
-            for planned in _each_link_once(
-                make(case, point, flows)
-                for flows in job_flows(case, ranks if case.pattern in PAIRS else layout.taking_part, met, sample)
-            )
-        ]
-    )
+    tasks = PlannedTasks.of(tuple(_tasks(layout, cases, settings, met, sample)))
     return Plan(
         settings=settings,
         gpus=tuple(bench_gpu(layout.gpu(rank), rank.label) for rank in sorted(ranks, key=_node_order(layout))),
         numa_nodes=(),
         tasks=tasks,
         steps=make_steps(
-            slots(tasks, _rank_numbers, by_link=False, memory=partial(_host_memory, layout)),
+            tasks,
+            _rank_numbers,
+            by_link=False,
+            memory=partial(_host_memory, layout),
             serial=settings.serial,
             rounds=rounds,
         ),
@@ -99,10 +79,14 @@ def make_fabric_plan(layout: RankLayout, cases: Sequence[Case], settings: Settin
     )
 
 
-def job_flows(
-    case: Case, ranks: Sequence[Rank], pairs: Sequence[tuple[int, int]], sample: int | None = None
-) -> Iterator[tuple[RankFlow, ...]]:
-    """Yield the flows of each task of a case.
+def _tasks(
+    layout: RankLayout,
+    cases: Iterable[Case],
+    settings: Settings,
+    pairs: Sequence[tuple[int, int]],
+    sample: int | None,
+) -> Iterator[PlannedTask]:
+    """Yield the tasks of cases.
 
     Parameters
     ----------
@@ -111,32 +95,28 @@ def job_flows(
     sample
         For patterns from or to one rank, the number of such ranks to measure, evenly spread; ``None``: all.
     """
-    count = len(ranks)
-    on_host = case.engine not in UCX_ENGINES and shared_memory(case) in HOST_MEMORY
-
-    def rank_flow(index: int, other: int) -> RankFlow:
-        return RankFlow(ranks[index], ranks[other], ranks[other].numa_node if on_host else None)
-
-    hubs = range(0, count, max(1, count // sample) if sample else 1)
-    for flows in expand(case.pattern, count, meetings=pairs, hubs=hubs):
-        yield tuple(rank_flow(index, other) for index, other in flows)
-
-
-def maker(layout: RankLayout, settings: Settings) -> Callable[[Case, Point, tuple[RankFlow, ...]], PlannedTask]:
-    """Return a function that makes the task of a case at a point for some flows."""
-    path_of = _paths(layout)
-
-    @cache
-    def waiver(rank: Rank, handle: HandleKind | None) -> Waiver | None:
-        return _waiver(layout, rank, handle, settings)
-
-    def make(case: Case, point: Point, rank_flows: tuple[RankFlow, ...]) -> PlannedTask:
-        made = rank_candidate(case, rank_flows, path_of, layout.gpu, across_nodes=True)
-        ranks = dict.fromkeys(rank for flow in rank_flows for rank in (flow.initiator, flow.owner))
-        waivers = [waiver(rank, case.handle) for rank in ranks]
-        return planned_task(case, point, made, settings, [*waivers, *(path.waiver for path in made.paths)])
-
-    return make
+    rank_candidates = RankCandidates(layout, job=True)
+    waiver = cache(partial(_waiver, layout, settings))
+    for case in cases:
+        # A pattern of all ranks could not run if some of them were left out.
+        ranks = layout.ranks if case.pattern in PAIRS else layout.taking_part
+        hubs = range(0, len(ranks), max(1, len(ranks) // sample) if sample else 1)
+        flows = flows_between(case, ranks, meetings=pairs, hubs=hubs)
+        candidates = tuple(rank_candidates.of(case, flows))
+        for point in case.points:
+            yield from _each_link_once(
+                planned_task(
+                    case,
+                    point,
+                    candidate,
+                    settings,
+                    [
+                        *(waiver(rank, case.handle) for rank in candidate.ranks),
+                        *(path.waiver for path in candidate.paths),
+                    ],
+                )
+                for candidate in candidates
+            )
 
 
 def _each_link_once(tasks: Iterable[PlannedTask]) -> Iterator[PlannedTask]:
@@ -156,24 +136,6 @@ def _each_link_once(tasks: Iterable[PlannedTask]) -> Iterator[PlannedTask]:
         yield task
 
 
-def _paths(layout: RankLayout) -> Callable[[Case, RankFlow], Path]:
-    """Return a function that returns the path of a flow between ranks. It caches paths by kind, GPUs and nodes."""
-    known: dict[tuple[object, ...], Path] = {}
-
-    def path(case: Case, rank_flow: RankFlow) -> Path:
-        issuer, owner = rank_flow.initiator, rank_flow.owner
-        if case.engine in UCX_ENGINES:
-            return ucx_path(case, rank_flow, layout.machine)
-        same_host = issuer.host == owner.host
-        ends = (case.source, case.destination, case.initiator)
-        key = (*ends, issuer.host, issuer.bus_id, owner.bus_id, same_host or owner.host)
-        if key not in known:
-            known[key] = (_path_within_node if same_host else _path_between_nodes)(layout, case, rank_flow)
-        return known[key]
-
-    return path
-
-
 def _rank_numbers(flow: Flow) -> tuple[str, ...]:
     """Return the numbers of a flow's ranks, the issuer first. GPUs of several nodes may have the same bus id."""
     issuer = flow.initiator_rank
@@ -190,34 +152,13 @@ def _host_memory(layout: RankLayout, flow: Flow) -> frozenset[str]:
     return frozenset(f"{layout.node_of(end)} NUMA{end.numa_node}" for end in ends)
 
 
-def _path_within_node(layout: RankLayout, case: Case, rank_flow: RankFlow) -> Path:
-    path = local_path(layout.machine(rank_flow.initiator), case, rank_flow)
-    # EGM is reached through the GPU that owns it, which no other pair of the round uses.
-    return replace(path, disjoint=True) if path.route.egm is Egm.YES else path
-
-
-def _path_between_nodes(layout: RankLayout, case: Case, rank_flow: RankFlow) -> Path:
-    initiator, owner, memory = rank_flow.initiator, rank_flow.owner, shared_memory(case)
-    if (waived := waived_path(case, rank_flow)) is not None:
-        return waived
-    on_host = memory in HOST_MEMORY
-    far = path_across(layout.gpu(initiator), layout.machine(owner), layout.gpu(owner), memory if on_host else None)
-    own = own_memory(case)
-    if own not in HOST_MEMORY or initiator.numa_node is None:
-        return far
-    near = host_path(layout.machine(initiator), layout.gpu(initiator), initiator.numa_node, own)
-    path = waive_blocked_egm(joined(near, far) if case.initiator is End.SOURCE else joined(far, near))
-    # Pairs that share a NUMA node's memory are kept apart by _host_memory.
-    return replace(path, disjoint=True)
-
-
 def _node_order(layout: RankLayout) -> Callable[[Rank], tuple[int, int]]:
     """Return a sort key that orders ranks by node, then by index of the GPU."""
     nodes = {host: index for index, host in enumerate(layout.machines)}
     return lambda rank: (nodes[rank.host or ""], layout.gpu(rank).index)
 
 
-def _waiver(layout: RankLayout, rank: Rank, handle: HandleKind | None, settings: Settings) -> Waiver | None:
+def _waiver(layout: RankLayout, settings: Settings, rank: Rank, handle: HandleKind | None) -> Waiver | None:
     if (stopped := layout.left_out.get(rank.number)) is not None:
         return replace(stopped, rank=rank.number)
     machine, gpu = layout.machine(rank), layout.gpu(rank)

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
 from egmctl.bench.case import Case, Processes
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.plan import Plan, bench_gpu
-from egmctl.bench.plan.alike import Candidates, Known, looks_at_each, takes_pages
 from egmctl.bench.plan.budget import has_room, huge_page_sizes, pages_waiver
-from egmctl.bench.plan.candidates import candidates_of, shape_of
+from egmctl.bench.plan.candidates import Candidates, Known, candidates_of, looks_at_each, shape_of, takes_pages
 from egmctl.bench.plan.flows import (
     Pair,
     busy_waiver,
     gpu_use,
     measures_pair,
 )
-from egmctl.bench.plan.placement import rank_of
-from egmctl.bench.plan.ranks import handle_waiver, local_path, node_flows, rank_candidate
-from egmctl.bench.plan.schedule import isolated, make_steps, slots
-from egmctl.bench.plan.task import Candidate, atomics_waiver, blocks_waiver, capability_waiver, planned_task
+from egmctl.bench.plan.placement import RankLayout, rank_of
+from egmctl.bench.plan.ranks import RankCandidates, flows_between
+from egmctl.bench.plan.schedule import isolated, make_steps
+from egmctl.bench.plan.task import (
+    Candidate,
+    atomics_waiver,
+    blocks_waiver,
+    capability_waiver,
+    handle_waiver,
+    planned_task,
+)
 from egmctl.bench.suites import CASES
 from egmctl.errors import UsageError
 from egmctl.model.finding import Waiver, WaiverKind
@@ -71,29 +76,16 @@ def make_plan(
     if settings.size_bytes <= 0 or settings.size_bytes % SIZE_MULTIPLE_BYTES:
         raise UsageError(f"--size {settings.size_bytes}: it must be a multiple of {SIZE_MULTIPLE_BYTES} bytes above 0")
     known = known or Known(machine, allow_busy=settings.allow_busy)
-    usable = [
-        gpu for gpu in gpus if known.gpu_waiver(gpu.bus_id) is None and (settings.allow_busy or gpu_use(gpu) is None)
-    ]
-    # One process more for each NUMA node exports the memory that all GPUs share.
-    exporting = {gpu.host_numa_id: gpu for gpu in usable[::-1] if any(case.for_all for case in cases)}
-    by_bus_id = {gpu.bus_id for gpu in usable}
-    ordered = [*usable, *[*exporting.values()][::-1], *(gpu for gpu in gpus if gpu.bus_id not in by_bus_id)]
-    every = [rank_of(number, gpu, numa_nodes) for number, gpu in enumerate(ordered)]
-    started = len(usable) + len(exporting)
-    exporters = every[len(usable) : started]
-    ranks = [*every[: len(usable)], *every[started:]]
-
-    def candidates_between_ranks(case: Case) -> Iterator[Candidate]:
-        path_of = partial(local_path, machine, between=known.between)
-        rank_flows = node_flows(case, ranks, numa_nodes, exporters)
-        return (rank_candidate(case, flows, path_of, lambda rank: machine.gpu(rank.bus_id)) for flows in rank_flows)
+    between = None
+    if any(case.processes is not Processes.ONE for case in cases):
+        between = _BetweenProcesses(known, gpus, numa_nodes, settings, export=any(case.for_all for case in cases))
 
     def make(case: Case) -> PlannedTasks:
         shape: Hashable
-        if case.processes is Processes.ONE:
+        if between is None or case.processes is Processes.ONE:
             shape, made = shape_of(case, known), candidates_of(case, known, gpus, numa_nodes)
         else:
-            shape, made = case.name, candidates_between_ranks(case)
+            shape, made = case.name, between.candidates(case)
         candidates = known.candidates.get(shape)
         if candidates is None:
             candidates = known.candidates[shape] = known.numbered(made)
@@ -128,7 +120,7 @@ def make_plan(
         gpus=tuple(bench_gpu(gpu, f"GPU{gpu.index}") for gpu in gpus),
         numa_nodes=tuple(numa_nodes),
         tasks=tasks,
-        ranks=tuple(every[:started]) if by_ranks else (),
+        ranks=between.layout.taking_part if between is not None and by_ranks else (),
         steps=known.steps(tasks, lambda: _steps(tasks, settings)),
         ends=known.ends,
         huge_page_bytes=huge_page_sizes(machine),
@@ -141,8 +133,42 @@ def make_plan(
     )
 
 
+class _BetweenProcesses:
+    """What cases that need several processes make tasks of: a node is a job of one host.
+
+    Parameters
+    ----------
+    export
+        Whether one process more for each NUMA node exports the memory that all GPUs share.
+    """
+
+    def __init__(
+        self, known: Known, gpus: Sequence[Gpu], numa_nodes: Sequence[int], settings: Settings, *, export: bool
+    ) -> None:
+        machine = known.machine
+        waivers = {gpu.bus_id: known.gpu_waiver(gpu.bus_id) for gpu in gpus}
+        if not settings.allow_busy:
+            waivers = {gpu.bus_id: waivers[gpu.bus_id] or busy_waiver(gpu) for gpu in gpus}
+        usable = [gpu for gpu in gpus if waivers[gpu.bus_id] is None]
+        exporting = {gpu.host_numa_id: gpu for gpu in usable[::-1] if export}
+        started = [*usable, *[*exporting.values()][::-1]]
+        ordered = [*started, *(gpu for gpu in gpus if waivers[gpu.bus_id] is not None)]
+        ranks = tuple(rank_of(number, gpu, numa_nodes) for number, gpu in enumerate(ordered))
+        left_out = {rank.number: waiver for rank in ranks if (waiver := waivers[rank.bus_id]) is not None}
+        self.layout = RankLayout(ranks, {"": machine}, left_out=left_out)
+        self._candidates = RankCandidates(self.layout, job=False, device_paths={"": known.device_paths})
+        self._exporters = ranks[len(usable) : len(started)]
+        self._ranks = (*ranks[: len(usable)], *ranks[len(started) :])
+        self._numa_nodes = numa_nodes
+
+    def candidates(self, case: Case) -> Iterator[Candidate]:
+        """Yield the candidates of a case."""
+        flows = flows_between(case, self._ranks, nodes=self._numa_nodes, exporters=self._exporters)
+        return self._candidates.of(case, flows)
+
+
 def _steps(tasks: PlannedTasks, settings: Settings) -> tuple[PlanStep, ...]:
-    return isolated(tasks, make_steps(slots(tasks, _gpus, by_link=True), serial=settings.serial))
+    return isolated(tasks, make_steps(tasks, _gpus, by_link=True, serial=settings.serial))
 
 
 def _without_tasks(empty: Sequence[str], by_owner: Collection[str], pairs: bool) -> Iterator[str]:
@@ -179,6 +205,8 @@ def _not_native(tasks: PlannedTasks, gpus: Sequence[Gpu]) -> Iterator[str]:
         and ENGINES[kind.engine].atomics
         and any(flow.route.memory is not None for flow in kind.flows)
     }
+    if not adding:
+        return
     initiators = {
         flow.initiator
         for kind, flows in zip(tasks.kinds, tasks.flows, strict=True)

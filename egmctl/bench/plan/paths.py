@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 from functools import lru_cache
-from typing import Protocol
 
 from egmctl.bench.plan.flows import Location, numa_node_of
 from egmctl.dataclass import dataclass
@@ -28,7 +27,7 @@ from egmctl.model.route import (
 )
 from egmctl.topology import links as rates
 from egmctl.topology.access import Block, Step, classify, without_nvml
-from egmctl.topology.links import active_nvlinks, gpu_link
+from egmctl.topology.links import Link, active_nvlinks, gpu_link
 from egmctl.topology.platform import C2c, c2c, cpu_memory, egm, gpu_memory
 from egmctl.topology.routes import RouteKind, across, route, smp
 
@@ -80,64 +79,72 @@ class Path:
     """Whether pairs that share no GPU share no link either, as with NVLink or a GPU's own memory."""
 
 
-def device_path(
-    machine: Machine, initiator: Gpu, other: Gpu, *, source: Gpu | None = None, staging: Staging = Staging.NEVER
-) -> Path:
-    """Return the path between the memory of two GPUs, or within one.
+class DevicePaths:
+    """The paths between the memory of the GPUs of one machine, each found once: 72 GPUs have 5,112 pairs."""
 
-    Parameters
-    ----------
-    source
-        The one of the two GPUs that the bytes come from; needed only if copies may be staged.
-    """
-    if initiator is other:
-        return Path(route=Route(memory_rate=gpu_memory(other)), rate_gb_s=_LOCAL_GB_S, disjoint=True)
-    missing = _peer_waiver(machine, initiator, other)
-    if staging is Staging.ALWAYS or (staging is Staging.WITHOUT_ACCESS and missing is not None):
-        destination = initiator if source is other else other
-        return _staged_path(machine, source or initiator, destination, "" if missing is None else missing.reason)
-    link = gpu_link(machine, initiator, other)
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._paths: dict[tuple[str, str, str | None, Staging], Path] = {}
+        self._links: dict[tuple[str, str], Link] = {}
+        # Pairs of equal links share the path over them.
+        self._over: dict[tuple[str, Link], Path] = {}
+
+    def between(
+        self, initiator: Gpu, other: Gpu, *, source: Gpu | None = None, staging: Staging = Staging.NEVER
+    ) -> Path:
+        """Return the path between the memory of two GPUs, or within one.
+
+        Parameters
+        ----------
+        source
+            The one of the two GPUs that the bytes come from; needed only if copies may be staged.
+        """
+        # Without staging it does not matter where the bytes come from.
+        sender = None if source is None or staging is Staging.NEVER else source.bus_id
+        key = (initiator.bus_id, other.bus_id, sender, staging)
+        path = self._paths.get(key)
+        if path is None:
+            path = self._paths[key] = self._find(initiator, other, source, staging)
+        return path
+
+    def _find(self, initiator: Gpu, other: Gpu, source: Gpu | None, staging: Staging) -> Path:
+        if initiator is other:
+            return Path(route=Route(memory_rate=gpu_memory(other)), rate_gb_s=_LOCAL_GB_S, disjoint=True)
+        missing = _peer_waiver(self._machine, initiator, other)
+        if staging is Staging.ALWAYS or (staging is Staging.WITHOUT_ACCESS and missing is not None):
+            destination = initiator if source is other else other
+            reason = "" if missing is None else missing.reason
+            return _staged_path(self._machine, source or initiator, destination, reason)
+        link = self._link(initiator, other)
+        key = (initiator.bus_id, link)
+        path = self._over.get(key)
+        if path is None:
+            path = self._over[key] = _path_over(initiator, link)
+        return path if missing is None else replace(path, waiver=missing)
+
+    def _link(self, initiator: Gpu, other: Gpu) -> Link:
+        # Links are undirected.
+        link = self._links.get((other.bus_id, initiator.bus_id))
+        if link is None:
+            link = self._links[initiator.bus_id, other.bus_id] = gpu_link(self._machine, initiator, other)
+        return link
+
+
+def _path_over(initiator: Gpu, link: Link) -> Path:
+    """Return the path over the link between two GPUs."""
     if link.kind is LinkClass.NVLINK:
         hop = rates.nvlink(initiator, link.nvlinks or 1, direct=link.through == "direct")
     elif link.kind is LinkClass.UNKNOWN:
         hop = Hop(link=LinkKind.UNKNOWN, reason=link.reason)
     else:
         hop = rates.pcie(initiator, link.kind)
-    path = _path_over(hop, disjoint=link.kind is LinkClass.NVLINK)
-    return path if missing is None else replace(path, waiver=missing)
+    return _path_of_hop(hop, disjoint=link.kind is LinkClass.NVLINK)
 
 
 @lru_cache(maxsize=64)
-def _path_over(hop: Hop, *, disjoint: bool) -> Path:
-    """Return the path over one link. Pairs of equal links share it, because 72 GPUs have 5,112 pairs."""
+def _path_of_hop(hop: Hop, *, disjoint: bool) -> Path:
+    """Return the path over one link. GPUs with equal links share it."""
     return Path(route=Route(hops=(hop,)), rate_gb_s=_planned([hop]), disjoint=disjoint)
-
-
-class DevicePath(Protocol):
-    """A function that returns the path between the memory of two GPUs, as :func:`device_path`."""
-
-    def __call__(
-        self, machine: Machine, initiator: Gpu, other: Gpu, *, source: Gpu | None = None, staging: Staging
-    ) -> Path:
-        """Return the path."""
-        ...
-
-
-def remembered_paths() -> DevicePath:
-    """Return a function that returns the paths between the GPUs of one machine, each found once."""
-    known: dict[tuple[str, str, str | None, Staging], Path] = {}
-
-    def path(
-        machine: Machine, initiator: Gpu, other: Gpu, *, source: Gpu | None = None, staging: Staging = Staging.NEVER
-    ) -> Path:
-        # Without staging it does not matter where the bytes come from.
-        sender = None if source is None or staging is Staging.NEVER else source.bus_id
-        key = (initiator.bus_id, other.bus_id, sender, staging)
-        if key not in known:
-            known[key] = device_path(machine, initiator, other, source=source, staging=staging)
-        return known[key]
-
-    return path
 
 
 def _staged_path(machine: Machine, source: Gpu, destination: Gpu, missing: str) -> Path:
@@ -302,7 +309,7 @@ def path_between(
     *,
     staging: Staging = Staging.NEVER,
     allocated_by: Gpu | None = None,
-    between: DevicePath | None = None,
+    device_paths: DevicePaths | None = None,
 ) -> Path:
     """Return the path of a flow.
 
@@ -314,8 +321,8 @@ def path_between(
         The GPU that issues the work, ``None`` for CPU threads.
     allocated_by
         As for :func:`host_path`.
-    between
-        A function that returns what :func:`device_path` returns; ``None``: that function.
+    device_paths
+        The paths between the machine's GPUs that are known; ``None``: none is.
     """
     if MemoryKind.GPU_NUMA in memory:
         (gpu,) = (end for end in ends if isinstance(end, Gpu))
@@ -326,7 +333,7 @@ def path_between(
         if initiator is None:
             raise ValueError("between GPUs one of them issues the work")
         other = destination if source is initiator else source
-        path = (between or device_path)(machine, initiator, other, source=source, staging=staging)
+        path = (device_paths or DevicePaths(machine)).between(initiator, other, source=source, staging=staging)
         if path.waiver is not None:
             return path
         waiver = _memory_waiver(source, memory[0]) or _memory_waiver(destination, memory[1])

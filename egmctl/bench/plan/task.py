@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from egmctl.bench.case import ALL_SMS, Case, End
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.plan.paths import Path
-from egmctl.dataclass import dataclass
+from egmctl.driver.signatures import cause_of
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.gpu import Gpu
 from egmctl.model.listing import PlannedTask
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Settings
-from egmctl.model.route import HOST_MEMORY, MemoryKind
-from egmctl.model.task import Engine, Flow, Pattern, Point, Quantity, Task
+from egmctl.model.route import HOST_MEMORY, MemoryKind, Rank
+from egmctl.model.task import Engine, Flow, HandleKind, Pattern, Point, Quantity, Task
 from egmctl.units import GB, MIB, round_up
 
 AnyTask = TypeVar("AnyTask", bound=Task)
@@ -40,8 +40,7 @@ _USUAL_L2_BYTES = 128 * MIB
 """The assumed L2 cache size if a GPU does not report it: no supported GPU has more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """The flows that a case makes a task of."""
 
     flows: tuple[Flow, ...]
@@ -50,6 +49,8 @@ class Candidate:
     """All GPUs that take part."""
     cache: Gpu | None
     """The GPU that caches what a latency reads: the owner of device memory, or the reader of host memory."""
+    ranks: tuple[Rank, ...] = ()
+    """The ranks of these GPUs if several processes measure."""
 
 
 def planned_task(
@@ -140,6 +141,43 @@ def blocks_waiver(point: Point, gpu: Gpu) -> Waiver | None:
     if point.sms is None or available is None or point.sms <= available:
         return None
     return Waiver.about(WaiverKind.UNSUPPORTED_ENGINE, f"GPU{gpu.index} has {available} multiprocessors", gpu)
+
+
+_NEEDS_ATTRIBUTE = {
+    HandleKind.POSIX_FD: "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED",
+    **dict.fromkeys((HandleKind.FABRIC, HandleKind.POOL_FABRIC), "HANDLE_TYPE_FABRIC_SUPPORTED"),
+}
+_POOL_HANDLES = "MEMPOOL_SUPPORTED_HANDLE_TYPES"
+_POOL_BITS = {HandleKind.POOL: (1, "file descriptor"), HandleKind.POOL_FABRIC: (8, "fabric handle")}
+"""CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR and CU_MEM_HANDLE_TYPE_FABRIC (cuda.h), in the mask of pools."""
+
+
+def handle_waiver(machine: Machine, handle: HandleKind | None, gpu: Gpu) -> Waiver | None:
+    """Return why a rank cannot export or import memory with a kind of handle; ``None`` if none is known.
+
+    Attributes that report support are not taken as proof; the first allocation is.
+    """
+    needed = _NEEDS_ATTRIBUTE.get(handle) if handle is not None else None
+    if needed is not None and gpu.attribute(needed) == 0:
+        return _unsupported(gpu, f"does not support these handles: CU_DEVICE_ATTRIBUTE_{needed} is 0")
+    mask = gpu.attribute(_POOL_HANDLES)
+    bit, handle_name = _POOL_BITS.get(handle, (0, "")) if handle is not None else (0, "")
+    if bit and mask is not None and not mask & bit:
+        return _unsupported(gpu, f"exports no pools by {handle_name}: CU_DEVICE_ATTRIBUTE_{_POOL_HANDLES} is {mask}")
+    return _imex_waiver(machine) if handle in (HandleKind.FABRIC, HandleKind.POOL_FABRIC) else None
+
+
+def _unsupported(gpu: Gpu, reason: str) -> Waiver:
+    return Waiver.about(WaiverKind.UNSUPPORTED_HANDLE, f"GPU{gpu.index} {reason}", gpu)
+
+
+def _imex_waiver(machine: Machine) -> Waiver | None:
+    channels = machine.driver.imex_channels if machine.driver is not None else None
+    if channels is None or any(channel.access == "ok" for channel in channels):
+        return None
+    listed = ", ".join(f"{channel.path}: {channel.access}" for channel in channels)
+    reason = f"{cause_of('cuMemCreate', 800)} ({listed or '/dev/nvidia-caps-imex-channels is empty'})"
+    return Waiver(kind=WaiverKind.NO_IMEX_CHANNEL, reason=reason)
 
 
 def _multiprocessors(gpus: Sequence[Gpu]) -> int | None:

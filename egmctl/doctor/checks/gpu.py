@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from egmctl.doctor.check import Check, Scope, Verdicts, check
 from egmctl.doctor.findings import as_root, fact, failed, gap, noted, passed, skipped, todo, unknown, unreported, warned
 from egmctl.doctor.situation import check_gpus
+from egmctl.doctor.troubles import SLOWDOWNS
 from egmctl.model.finding import Finding, Guard
 from egmctl.model.gpu import Gpu, GpuNvml
 from egmctl.model.host import Driver
@@ -44,14 +45,6 @@ RECOVERY = {
     "system-reboot": ("reboot of the system", _REBOOT),
 }
 """The recovery actions (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION): name in output, and remedy."""
-
-SLOWDOWNS = {
-    "hw-slowdown": "hardware slowdown (heat or power)",
-    "hw-thermal-slowdown": "hardware thermal slowdown",
-    "sw-thermal-slowdown": "software thermal slowdown",
-    "hw-power-brake-slowdown": "power brake (the power supply limits power)",
-}
-"""The clocks event reasons that indicate a fault of cooling or power; a power cap under load does not."""
 
 SIGNS = {
     "uncorrected errors": ("ecc_uncorrected_volatile",),

@@ -10,9 +10,8 @@ from xml.etree.ElementTree import Element, tostring
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words
 from egmctl.report.render import figures, page
-from egmctl.report.render.page import HtmlContent, arrows, element
+from egmctl.report.render.page import LOOKS, HtmlContent, arrows, class_of, element, span_html, words_html
 from egmctl.report.render.tables import matrix_html
-from egmctl.report.render.words import LOOKS, class_of, span_html, words_html
 
 _SHADES = (
     "Red with a cross fails, amber warns, grey is neither or not judged itself; stronger below 95, 85 and 67 % of the "

@@ -1,4 +1,4 @@
-"""The frame of an HTML page, and functions that create markup with escaped text."""
+"""The frame of an HTML page, and functions that create markup with escaped text, words of documents included."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from xml.etree.ElementTree import Element
 
 from egmctl import __version__
 from egmctl.dataclass import dataclass
+from egmctl.report import document as doc
+from egmctl.report.document import Tone, Words
 from egmctl.units import printable
 
 HtmlContent = Element | str | Iterable["HtmlContent"] | None
@@ -184,3 +186,25 @@ def section(section: PageSection) -> Element:
     return element(
         "section", content, id=section.id, class_=section.look or None, aria_labelledby=name if title else None
     )
+
+
+LOOKS = {Tone.GOOD: "pass", Tone.WARN: "warn", Tone.BAD: "fail", Tone.UNKNOWN: "plain"}
+"""The classes of what has a tone."""
+
+
+def words_html(words: Words) -> list[HtmlContent]:
+    """Return the parts of a line of text."""
+    return [span_html(part) for part in doc.parts(words)]
+
+
+def span_html(span: doc.Span) -> HtmlContent:
+    """Return a part of a line of text."""
+    if span.code:
+        return element("code", span.text)
+    look = class_of(span.tone)
+    return element("span", arrows(span.text), class_=look) if look else arrows(span.text)
+
+
+def class_of(tone: Tone) -> str | None:
+    """Return the class of words with a tone; ``None`` for plain ones."""
+    return f"word-{LOOKS[tone]}" if tone in LOOKS else tone.value or None

@@ -10,8 +10,7 @@ from egmctl.report import document as doc
 from egmctl.report.document import Align, Tone
 from egmctl.report.render import figures
 from egmctl.report.render.figures import DRAWN_CELLS, best, cells_of
-from egmctl.report.render.page import arrows, element
-from egmctl.report.render.words import words_html
+from egmctl.report.render.page import arrows, element, words_html
 
 _CLASSES = {Tone.BAD: "bad", Tone.WARN: "warn", Tone.DIM: "waived", Tone.STRONG: "own"}
 _FEW, _LONG, _MANY, _WIDE = 2, 5, 8, 12

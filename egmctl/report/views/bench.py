@@ -21,8 +21,7 @@ from egmctl.report.views import bench_answer, marks
 from egmctl.report.views.bench_classes import class_tables, judged_sections, main_measurements, main_rates
 from egmctl.report.views.bench_details import LOOKS, all_series, families, family_notes, overlay, swept
 from egmctl.report.views.bench_matrix import Frame, matrices
-from egmctl.report.views.causes import PATHS, cause_entries
-from egmctl.report.views.doubts import doubts_section
+from egmctl.report.views.causes import PATHS, cause_entries, doubts_section
 from egmctl.report.views.findings import TONES, commands_of, verdict
 from egmctl.report.views.machine import banners, confidential_banner, machine_section, time_words
 from egmctl.report.views.nccl import nccl_section
