@@ -39,7 +39,7 @@ from egmctl.verdict.changes import changes
 from egmctl.verdict.explain import CAUSE_SECTIONS, sections, with_causes, with_ucx_notes
 from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.nccl import beside_links, with_nccl_cause
-from egmctl.verdict.profiles import choose, load, load_all, match_profile
+from egmctl.verdict.profiles import all_profiles, choose, load_profile, match_profile
 from egmctl.verdict.trust import with_doubts
 
 DEFAULT_SIZE_BYTES = 512 * MIB
@@ -192,7 +192,7 @@ class Bench(BenchOptions):
 
     @property
     def nccl_request(self) -> NcclRequest:
-        """What the tasks of a job are to measure by NCCL (:func:`egmctl.bench.nccl.job.measure_job`)."""
+        """What the tasks of a job are to measure by NCCL (:func:`egmctl.bench.nccl.job.measure_nccl_job`)."""
         return NcclRequest(
             collectives=select_collectives(self.cases, self.suite_names),
             settings=self.settings,
@@ -303,9 +303,9 @@ def load_profiles(name: str | None = None) -> Profiles:
         If no profile has the name, or the named profile is invalid.
     """
     if name is not None:
-        return Profiles((load(name),), named=True)
+        return Profiles((load_profile(name),), named=True)
     broken: list[str] = []
-    profiles = tuple(profile for profile, _ in load_all(lambda error: broken.append(str(error))))
+    profiles = tuple(profile for profile, _ in all_profiles(lambda error: broken.append(str(error))))
     return Profiles(profiles, broken=tuple(broken))
 
 

@@ -101,12 +101,12 @@ def parser() -> Callable[..., Any]:
 
 def main() -> NoReturn:
     """Run the command with the arguments of this process and end the process."""
-    code = run(sys.argv[1:])
+    code = run_command(sys.argv[1:])
     settle_stdout()
     sys.exit(code)
 
 
-def run(arguments: Sequence[str]) -> int:
+def run_command(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code; report any error in one sentence on standard error."""
     with stopping():
         return _run(arguments)

@@ -19,7 +19,7 @@ from egmctl.cli.fabric import (
     job,
     measured_together,
 )
-from egmctl.cli.options import MachineOption, read_machine, reading_this_node, refuse_together, takes_options
+from egmctl.cli.options import MachineOption, reading_this_node, refuse_together, requested_machine, takes_options
 from egmctl.cli.output import OutputOptions, Outputs, say
 from egmctl.cli.progress import show_progress
 from egmctl.cli.saved import JournalOptions, end_journal, open_journal
@@ -100,7 +100,7 @@ def _show_plan(options: BenchOptions, run: RunOptions, outputs: Outputs, machine
     if run.profile is not None:
         run.profiles()
     bench = Bench(**vars(options))
-    node = read_machine(machine, bench.sections, quiet=outputs.options.quiet)
+    node = requested_machine(machine, bench.sections, quiet=outputs.options.quiet)
     shown: object
     if run.list_cases:
         shown = case_list(bench.plan(node), bench.selected_cases, node.origin)
@@ -152,7 +152,7 @@ def _measure_by_tasks(options: BenchOptions, run: RunOptions, outputs: Outputs, 
     """Run NCCL between the tasks of a job, and exit the command by ``typer.Exit``."""
     from egmctl.api.bench import Bench, judge_run
     from egmctl.bench.nccl.collectives import collective_names
-    from egmctl.bench.nccl.job import measure_job
+    from egmctl.bench.nccl.job import measure_nccl_job
     from egmctl.units import listed
 
     bench = Bench(**vars(options))
@@ -169,7 +169,7 @@ def _measure_by_tasks(options: BenchOptions, run: RunOptions, outputs: Outputs, 
     profiles = run.profiles()
     kept = open_journal(replace(run, no_journal=True), outputs)
     with job(launch) as world:
-        measured = measure_job(world, partial(facts_of_rank, bench, outputs), bench.nccl_request)
+        measured = measure_nccl_job(world, partial(facts_of_rank, bench, outputs), bench.nccl_request)
         if measured is None:
             raise typer.Exit
         report, machine = measured
@@ -180,9 +180,9 @@ def _measure_by_tasks(options: BenchOptions, run: RunOptions, outputs: Outputs, 
 
 def _finish(bench: Bench, report: RunReport, outputs: Outputs, kept: Journal, machine: Machine | None) -> int:
     """Add the causes to a run, write it, end its journal and return the exit code."""
-    from egmctl.facts.redact import redact_run
+    from egmctl.facts.redact import redact_report
 
     report = bench.explain(report, machine)
-    outputs.show(report, lambda: bench.explain(redact_run(report, machine)))
+    outputs.show(report, lambda: bench.explain(redact_report(report, machine)))
     end_journal(kept, report.answer, quiet=outputs.options.quiet)
     return report.exit_code

@@ -17,8 +17,8 @@ from egmctl.cli.options import (
     ExitStyle,
     ExitStyleOption,
     MachineOption,
-    read_machine,
     reading_this_node,
+    requested_machine,
     takes_options,
 )
 from egmctl.cli.output import OutputOptions, Outputs, say
@@ -98,7 +98,7 @@ def _bring_up_node(
         read = None if machine is not None else started.enter_context(reading_this_node(quiet=outputs.options.quiet))
         from egmctl.api.bench import Bench
         from egmctl.api.doctor import NodeDoctor
-        from egmctl.facts.redact import redact_run
+        from egmctl.facts.redact import redact_report
         from egmctl.topology.topology import SECTIONS
         from egmctl.verdict.bringup import bringup_answer, identity_of
 
@@ -108,20 +108,20 @@ def _bring_up_node(
         if read is not None:
             node, before, run, not_measured = _examined(doctor, bench, partial(read, *sections), outputs, BRINGUP)
         else:
-            node, before, run = read_machine(machine, sections, quiet=outputs.options.quiet), None, None
+            node, before, run = requested_machine(machine, sections, quiet=outputs.options.quiet), None, None
             not_measured = "a recorded machine cannot be measured"
     identity = identity_of(node) if options.serials else None
     answered = partial(bringup_answer, before=before, not_measured=not_measured, no_fabric=no_fabric, identity=identity)
 
     def redacted() -> Bringup:
         diagnosis = doctor.diagnose(node, redacted=True)
-        redacted_run = None if run is None else redact_run(run, node)
+        redacted_run = None if run is None else redact_report(run, node)
         return answered(diagnosis, redacted_run)
 
     return answered(doctor.diagnose(node), run), redacted
 
 
-def settle(file: Path | None, force: bool) -> int:
+def settle_questions(file: Path | None, force: bool) -> int:
     """Settle questions on this node for ``egmctl snapshot --evidence``; return the exit code.
 
     Parameters
@@ -135,13 +135,13 @@ def settle(file: Path | None, force: bool) -> int:
     from egmctl.api.bench import Bench
     from egmctl.api.doctor import Doctor
     from egmctl.api.machine import SECTIONS
-    from egmctl.facts.redact import redact_run
-    from egmctl.verdict.evidence import cases, evidence
+    from egmctl.facts.redact import redact_report
+    from egmctl.verdict.evidence import evidence, evidence_cases
 
-    doctor, bench = Doctor(), Bench(cases=cases())
+    doctor, bench = Doctor(), Bench(cases=evidence_cases())
     with reading_this_node(quiet=outputs.options.quiet) as read:
         node, _, run, not_measured = _examined(doctor, bench, partial(read, *SECTIONS), outputs, EVIDENCE)
-    redacted_run = None if run is None else redact_run(run, node)
+    redacted_run = None if run is None else redact_report(run, node)
     report = evidence(doctor.diagnose(node, redacted=True), redacted_run, not_measured=not_measured)
     outputs.show(report)
     return report.exit_code

@@ -14,7 +14,7 @@ import typer
 
 from egmctl.api.options import BenchOptions, option
 from egmctl.cli import output
-from egmctl.cli.options import read_machine
+from egmctl.cli.options import requested_machine
 from egmctl.cli.output import Outputs
 from egmctl.cli.progress import show_progress
 from egmctl.compat import StrEnum
@@ -237,7 +237,7 @@ def facts_of_rank(bench: Bench, outputs: Outputs) -> tuple[Machine, Sequence[Gpu
         The node has no GPU.
     """
     outputs.check()
-    node = read_machine(None, bench.sections, quiet=True)
+    node = requested_machine(None, bench.sections, quiet=True)
     if not node.gpus:
         raise NothingToDo("no GPU to measure; 'egmctl topo' shows what was found")
     return node, bench.chosen(node)

@@ -19,12 +19,12 @@ from egmctl.bench.plan import Plan
 from egmctl.bench.plan.cost import plan_seconds
 from egmctl.bench.processes.group import start_rank
 from egmctl.cli.fabric import FABRIC, facts_of_rank
-from egmctl.cli.options import read_machine
+from egmctl.cli.options import requested_machine
 from egmctl.cli.output import Outputs, say
 from egmctl.cli.progress import show_progress
 from egmctl.doctor.check import expected_domain_gpus
 from egmctl.errors import EgmctlError, ExitCode, NothingToDo, UsageError
-from egmctl.facts.redact import redact_run
+from egmctl.facts.redact import redact_report
 from egmctl.fleet.session import folded, report_of
 from egmctl.model.answer import State
 from egmctl.model.bringup import Bringup
@@ -70,7 +70,7 @@ def bring_up(world: World, node: Callable[[], Bringup], options: BringupOptions,
 
     def host_name() -> str:
         outputs.check()
-        machine = read_machine(None, ("host",), quiet=True, cuda=False)
+        machine = requested_machine(None, ("host",), quiet=True, cuda=False)
         return (machine.host.hostname if machine.host else None) or world.host
 
     started = f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
@@ -166,7 +166,7 @@ def _say_plan(plan: Plan) -> None:
 def _judged(bench: Bench, run: RunReport) -> FabricRun:
     """Judge a run by the profile of rank 0's node, and find its causes."""
     # The answer names its nodes, so the names of the ranks' nodes are no secret.
-    report = replace(redact_run(run, None), ranks=run.ranks)
+    report = replace(redact_report(run, None), ranks=run.ranks)
     report = bench.explain(judge_run(report, report.machines[0]))
     # All of the rack is asked about: a link without a reference is a gap.
     return FabricRun(run=replace(answered_for_node(report), machines=()))

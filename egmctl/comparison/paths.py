@@ -20,7 +20,7 @@ from egmctl.model.profile import Profile
 from egmctl.model.route import Egm, node_names
 from egmctl.model.task import CPU_ENGINES, UCX_ENGINES, Endpoint, Quantity
 from egmctl.units import grouped, natural
-from egmctl.verdict.profiles import choose, load_all, match_profile
+from egmctl.verdict.profiles import all_profiles, choose, match_profile
 from egmctl.verdict.trust import MeasurementUse, unbelieved
 from egmctl.verdict.yardsticks import JUDGED_FROM_BYTES, is_by_host, reference_for
 
@@ -267,7 +267,7 @@ def spread_of(machines: Sequence[Machine], warn: Callable[[str], None]) -> Sprea
     warn
         A function that is called with a sentence about each broken profile, which is then skipped.
     """
-    known = load_all(lambda error: warn(f"{error}; continuing without it"))
+    known = all_profiles(lambda error: warn(f"{error}; continuing without it"))
     return known_spread(machines, [profile for profile, _ in known])
 
 
@@ -389,7 +389,7 @@ NORMAL = 1.4826
 Points = Mapping[Key, MeasuredPath]
 
 
-def differences(
+def path_differences(
     nodes: Sequence[str], runs: Sequence[Points], tolerance: float, spread: SpreadOf, *, of_nodes: bool
 ) -> Iterator[PathDifference]:
     """Yield the differences of paths from the reference: the first of two runs, or else the medians of all nodes.

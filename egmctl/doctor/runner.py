@@ -19,7 +19,7 @@ from egmctl.doctor.check import Check, Scope
 from egmctl.doctor.findings import skipped, unknown
 from egmctl.doctor.isolation_findings import CHECKS as ISOLATION
 from egmctl.doctor.purposes import for_purposes
-from egmctl.doctor.remedies import fitted
+from egmctl.doctor.remedies import with_fitted_remedy
 from egmctl.errors import UsageError
 from egmctl.facts.redact import known_words
 from egmctl.model.diagnosis import Diagnosis
@@ -97,7 +97,7 @@ def select(
     return selected
 
 
-def find(check_id: str) -> Check:
+def find_check(check_id: str) -> Check:
     """Return the check with this id.
 
     Raises
@@ -190,7 +190,7 @@ def diagnose(
     findings = explained(
         machine,
         tuple(
-            fitted(
+            with_fitted_remedy(
                 machine,
                 replace(
                     finding,

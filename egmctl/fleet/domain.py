@@ -46,7 +46,7 @@ class NodeGpus:
     """Whether the state of the other GPUs is not known."""
 
 
-def gpus_of(answer: NodeResult, saved: Saved) -> NodeGpus | None:
+def node_gpus(answer: NodeResult, saved: Saved) -> NodeGpus | None:
     """Return what the document of a node that answered says about its GPUs; ``None`` if it has no machine."""
     if not saved.machines:
         return None

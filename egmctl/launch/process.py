@@ -31,7 +31,7 @@ from egmctl.launch.channel import (
     ChannelClosed,
     MalformedMessage,
     close_all,
-    forget,
+    free_pages,
     memory_file,
 )
 from egmctl.launch.starter import in_lasting_thread
@@ -329,7 +329,7 @@ class Child:
     def _bound_output(self) -> None:
         status = os.fstat(self._output.fileno())
         if status.st_blocks * 512 > OUTPUT_LIMIT:
-            forget(self._output, status.st_size - OUTPUT_TAIL)
+            free_pages(self._output, status.st_size - OUTPUT_TAIL)
 
     def _wait_for_exit(self, timeout_s: float) -> str | None:
         """Wait for the child's exit without reaping it; see `_exit`."""

@@ -300,7 +300,7 @@ class FleetReport(Shown):
         return fold(node.node for node in self.answers if node.state is state)
 
 
-def counts(answers: Iterable[NodeResult]) -> dict[str, int]:
+def reach_counts(answers: Iterable[NodeResult]) -> dict[str, int]:
     """Return the number of nodes by outcome, in the order of :class:`Reach`, without zeros."""
     reached = Counter(answer.reach for answer in answers)
     return {reach.value: reached[reach] for reach in Reach if reached[reach]}

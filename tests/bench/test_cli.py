@@ -94,7 +94,7 @@ def test_a_fabric_s_ranks_read_their_nodes_themselves(monkeypatch: pytest.Monkey
         meanwhile.append(children() - before)
         raise NothingToDo("seen enough")
 
-    monkeypatch.setattr(fabric, "read_machine", read_machine)
+    monkeypatch.setattr(fabric, "requested_machine", read_machine)
     with pytest.raises(NothingToDo, match="seen enough"):
         typer.main.get_command(app)(["bench", "--suite", "fabric", "--no-journal"], standalone_mode=False)
     assert meanwhile == [set()]

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from egmctl.bench.evidence import route_evidence
+from egmctl.bench.evidence import link_evidence
 from egmctl.bench.plan.budget import MANAGED_SHARE
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.processes.context import _registered
@@ -138,7 +138,7 @@ class TestWhetherManagedMemoryIsEgm:
         settings = Settings(size_bytes=1 << 30, copies=1, samples=1, timeout_s=60)
         (one,) = make_plan(machine, (machine.gpus or ())[:1], [1], select_cases(["managed_to_*_ce"]), settings).tasks
         rises = {one.flows[0].initiator or "": Traffic({}, {"nvlink": nvlink, "pcie": 0})}
-        found = route_evidence(one, 1, rises)
+        found = link_evidence(one, 1, rises)
         assert found is not None
         assert (found.link, found.verdict) == (link, verdict)
 

@@ -123,7 +123,9 @@ def test_of_a_machine_that_is_not_here_nothing_is_measured() -> None:
 
 def test_a_recorded_fault_is_no_go(tmp_path: Path) -> None:
     path = tmp_path / "node7.json"
-    path.write_text(record.text(patched(shipped("gh200"), "driver", module_version="580.1", driver_version="570.2")))
+    path.write_text(
+        record.machine_text(patched(shipped("gh200"), "driver", module_version="580.1", driver_version="570.2"))
+    )
     done = run("bringup", "--machine", path, "-q")
     assert done.code == 1
     assert "\nNO-GO: the kernel module is 580.1, the libraries are 570.2" in f"\n{done.out}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from egmctl.bench.nccl.collectives import result_of
+from egmctl.bench.nccl.collectives import collective_result
 from egmctl.comparison import compare
 from egmctl.comparison.paths import TOLERANCE
 from egmctl.model.answer import State
@@ -50,8 +50,8 @@ def measured(
         status=NcclStatus.CORRUPT if wrong else NcclStatus.OK,
         reason="NCCL left wrong values in all_reduce" if wrong else None,
         results=(
-            result_of("all_reduce", 2, SIZE, [MS * slower], not wrong),
-            result_of("sendrecv", 2, SIZE, [MS], True),
+            collective_result("all_reduce", 2, SIZE, [MS * slower], not wrong),
+            collective_result("sendrecv", 2, SIZE, [MS], True),
         ),
         versions={"nccl": version},
         transports={transport: 48},

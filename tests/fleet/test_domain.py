@@ -19,7 +19,7 @@ from egmctl.model.bringup import Bringup
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.comparison import Outcome
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.fleet import FleetReport, Launcher, NodeCommand, NodeResult, Reach, counts
+from egmctl.model.fleet import FleetReport, Launcher, NodeCommand, NodeResult, Reach, reach_counts
 from egmctl.model.machine import Machine
 from egmctl.model.record import Command
 from egmctl.report.exports.json import result_json
@@ -102,7 +102,7 @@ def rack(tmp_path: Path) -> Ask:
             folder="results",
             started_at="2026-11-20T22:00:00Z",
             finished=True,
-            counts=counts(answers),
+            counts=reach_counts(answers),
             answers=tuple(answers),
         )
         return session.folded(report, lambda answer: load(folder.path / answer.file), lambda _sentence: None)

@@ -15,7 +15,7 @@ from egmctl.errors import UsageError
 from egmctl.fleet.folder import groups, lines_of
 from egmctl.model.answer import State
 from egmctl.model.bringup import Bringup
-from egmctl.model.fleet import FleetReport, GroupLine, Launcher, NodeCommand, NodeResult, Reach, counts
+from egmctl.model.fleet import FleetReport, GroupLine, Launcher, NodeCommand, NodeResult, Reach, reach_counts
 from egmctl.model.machine import Machine
 from egmctl.model.record import Command
 from egmctl.report.document import Document, Tone, Verdict
@@ -80,7 +80,7 @@ def rack() -> FleetReport:
             folder="rack",
             started_at="2026-11-20T22:00:00Z",
             finished=True,
-            counts=counts(answers),
+            counts=reach_counts(answers),
             answers=answers,
             groups=groups(answers, {n: lines[odd.get(n, "go")] for n in nodes if n != "node71"}),
         )

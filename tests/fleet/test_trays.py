@@ -12,7 +12,7 @@ from egmctl.cli.output import _encodable
 from egmctl.comparison import compare
 from egmctl.doctor.check import Scope
 from egmctl.doctor.runner import CHECKS
-from egmctl.fleet.domain import gpus_of, judged_gpus
+from egmctl.fleet.domain import judged_gpus, node_gpus
 from egmctl.fleet.folder import groups, lines_of
 from egmctl.model.answer import State
 from egmctl.model.bringup import Bringup
@@ -61,7 +61,7 @@ def fleet(results: Mapping[str, Result | Reach], command: Command) -> FleetRepor
         if not isinstance(result, Reach)
     }
     asked = replace(REPORT.asked, command=command, arguments=(), nodes=tuple(results))
-    read = {answer.node: gpus_of(answer, loaded[answer.node]) for answer in answers if answer.node in loaded}
+    read = {answer.node: node_gpus(answer, loaded[answer.node]) for answer in answers if answer.node in loaded}
     answers, ready = judged_gpus(asked, answers, {node: gpus for node, gpus in read.items() if gpus is not None})
     alike = groups(answers, {node: lines_of(saved) for node, saved in loaded.items()})
     compared = compare(list(loaded.values())) if len(loaded) > 1 else None

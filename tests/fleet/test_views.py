@@ -29,7 +29,7 @@ from egmctl.model.fleet import (
     Reach,
     UnlikeGpus,
     Unready,
-    counts,
+    reach_counts,
 )
 from egmctl.model.record import Command
 from egmctl.model.remedy import Need, Remedy
@@ -66,7 +66,7 @@ REPORT = answered(
         folder="results",
         started_at="2026-11-20T22:00:00Z",
         finished=True,
-        counts=counts(ANSWERS),
+        counts=reach_counts(ANSWERS),
         answers=ANSWERS,
         groups=(
             NodeGroup(

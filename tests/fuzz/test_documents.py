@@ -22,7 +22,7 @@ import pytest
 from egmctl.errors import UsageError
 from egmctl.report.kinds import Format
 from egmctl.verdict.judge import with_verdict
-from egmctl.verdict.profiles import load
+from egmctl.verdict.profiles import load_profile
 from tests.answers import render
 from tests.fuzz.documents import KINDS, judged_run, original, readers, spoiled
 from tests.in_process import run
@@ -106,7 +106,7 @@ def faulty(words: Sequence[str], totals: Totals) -> str:
 def judging(path: Path) -> str:
     """Judge a run by a profile, and show that."""
     try:
-        profile = load(str(path))
+        profile = load_profile(str(path))
     except UsageError:
         return ""
     try:

@@ -12,8 +12,8 @@ import pytest
 from egmctl.facts.collect import collect
 from egmctl.model.machine import Machine
 from egmctl.model.profile import Profile
-from egmctl.verdict.learning import dump
-from egmctl.verdict.profiles import load, match_profile
+from egmctl.verdict.learning import profile_toml
+from egmctl.verdict.profiles import load_profile, match_profile
 from tests.conftest import RunEgmctl
 from tests.gpu.traffic import pushing
 
@@ -34,7 +34,7 @@ def machine() -> Machine:
 @pytest.fixture(scope="module")
 def profile(machine: Machine) -> Profile:
     """Return the profile that this project has measured itself."""
-    found = load("hgx-h200")
+    found = load_profile("hgx-h200")
     if not match_profile(machine, found).fits:
         pytest.skip("only of HGX H200 does this project know what is normal")
     return found
@@ -66,7 +66,7 @@ def test_a_wrong_expectation_fails_where_it_is_wrong(egmctl: RunEgmctl, profile:
         for r in profile.references
     )
     path = tmp_path / "doctored.toml"
-    path.write_text(dump(replace(profile, name="doctored", references=higher)))
+    path.write_text(profile_toml(replace(profile, name="doctored", references=higher)))
     code, result = bench(egmctl, "--case", WRITE, "--case", READ, "--samples", "3", "--profile", str(path))
     failed = {
         result["measurements"][judged["measurement"]]["case"]

@@ -13,7 +13,7 @@ from egmctl.journal.events import RunState
 def stamped(entry: dict[str, Any]) -> bytes:
     """Return the line of a journal that holds this, with its number and event among it."""
     content = {key: value for key, value in entry.items() if key not in ("line", "event", "crc32")}
-    return events.line(entry["line"], entry["event"], content)
+    return events.journal_line(entry["line"], entry["event"], content)
 
 
 def changed(line: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:

@@ -43,7 +43,7 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 def read(content: bytes) -> JournalContent:
     """Return what a journal holds, read as every document is."""
-    return reading.read(content, "journal x", partial(saved._result, RunReport))
+    return reading.read_journal(content, "journal x", partial(saved._result, RunReport))
 
 
 def outcome(content: bytes, whole: JournalContent) -> str:

@@ -26,7 +26,7 @@ from egmctl.report.kinds import BRINGUP, Format
 from egmctl.verdict.bringup import bringup_answer, identity_of
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge, with_verdict
-from egmctl.verdict.profiles import load
+from egmctl.verdict.profiles import load_profile
 from tests.answers import diagnose, render
 from tests.doctor.builders import check, diagnosis
 from tests.doctor.machines import patched, shipped, with_gpu_denied
@@ -45,7 +45,7 @@ LINKS = failed(
 )
 PCIE = failed("PCIe runs x8 of x16", Remedy(text="Reseat the board."), place=on_gpus(GPUS[:1]))
 WELL = diagnose(H200, EVERYTHING, CHECKS)
-PROFILE = load("hgx-h200")
+PROFILE = load_profile("hgx-h200")
 SITE = replace(PROFILE, name="site", references=tuple(one for one in PROFILE.references if one.case == WRITE))
 
 

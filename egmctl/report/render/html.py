@@ -12,7 +12,7 @@ from egmctl.report.document import Level, Tone, Words
 from egmctl.report.render import figures, page
 from egmctl.report.render.page import HtmlContent, arrows, element
 from egmctl.report.render.tables import matrix_html
-from egmctl.report.render.words import LOOKS, class_of, span_html, words_html
+from egmctl.report.render.words import LOOKS, css_class, span_html, words_html
 
 _SHADES = (
     "Red with a cross fails, amber warns, grey is neither or not judged itself; stronger below 95, 85 and 67 % of the "
@@ -38,7 +38,7 @@ def fragment(document: doc.Document) -> str:
     sheet = page.style("colors", "figure", "page").replace(":root", "&")
     style = page.raw("style", f".egmctl {{\n{sheet}}}\n")
     cards = (page.section(card) if isinstance(card, page.PageSection) else card for card in _cards(blocks))
-    root = element("div", style, page.head_line(head), page.banners(head), head.answer, cards, class_="egmctl")
+    root = element("div", style, page.head_line(head), page.banner_lines(head), head.answer, cards, class_="egmctl")
     return tostring(root, encoding="unicode", method="html")
 
 
@@ -144,7 +144,7 @@ def _squares(marks: Sequence[Tone]) -> HtmlContent:
     if not marks:
         return None
     squares = [
-        element("i", _SIGNS[tone].strip() if tone is not Tone.GOOD else "", class_=class_of(tone)) for tone in marks
+        element("i", _SIGNS[tone].strip() if tone is not Tone.GOOD else "", class_=css_class(tone)) for tone in marks
     ]
     return element("span", squares, class_="squares", aria_hidden="true")
 
@@ -237,7 +237,7 @@ def _bar(bar: doc.Bar) -> Element:
     sign = {Tone.GOOD: "✓ ", Tone.BAD: "✕ ", Tone.WARN: "▲ "}.get(bar.state.tone, "")
     rest = (f" {bar.unit}", f" {arrows(bar.worst.label)}{share}", limit)
     values = (bar.median, bar.worst.value, bar.expected)
-    tones = (None, class_of(bar.worst.tone), None)
+    tones = (None, css_class(bar.worst.tone), None)
     numbers = [
         element(
             "p",
@@ -260,7 +260,7 @@ def _chart(chart: doc.Chart) -> Element:
         return element("figure", caption, figures.plot(chart), class_="small")
     names = [
         element("li", element("strong", f"{value} ", class_=look), arrows(name))
-        for look, value, name in figures.ends(chart)
+        for look, value, name in figures.curve_ends(chart)
     ]
     return element(
         "figure",
@@ -279,7 +279,7 @@ def _block(block: doc.DocumentBlock) -> HtmlContent:
         case doc.Verdict():
             return _verdict(block)
         case doc.Paragraph():
-            return element("p", words_html(block.words), class_=class_of(block.tone))
+            return element("p", words_html(block.words), class_=css_class(block.tone))
         case doc.Hint():
             return []
         case doc.Bullets():

@@ -141,7 +141,7 @@ def page(head: Head, sections: Sequence[Element]) -> str:
     body = element(
         "body",
         element("a", "Skip to the report", href="#report", class_="skip"),
-        element("header", head_line(head), banners(head)),
+        element("header", head_line(head), banner_lines(head)),
         element("main", head.answer, sections, id="report", tabindex="-1"),
         element("footer", element("p", f"Made by egmctl {__version__}. This page fetches nothing and runs nothing.")),
     )
@@ -156,7 +156,7 @@ def head_line(head: Head) -> Element:
     return element("div", element("code", head.command), " ", subject, element("p", facts), class_="about")
 
 
-def banners(head: Head) -> Iterable[Element]:
+def banner_lines(head: Head) -> Iterable[Element]:
     """Return the warnings of a page."""
     return [element("p", text, class_="banner") for text in head.banners]
 

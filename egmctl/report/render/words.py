@@ -19,10 +19,10 @@ def span_html(span: doc.Span) -> HtmlContent:
     """Return a part of a line of text."""
     if span.code:
         return element("code", span.text)
-    look = class_of(span.tone)
+    look = css_class(span.tone)
     return element("span", arrows(span.text), class_=look) if look else arrows(span.text)
 
 
-def class_of(tone: Tone) -> str | None:
+def css_class(tone: Tone) -> str | None:
     """Return the class of words with a tone; ``None`` for plain ones."""
     return f"word-{LOOKS[tone]}" if tone in LOOKS else tone.value or None

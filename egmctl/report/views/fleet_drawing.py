@@ -203,7 +203,7 @@ def _key_of_page(answers: Sequence[NodeResult]) -> Element:
     return element("p", " ".join((f"Each square is a {what}: {key}.", *numbers)), class_="key")
 
 
-def counted(report: FleetReport) -> Iterator[tuple[str, Tone, int]]:
+def state_counts(report: FleetReport) -> Iterator[tuple[str, Tone, int]]:
     """Yield the word, the tone and the number of nodes for each state that nodes are in, the worst first."""
     words = WORDS[asked(report.asked.command)]
     for state, members in sorted(

@@ -20,7 +20,7 @@ from egmctl.model.task import Quantity
 from egmctl.model.verdict import Grade, Yardstick
 from egmctl.topology.platform import in_rack
 from egmctl.units import several, shortened
-from egmctl.verdict.answers.run_words import Decided, left_out, nccl_notes, next_step, sentence, word
+from egmctl.verdict.answers.run_words import Decided, left_out, nccl_notes, next_step, run_word, sentence
 from egmctl.verdict.answers.words import cause_words, crosses_unknown_links, doubt_words, first_causes
 from egmctl.verdict.explain import CHANGED, EXCUSES, IN_USE, Shortfalls, shortfalls
 from egmctl.verdict.nccl import CHECK as NCCL
@@ -50,13 +50,13 @@ def of_run(report: RunReport, *, whole_node: bool = False) -> Answer:
     decided = Decided(report=report, state=worst(states), causes=causes, gaps=gaps, short=short, whole_node=whole_node)
     return Answer(
         state=decided.state,
-        word=word(decided),
+        word=run_word(decided),
         sentence=sentence(decided),
         causes=causes,
         gaps=gaps,
         notes=(*_doubted(report), *left_out(decided), *nccl_notes(report.nccl)),
         next_step=next_step(decided),
-        counts=counts(report),
+        counts=run_counts(report),
     )
 
 
@@ -77,7 +77,7 @@ def logged_faults(report: RunReport) -> tuple[LoggedFault, ...]:
     )
 
 
-def counts(report: RunReport) -> Mapping[str, int]:
+def run_counts(report: RunReport) -> Mapping[str, int]:
     """Return what a run counts: paths, which are pairs of ends; measurements by status; classes of paths by grade."""
     statuses = Counter(m.status for m in report.measurements)
     grades = Counter(path_class.grade for path_class in (report.verdict.classes if report.verdict else ()))

@@ -64,7 +64,7 @@ class Decided:
         return any(fault.status is not Status.PASS for fault in self.report.logged)
 
 
-def word(run: Decided) -> str:
+def run_word(run: Decided) -> str:
     """Return the word for it: usually that of the state, but what nothing judged does not pass."""
     verdict = run.report.verdict
     if run.state is State.GOOD and (verdict is None or not run.report.measurements):
