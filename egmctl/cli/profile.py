@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SECTIONS = ("host", "gpus", "pairs", "driver", "process")
 """The sections of a machine that profiles match on."""
 
-app = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
+profile_app = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
 
 NameArgument = Annotated[
     str,
@@ -38,7 +38,7 @@ TomlOption = Annotated[
 ]
 
 
-@app.command("list", short_help="List the profiles.")
+@profile_app.command("list", short_help="List the profiles.")
 @takes_options(PROFILES.formats, without=NO_LEVELS)
 def list_profiles(output: OutputOptions) -> int:
     """List the profiles: your own, the system's (/etc/egmctl/profiles), and those that ship."""
@@ -49,7 +49,7 @@ def list_profiles(output: OutputOptions) -> int:
     return _show(outputs, all_profiles())
 
 
-@app.command("show", short_help="Show one profile, with the source of each number.")
+@profile_app.command("show", short_help="Show one profile, with the source of each number.")
 @takes_options(PROFILES.formats, without=NO_LEVELS)
 def show_profile(name: NameArgument, output: OutputOptions) -> int:
     """Show one profile: how its machines are recognised, what each path reaches, and the source of each number."""
@@ -61,7 +61,7 @@ def show_profile(name: NameArgument, output: OutputOptions) -> int:
     return _show(outputs, [(read_profile(path), path)])
 
 
-@app.command("match", short_help="Show which profile matches this machine, and why.")
+@profile_app.command("match", short_help="Show which profile matches this machine, and why.")
 @takes_options(MATCH.formats, without=NO_LEVELS)
 def match_profiles(output: OutputOptions, machine: MachineOption = None) -> int:
     """Show which profile matches this machine, and why; exit code 3 if none does."""
@@ -81,7 +81,7 @@ def match_profiles(output: OutputOptions, machine: MachineOption = None) -> int:
     return result.exit_code
 
 
-@app.command("learn", short_help="Make a profile from your own runs.")
+@profile_app.command("learn", short_help="Make a profile from your own runs.")
 def learn_profile(runs: RunsArgument, output: TomlOption = None, force: ForceOption = False) -> int:
     """Make a profile of your own runs: each path's median, and bounds from how far runs and paths are apart."""
     output = file_of(output)

@@ -522,10 +522,10 @@ def _scatter(runs: Sequence[Points], usual: Points) -> dict[Alike, float]:
     not. A class has the links that most nodes have, as the paths of a node that lacks links would scatter as much as
     they are slow.
     """
-    distances = grouped(
-        (reference.path_class, abs(points[key].slower(reference.value or 0)))
-        for key, reference in usual.items()
-        for points in runs
-        if key in points and points[key].value is not None
-    )
+    distances: dict[Alike, list[float]] = {}
+    for key, reference in usual.items():
+        for points in runs:
+            if key in points and points[key].value is not None:
+                distance = abs(points[key].slower(reference.value or 0))
+                distances.setdefault(reference.path_class, []).append(distance)
     return {path_class: NORMAL * statistics.median(known) for path_class, known in distances.items()}

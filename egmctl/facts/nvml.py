@@ -387,9 +387,10 @@ PLATFORM = (
 
 
 def _mask(words: Iterable[int]) -> str:
-    return format_kernel_list(
-        [64 * i + bit for i, word in enumerate(words) if word for bit in range(64) if word >> bit & 1]
-    )
+    numbers: list[int] = []
+    for place, word in enumerate(words):
+        numbers += [64 * place + bit for bit in range(64) if word >> bit & 1]
+    return format_kernel_list(numbers)
 
 
 def _processes(running: Sequence[Any]) -> list[dict[str, Any]]:

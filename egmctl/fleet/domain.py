@@ -133,13 +133,12 @@ def _homes(racks: Mapping[str, Mapping[str, DomainId]], expected: int | None) ->
 
 def _readiness(answers: Sequence[NodeResult], expected: int | None, domains: int) -> Readiness:
     """Return which GPUs of the nodes are ready."""
-    lost = [
-        (UnreadyGpus(kind=state.kind, label=label, reason=state.reason, clique_id=state.clique_id), answer.node)
-        for answer in answers
-        for label, number, state in answer.by_state
-        if state.kind is not None
-        for _ in range(number)
-    ]
+    lost: list[tuple[UnreadyGpus, str]] = []
+    for answer in answers:
+        for label, number, state in answer.by_state:
+            if state.kind is not None:
+                part = UnreadyGpus(kind=state.kind, label=label, reason=state.reason, clique_id=state.clique_id)
+                lost += [(part, answer.node)] * number
     unready = [
         replace(part, nodes=tuple(dict.fromkeys(nodes)), folded=fold(nodes), gpus=len(nodes))
         for part, nodes in sorted(grouped(lost).items(), key=lambda item: list(Unready).index(item[0].kind))

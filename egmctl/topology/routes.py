@@ -135,12 +135,12 @@ def possible_owners(machine: Machine, node: int) -> tuple[Gpu, ...]:
 
 def _local(machine: Machine, gpu: Gpu, node: int) -> HostRoute:
     """Return the route over the GPU's own C2C, with the other GPUs of the CPU that may own the memory instead."""
-    siblings = {
-        other.bus_id: nvlinks
-        for other in possible_owners(machine, node)
-        if other is not gpu and obstacle(machine, other) is None and egm(machine, other).able
-        if isinstance(nvlinks := _peer_nvlinks(machine, gpu, other), int)
-    }
+    siblings = {}
+    for other in possible_owners(machine, node):
+        if other is not gpu and obstacle(machine, other) is None and egm(machine, other).able:
+            nvlinks = _peer_nvlinks(machine, gpu, other)
+            if isinstance(nvlinks, int):
+                siblings[other.bus_id] = nvlinks
     return HostRoute(
         gpu.bus_id,
         node,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from egmctl.bench.cases.bandwidth import P2P_CASES as CASES
+from egmctl.bench.cases.bandwidth import P2P_CASES
 from egmctl.bench.path_class import class_of
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.make import make_plan
@@ -37,7 +37,7 @@ def without_access(machine: Machine) -> Machine:
 
 
 def plan(machine: Machine, names: Sequence[str], gpus: int = 2) -> Plan:
-    chosen = [case for case in CASES if case.name in names]
+    chosen = [case for case in P2P_CASES if case.name in names]
     return make_plan(machine, (machine.gpus or ())[:gpus], [0], chosen, SETTINGS)
 
 
@@ -60,7 +60,7 @@ class TestPlan:
         assert {len(step.tasks) for step in made.steps} == {1}
 
     def test_without_peer_access_copy_engines_are_measured_so_with_the_reason_and_kernels_are_waived(self) -> None:
-        made = plan(without_access(DGX), [case.name for case in CASES if "local" not in case.name])
+        made = plan(without_access(DGX), [case.name for case in P2P_CASES if "local" not in case.name])
         for planned in made.tasks:
             # One flow at a time: see bench/cases/p2p.py.
             by_copy_engine = planned.engine is Engine.COPY_ENGINE and planned.pattern is Pattern.PAIR

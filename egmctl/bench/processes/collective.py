@@ -435,12 +435,11 @@ def task_evidence(task: Task, samples: int, ranks: Sequence[Rank], items: Sequen
     Link counters confirm routes on one node only, because GPUs of different nodes may have the same bus id.
     """
     parts = [from_json(Observations, item.data) for item in items]
-    gpus = [
-        replace(gpu, label=ranks[number].label) if ranks else gpu
-        for number, part in enumerate(parts)
-        if number in (task.ranks or (0,))
-        for gpu in _in_task(task, part.gpus)
-    ]
+    gpus: list[GpuEvidence] = []
+    for number, part in enumerate(parts):
+        if number in (task.ranks or (0,)):
+            of_rank = _in_task(task, part.gpus)
+            gpus += [replace(gpu, label=ranks[number].label) for gpu in of_rank] if ranks else of_rank
     traffic = {bus_id: rises for part in parts for bus_id, rises in part.traffic.items()}
     one_node = len({rank.host for rank in ranks}) <= 1
     return TaskEvidence(

@@ -198,12 +198,11 @@ def _local_only(machine: Machine, scope: Scope) -> bool:
 
 @check("dev.permissions", *Guard)
 def _permissions(machine: Machine, scope: Scope) -> Verdicts:
-    faults = [
-        fault
-        for gpu in machine.gpus or ()
-        if gpu.node is not None and (obstacle := classify(machine, gpu)) and obstacle.block in _NODE_BLOCKS
-        for fault in findings_on(gpu, _node_fault(machine, gpu.node, obstacle))
-    ]
+    faults: list[Finding] = []
+    for gpu in machine.gpus or ():
+        obstacle = classify(machine, gpu)
+        if gpu.node is not None and obstacle is not None and obstacle.block in _NODE_BLOCKS:
+            faults += findings_on(gpu, _node_fault(machine, gpu.node, obstacle))
     yield from faults
     if not faults:
         accessible = [gpu for gpu in scope.gpus_of(machine) if gpu.node is not None and gpu.node.access == "ok"]

@@ -23,7 +23,7 @@ from egmctl.units import several, shortened
 from egmctl.verdict.answers.run_words import Decided, left_out, nccl_notes, next_step, run_word, sentence
 from egmctl.verdict.answers.words import cause_words, crosses_unknown_links, doubt_words, first_causes
 from egmctl.verdict.explain import CHANGED, EXCUSES, IN_USE, Shortfalls, shortfalls
-from egmctl.verdict.nccl import CHECK as NCCL
+from egmctl.verdict.nccl import NCCL_CHECK
 from egmctl.verdict.trust import with_effect
 
 
@@ -118,7 +118,7 @@ def _causes(report: RunReport, short: Shortfalls) -> Iterator[Cause]:
 
     def place(cause: Cause) -> tuple[bool, bool, int, int]:
         # Corrupt data first; then what changed during the run: the other causes may only be its effects.
-        ordered = not (is_corrupt and cause.finding.check == NCCL), cause.finding.check != CHANGED
+        ordered = not (is_corrupt and cause.finding.check == NCCL_CHECK), cause.finding.check != CHANGED
         return *ordered, list(Status).index(cause.status), -len(cause.measurements)
 
     yield from sorted(graded, key=place)
@@ -238,7 +238,7 @@ def _gaps(report: RunReport, causes: Sequence[Cause], short: Shortfalls, *, whol
 
 def _nccl_gaps(nccl: NcclRun | None, causes: Sequence[Cause]) -> Iterator[Gap]:
     """Yield the gap if NCCL was to be run and its number is not known. A known error is a failure, not a gap."""
-    own = [place for place, cause in enumerate(causes) if cause.finding.check == NCCL]
+    own = [place for place, cause in enumerate(causes) if cause.finding.check == NCCL_CHECK]
     if nccl is None or any(causes[place].state is State.BAD for place in own):
         return
     if nccl.status is NcclStatus.FAILED:

@@ -16,7 +16,7 @@ from egmctl.model.verdict import BAD_GRADES, Culprit, Grade, RunVerdict
 from egmctl.units import listed, several
 from egmctl.verdict.answers.words import advice, cause_words, first_causes, to_measure
 from egmctl.verdict.explain import Shortfalls
-from egmctl.verdict.nccl import CHECK as NCCL
+from egmctl.verdict.nccl import NCCL_CHECK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Decided:
     def corrupt(self) -> Cause | None:
         """The cause that data arrived corrupt by NCCL; ``None`` if it did not. Links' are in :attr:`broken`."""
         is_corrupt = self.report.nccl is not None and self.report.nccl.status is NcclStatus.CORRUPT
-        return next((cause for cause in self.causes if is_corrupt and cause.finding.check == NCCL), None)
+        return next((cause for cause in self.causes if is_corrupt and cause.finding.check == NCCL_CHECK), None)
 
     @property
     def kernel_tells(self) -> bool:
