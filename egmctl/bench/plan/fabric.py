@@ -15,8 +15,8 @@ from egmctl.bench.plan.placement import RankLayout
 from egmctl.bench.plan.ranks import (
     RankFlow,
     handle_waiver,
-    issuer_memory,
     local_path,
+    own_memory,
     rank_candidate,
     shared_memory,
     ucx_path,
@@ -202,7 +202,7 @@ def _path_between_nodes(layout: RankLayout, case: Case, rank_flow: RankFlow) -> 
         return waived
     on_host = memory in HOST_MEMORY
     far = path_across(layout.gpu(initiator), layout.machine(owner), layout.gpu(owner), memory if on_host else None)
-    own = issuer_memory(case)
+    own = own_memory(case)
     if own not in HOST_MEMORY or initiator.numa_node is None:
         return far
     near = host_path(layout.machine(initiator), layout.gpu(initiator), initiator.numa_node, own)

@@ -121,7 +121,7 @@ def flow_of(case: Case, rank_flow: RankFlow, path: Path, *, across_nodes: bool =
     """
     issuer, owner = rank_flow.initiator, rank_flow.owner
     pushed = case.initiator is End.SOURCE
-    near = own_endpoint(issuer_memory(case), issuer)
+    near = own_endpoint(own_memory(case), issuer)
     on_host = rank_flow.numa_node is not None
     if case.engine in UCX_ENGINES:
         far = own_endpoint(shared_memory(case), owner)
@@ -156,7 +156,7 @@ def shared_memory(case: Case) -> MemoryKind:
     return case.destination if case.initiator is End.SOURCE else case.source
 
 
-def issuer_memory(case: Case) -> MemoryKind:
+def own_memory(case: Case) -> MemoryKind:
     """Return the kind of the memory at the end of the rank that issues the work."""
     return case.source if case.initiator is End.SOURCE else case.destination
 
@@ -165,8 +165,8 @@ def waived_path(case: Case, rank_flow: RankFlow) -> Path | None:
     """Return the waived path of a flow with host memory of a rank that has no NUMA node; ``None`` if there is none."""
     if rank_flow.numa_node is None and shared_memory(case) in HOST_MEMORY:
         return path_without_memory(shared_memory(case), rank_flow.owner.label)
-    if rank_flow.initiator.numa_node is None and issuer_memory(case) in HOST_MEMORY:
-        return path_without_memory(issuer_memory(case), rank_flow.initiator.label)
+    if rank_flow.initiator.numa_node is None and own_memory(case) in HOST_MEMORY:
+        return path_without_memory(own_memory(case), rank_flow.initiator.label)
     return None
 
 
@@ -191,7 +191,7 @@ def local_path(machine: Machine, case: Case, rank_flow: RankFlow, between: Devic
     issuer, owner = machine.gpu(rank_flow.initiator.bus_id), machine.gpu(rank_flow.owner.bus_id)
     far = owner if rank_flow.numa_node is None else rank_flow.numa_node
     near: Location = issuer
-    if issuer_memory(case) in HOST_MEMORY and rank_flow.initiator.numa_node is not None:
+    if own_memory(case) in HOST_MEMORY and rank_flow.initiator.numa_node is not None:
         near = rank_flow.initiator.numa_node
     ends = (near, far) if case.initiator is End.SOURCE else (far, near)
     path = waive_blocked_egm(path_between(machine, (case.source, case.destination), ends, issuer, between=between))
