@@ -205,9 +205,9 @@ def _slow_paths(run: RunReport) -> Iterator[tuple[Grade, float, int, Collection[
     ]
     for entry in run.verdict.judged if run.verdict else ():
         worst = min(entry.judgements, key=lambda judgement: list(Grade).index(judgement.grade))
-        share = worst.value / worst.expected if worst.expected else 1.0
+        share = worst.speed_share(run.measurements[entry.measurement].quantity)
         if worst.grade in BAD_GRADES:
-            bad.append((entry.measurement, worst.grade, min(share, 1 / share) if share else 0.0, worst.reason))
+            bad.append((entry.measurement, worst.grade, 1.0 if share is None else share, worst.reason))
     for number, grade, share, reason in bad:
         yield grade, share, number, gpus(number), reason
 

@@ -187,7 +187,4 @@ def _ending(error: ChildFailed, timeout_s: float) -> str:
     """Return how a process failed, without the name of its target."""
     if Ending(error.how) is Ending.TIMED_OUT:
         return f"no response for {timeout_s:g} s"
-    words = str(error)
-    for target in (TORCH, TESTS):
-        words = words.replace(f"{target} ", "its process ")
-    return words
+    return f"its process {error.ending}" if error.ending else str(error)

@@ -91,7 +91,8 @@ def sentence(run: Decided) -> str:
         return Clauses.of(f"{measured}, not judged (--no-verdict)", *not_made)
     grades = Counter(path_class.grade for path_class in verdict.classes)
     if not grades[Grade.PASS] and not grades[Grade.WARN]:
-        why = f"{measured} and nothing to judge them by: {_why_no_reference(verdict)}"
+        them = "it" if run.measured == 1 else "them"
+        why = f"{measured} and nothing to judge {them} by: {_why_no_reference(verdict)}"
         return Clauses.of(why, *not_made, *_warned(run, verdict))
     if grades[Grade.WARN]:
         return Clauses.of(_slow(run, verdict), *not_made)
