@@ -16,10 +16,11 @@ from egmctl.model.machine import Machine
 from egmctl.model.measurement import GpuEvidence, MeasurementStatus, RunReport, TaskEvidence
 from egmctl.model.profile import Profile
 from egmctl.model.route import Route
-from egmctl.model.task import Flow, Task
+from egmctl.model.task import Flow, Quantity, Task
 from egmctl.model.verdict import Direction, Grade, Judgement, RunVerdict, Yardstick
 from egmctl.units import MIB
-from egmctl.verdict.judge import judge
+from egmctl.verdict.answers import answered
+from egmctl.verdict.judge import judge, with_verdict
 from egmctl.verdict.profiles import load_profile
 from tests.answers import code_of
 from tests.bench.routes import C2C, PCIE, SMP, nv, over, to_host
@@ -384,3 +385,28 @@ class TestUnlikeGpus:
         labels = {culprit.label for culprit in verdict_of(self.mixed(slow="GPU2"), None).culprits}
         assert "GPU2" in labels
         assert not labels & {"GPU6", "GPU7"}
+
+
+@pytest.mark.parametrize(
+    ("quantity", "value", "expected", "share"),
+    [
+        (Quantity.BANDWIDTH, 200.0, 400.0, 0.5),
+        (Quantity.BANDWIDTH, 0.0, 400.0, 0.0),
+        (Quantity.LATENCY, 1600.0, 800.0, 0.5),
+        (Quantity.LATENCY, 0.0, 800.0, None),
+        (Quantity.DURATION, 2.0, 1.0, 0.5),
+        (Quantity.BANDWIDTH, 200.0, None, None),
+    ],
+)
+def test_a_share_of_the_expected_speed_is_less_for_what_is_slower(
+    quantity: Quantity, value: float, expected: float | None, share: float | None
+) -> None:
+    judgement = Judgement(Yardstick.PROFILE, Grade.FAIL, "", value=value, expected=expected)
+    assert judgement.speed_share(quantity) == share
+
+
+def test_one_measurement_without_a_reference_is_it() -> None:
+    sentence = str(
+        answered(with_verdict(run(LOCAL, gpus=1), None, profile_reason="no profile matches")).answer.sentence
+    )
+    assert sentence.startswith("1 measurement and nothing to judge it by: no profile matches")

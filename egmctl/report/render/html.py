@@ -62,10 +62,10 @@ def _head(document: doc.Document, blocks: Sequence[doc.DocumentBlock]) -> page.H
 def _answer(block: doc.Verdict) -> Element:
     """Return the answer: the largest text of a page. The clauses after the first one explain it and are smaller."""
     first, *others = block.clauses or (doc.plain(block.sentence),)
+    if len(first) > _HEADLINE and block.lead is not None:
+        first, reason = block.lead
+        others.insert(0, reason)
     rest = "; ".join(others)
-    if len(first) > _HEADLINE and ": " in first:
-        first, _, more = first.partition(": ")
-        rest = "; ".join(filter(None, (more, rest)))
     short = " short" if len(block.word) <= _SHORT_WORD else ""
     heading = element(
         "h1",
@@ -82,7 +82,7 @@ def _answer(block: doc.Verdict) -> Element:
 
 _SIGNS = dict.fromkeys(Tone, "") | {Tone.GOOD: "✓ ", Tone.BAD: "✕ ", Tone.WARN: "▲ ", Tone.UNKNOWN: "? "}
 _HEADLINE = 100
-"""The length of a sentence above which what follows its colon is smaller, too."""
+"""The length of a clause above which its reason is smaller, too."""
 _SHORT_WORD = 6
 """The length of words that are shown larger than the sentence: ``GO``, ``NO-GO``, ``FAIL``."""
 

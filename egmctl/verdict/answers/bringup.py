@@ -103,14 +103,14 @@ def _gaps(bringup: Bringup, causes: Sequence[Cause]) -> Iterator[Gap]:
     if run is None:
         failing = tuple(place for place, cause in enumerate(causes) if cause.state is State.BAD)
         because = bringup.not_measured or "the bench did not run"
-        yield Gap(kind=GapKind.NOT_MEASURED, reason=f"nothing was measured: {because}", causes=failing)
+        yield Gap(kind=GapKind.NOT_MEASURED, reason=Clauses.explained("nothing was measured", because), causes=failing)
     for gap in () if run is None else run.answer.gaps:
         numbers = {*gap.measurements}
         yield replace(gap, causes=tuple(place for place, cause in enumerate(causes) if numbers & {*cause.measurements}))
     for gap in bringup.diagnosis.answer.gaps:
         yield replace(gap, causes=())
     if bringup.no_fabric:
-        reason = f"the fabric between the nodes was not measured: {bringup.no_fabric}"
+        reason = Clauses.explained("the fabric between the nodes was not measured", bringup.no_fabric)
         yield Gap(kind=GapKind.FABRIC, reason=reason)
 
 

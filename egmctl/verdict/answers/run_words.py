@@ -92,8 +92,8 @@ def sentence(run: Decided) -> str:
     grades = Counter(path_class.grade for path_class in verdict.classes)
     if not grades[Grade.PASS] and not grades[Grade.WARN]:
         them = "it" if run.measured == 1 else "them"
-        why = f"{measured} and nothing to judge {them} by: {_why_no_reference(verdict)}"
-        return Clauses.of(why, *not_made, *_warned(run, verdict))
+        unjudged = Clauses.explained(f"{measured} and nothing to judge {them} by", _why_no_reference(verdict))
+        return Clauses.of(unjudged, *not_made, *_warned(run, verdict))
     if grades[Grade.WARN]:
         return Clauses.of(_slow(run, verdict), *not_made)
     unknown = f", {grades[Grade.NO_REFERENCE]} without a reference" if grades[Grade.NO_REFERENCE] else ""
@@ -131,7 +131,7 @@ def nccl_notes(nccl: NcclRun | None) -> Iterator[str]:
         return
     shares = [f"{each.name} {each.bus_gb_s:.1f} GB/s{_share(each.share)}" for each in nccl.results]
     beside = " of the slowest link direction measured in this run" if nccl.slowest is not None else ""
-    yield f"NCCL's bus bandwidth: {', '.join(shares)}{beside}"
+    yield Clauses.explained("NCCL's bus bandwidth", f"{', '.join(shares)}{beside}")
 
 
 def _share(share: float | None) -> str:
@@ -167,7 +167,8 @@ def _fault(run: Decided) -> str:
         # Slow and failed paths come after it, as after corrupt data of a link.
         return cause_words(run.report, run.corrupt)
     if broken:
-        return f"{len(broken)} of {len(run.report.measurements)} measurements failed: {broken[0].reason}"
+        what = f"{len(broken)} of {len(run.report.measurements)} measurements failed"
+        return Clauses.explained(what, broken[0].reason or "")
     verdict = run.report.verdict
     # What the user named comes first.
     proven = sorted((cause for cause in run.causes if cause.state is State.BAD), key=lambda cause: not cause.asked)
