@@ -150,7 +150,7 @@ def is_whole(sentence: str) -> bool:
     """Return whether a sentence does not end within brackets, quotation marks or an abbreviation."""
     pairs = all(sentence.count(first) == sentence.count(last) for first, last in ("()", "[]", "{}"))
     # An apostrophe, as in "the GPUs' errors", ends like a quotation but begins none.
-    quoted = len(re.findall(r"(?<!\w)'", sentence)) <= len(re.findall(r"'(?!\w)", sentence))
+    quoted = len(re.findall(r"(?<![^\s(])'", sentence)) <= len(re.findall(r"'(?!\w)", sentence))
     return pairs and quoted and re.search(r"\b(e\.g|i\.e|cf|etc|vs|no|approx)$", sentence, re.IGNORECASE) is None
 
 

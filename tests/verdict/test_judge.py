@@ -406,7 +406,5 @@ def test_a_share_of_the_expected_speed_is_less_for_what_is_slower(
 
 
 def test_one_measurement_without_a_reference_is_it() -> None:
-    sentence = str(
-        answered(with_verdict(run(LOCAL, gpus=1), None, profile_reason="no profile matches")).answer.sentence
-    )
-    assert sentence.startswith("1 measurement and nothing to judge it by: no profile matches")
+    answer = answered(with_verdict(run(LOCAL, gpus=1), None, profile_reason="no profile matches")).answer
+    assert str(answer.sentence).startswith("1 measurement and nothing to judge it by: no profile matches")
