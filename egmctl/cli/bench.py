@@ -13,8 +13,6 @@ from egmctl.cli.fabric import (
     FABRIC,
     NCCL,
     JobOptions,
-    fabric_plan,
-    facts_of_rank,
     is_fabric,
     job,
     measured_together,
@@ -102,10 +100,14 @@ def _show_plan(options: BenchOptions, run: RunOptions, outputs: Outputs, machine
     bench = Bench(**vars(options))
     node = requested_machine(machine, bench.sections, quiet=outputs.options.quiet)
     shown: object
-    if run.list_cases:
+    if fabric and not run.list_cases:
+        from egmctl.api.fabric import fabric_plan
+
+        shown = fabric_plan(bench, node, ranks=run.ranks, sample=run.sample)
+    elif run.list_cases:
         shown = case_list(bench.plan(node), bench.selected_cases, node.origin)
     else:
-        shown = fabric_plan(bench, run, node) if fabric else plan_report(bench.plan(node), node.origin)
+        shown = plan_report(bench.plan(node), node.origin)
     outputs.show(shown, answers=False)
 
 
@@ -151,6 +153,7 @@ def _measure_fabric(options: BenchOptions, run: RunOptions, outputs: Outputs, la
 def _measure_by_tasks(options: BenchOptions, run: RunOptions, outputs: Outputs, launch: Launched) -> int:
     """Run NCCL between the tasks of a job, and exit the command by ``typer.Exit``."""
     from egmctl.api.bench import Bench, judge_run
+    from egmctl.api.fabric import facts_of_rank
     from egmctl.bench.nccl.collectives import collective_names
     from egmctl.bench.nccl.job import measure_nccl_job
     from egmctl.units import listed
@@ -169,7 +172,7 @@ def _measure_by_tasks(options: BenchOptions, run: RunOptions, outputs: Outputs, 
     profiles = run.profiles()
     kept = open_journal(replace(run, no_journal=True), outputs)
     with job(launch) as world:
-        measured = measure_nccl_job(world, partial(facts_of_rank, bench, outputs), bench.nccl_request)
+        measured = measure_nccl_job(world, partial(facts_of_rank, bench, outputs.check), bench.nccl_request)
         if measured is None:
             raise typer.Exit
         report, machine = measured

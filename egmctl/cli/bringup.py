@@ -80,11 +80,16 @@ def _bring_up_job(launch: Launched, options: BringupOptions, outputs: Outputs) -
         require_clustershell("the fabric of an MPI job")
     except UsageError as error:
         return str(error)
-    from egmctl.cli.rack import bring_up
+    from egmctl.api.rack import Hooks, bring_up_job
 
+    hooks = Hooks(ready=outputs.check, say=say, progress=partial(show_progress, outputs.options.quiet))
     try:
         with job(launch) as world:
-            raise typer.Exit(bring_up(world, lambda: _bring_up_node(options, outputs)[1](), options, outputs))
+            report = bring_up_job(world, lambda: _bring_up_node(options, outputs)[1](), options, hooks)
+            if report is None:
+                raise typer.Exit
+            outputs.show(report)
+            raise typer.Exit(report.exit_code)
     except MpiFailed as error:
         return error.reason
 

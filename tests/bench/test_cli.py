@@ -8,11 +8,11 @@ import re
 import pytest
 import typer
 
+from egmctl.api import fabric
 from egmctl.bench.plan.cost import job_cost, plan_bytes, plan_seconds, steps_seconds
 from egmctl.bench.plan.fabric import make_fabric_plan
 from egmctl.bench.plan.placement import modelled
 from egmctl.bench.suites import CASES, FABRIC_CASES, SUITES, SWEPT, select_cases
-from egmctl.cli import fabric
 from egmctl.cli.app import app
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.facts import collect
@@ -94,7 +94,7 @@ def test_a_fabric_s_ranks_read_their_nodes_themselves(monkeypatch: pytest.Monkey
         meanwhile.append(children() - before)
         raise NothingToDo("seen enough")
 
-    monkeypatch.setattr(fabric, "requested_machine", read_machine)
+    monkeypatch.setattr(fabric, "read_machine", read_machine)
     with pytest.raises(NothingToDo, match="seen enough"):
         typer.main.get_command(app)(["bench", "--suite", "fabric", "--no-journal"], standalone_mode=False)
     assert meanwhile == [set()]
