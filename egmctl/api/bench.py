@@ -332,6 +332,35 @@ def judge_run(
     return answered(with_verdict(report, chosen, profile_reason=reason, strict=strict))
 
 
-def with_changes(report: RunReport, before: Machine, after: Machine) -> RunReport:
-    """Return the run with what changed on its node between two readings, before the run and after it."""
-    return replace(report, changes=changes(before, after))
+def measure_node(
+    bench: Bench,
+    plan: Plan,
+    machine: Machine,
+    *,
+    profiles: Profiles | None,
+    strict: bool = False,
+    on_progress: OnProgress = lambda _part, _task: None,
+    worker: Child | None = None,
+    recorder: Recorder = forget,
+) -> tuple[RunReport, Machine]:
+    """Run a plan on this node; return the judged and explained run, and the node as read again after it.
+
+    Load reveals faults that are hidden at idle.
+
+    Parameters
+    ----------
+    profiles, strict
+        As for :func:`judge_run`, but without profiles there is no verdict.
+    machine, on_progress, worker, recorder
+        As for :meth:`Bench.run`.
+    """
+    # What reads a node takes long to import, and a plan needs none of it.
+    from egmctl.facts.collect import rereading
+
+    with rereading() as reread:
+        report = bench.run(plan, machine, on_progress=on_progress, worker=worker, recorder=recorder)
+        after = reread(machine)
+    report = replace(report, changes=changes(machine, after))
+    if profiles is not None:
+        report = judge_run(report, machine, profiles, strict=strict)
+    return bench.explain(report, after), after

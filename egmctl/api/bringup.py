@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import Callable
 from functools import cached_property
 
-from egmctl.api.bench import Bench, judge_run, load_profiles, with_changes
+from egmctl.api.bench import Bench, load_profiles, measure_node
 from egmctl.api.doctor import Doctor, NodeDoctor
 from egmctl.api.options import BringupOptions
 from egmctl.bench.plan import Plan
@@ -79,13 +79,7 @@ class Examined:
 
 
 class NodeBringup:
-    """The bring-up of a node, by the options of ``egmctl bringup``.
-
-    Raises
-    ------
-    UsageError
-        If an option names something that does not exist.
-    """
+    """The bring-up of a node, by the options of ``egmctl bringup``."""
 
     def __init__(self, options: BringupOptions) -> None:
         self._with_serials = options.serials
@@ -174,17 +168,12 @@ def _measured(
     bench: Bench, plan: Plan, machine: Machine, observer: Observer, worker: Child
 ) -> tuple[RunReport, Machine]:
     """Run the plan; return the judged run, and the machine reread after it."""
-    # What reads a node takes long to import, and a recorded machine needs none of it.
-    from egmctl.facts.collect import rereading
-
     profiles = load_profiles()
     for problem in profiles.broken:
         observer.warn(f"{problem}; continuing without it")
-    with rereading() as reread:
-        recorder = observer.recorder(machine)
-        run = bench.run(plan, machine, on_progress=observer, worker=worker, recorder=recorder)
-        after = reread(machine)
-        run = with_changes(run, machine, after)
-        report = bench.explain(judge_run(run, machine, profiles), after)
-    observer.has_measured(report.answer)
-    return report, after
+    recorder = observer.recorder(machine)
+    run, after = measure_node(
+        bench, plan, machine, profiles=profiles, on_progress=observer, worker=worker, recorder=recorder
+    )
+    observer.has_measured(run.answer)
+    return run, after

@@ -114,12 +114,11 @@ def _show_plan(options: BenchOptions, run: RunOptions, outputs: Outputs, machine
 def _measure(options: BenchOptions, run: RunOptions, outputs: Outputs) -> int:
     """Measure this node and return the exit code."""
     from egmctl.bench.processes.group import start_worker
-    from egmctl.facts.collect import rereading
 
     # Child processes query the libraries and initialise CUDA, which takes a second, while this process imports modules.
     # Reading starts first: it must record which device nodes are missing before CUDA creates them.
     with reading_this_node(quiet=outputs.options.quiet) as read, start_worker() as worker:
-        from egmctl.api.bench import Bench, judge_run, with_changes
+        from egmctl.api.bench import Bench, measure_node
 
         bench = Bench(**vars(options))
         profiles = run.profiles()
@@ -127,12 +126,17 @@ def _measure(options: BenchOptions, run: RunOptions, outputs: Outputs) -> int:
         plan = bench.plan(node)
         outputs.load_ahead(BENCH)
         kept = open_journal(run, outputs, node)
-        with show_progress(outputs.options.quiet) as shown, rereading() as reread:
-            report = bench.run(plan, node, on_progress=shown, worker=worker, recorder=shown.recorder(kept))
-            after = reread(node)
-            report = with_changes(report, node, after)
-    if profiles is not None:
-        report = judge_run(report, node, profiles, strict=run.strict)
+        with show_progress(outputs.options.quiet) as shown:
+            report, after = measure_node(
+                bench,
+                plan,
+                node,
+                profiles=profiles,
+                strict=run.strict,
+                on_progress=shown,
+                worker=worker,
+                recorder=shown.recorder(kept),
+            )
     return _finish(bench, report, outputs, kept, after)
 
 
@@ -147,7 +151,7 @@ def _measure_fabric(options: BenchOptions, run: RunOptions, outputs: Outputs, la
     with measured_together(bench, run, outputs, launch, kept) as report:
         if profiles is not None and len(report.machines) == 1:
             report = judge_run(report, report.machines[0], profiles, strict=run.strict)
-        raise typer.Exit(_finish(bench, with_ucx_notes(report), outputs, kept, None))
+        raise typer.Exit(_finish(bench, bench.explain(with_ucx_notes(report)), outputs, kept, None))
 
 
 def _measure_by_tasks(options: BenchOptions, run: RunOptions, outputs: Outputs, launch: Launched) -> int:
@@ -178,14 +182,13 @@ def _measure_by_tasks(options: BenchOptions, run: RunOptions, outputs: Outputs, 
         report, machine = measured
         if profiles is not None:
             report = judge_run(report, machine, profiles, strict=run.strict)
-        raise typer.Exit(_finish(bench, report, outputs, kept, machine))
+        raise typer.Exit(_finish(bench, bench.explain(report, machine), outputs, kept, machine))
 
 
 def _finish(bench: Bench, report: RunReport, outputs: Outputs, kept: Journal, machine: Machine | None) -> int:
-    """Add the causes to a run, write it, end its journal and return the exit code."""
+    """Write an explained run, end its journal and return the exit code."""
     from egmctl.facts.redact import redact_report
 
-    report = bench.explain(report, machine)
     outputs.show(report, lambda: bench.explain(redact_report(report, machine)))
     end_journal(kept, report.answer, quiet=outputs.options.quiet)
     return report.exit_code
