@@ -7,7 +7,7 @@ from egmctl.api.options import BringupOptions
 from egmctl.model.answer import State
 from egmctl.model.machine import Machine
 from tests.doctor.faults import FAULTS
-from tests.doctor.machines import shipped
+from tests.doctor.machines import patched, shipped
 
 RECORDED = "a recorded machine cannot be measured"
 
@@ -28,7 +28,8 @@ def test_a_fault_decides_without_a_run() -> None:
 
 
 def test_names_are_kept_unless_pseudonyms_are_asked_for() -> None:
-    asked, node = NodeBringup(BringupOptions()), examined(shipped("hgx-h200x4"))
+    machine = patched(shipped("hgx-h200x4"), "origin", redacted=False)
+    asked, node = NodeBringup(BringupOptions()), examined(machine)
     own, redacted = asked.answer(node), asked.answer(node, redacted=True)
     assert not own.diagnosis.machine.origin.redacted
     assert redacted.diagnosis.machine.origin.redacted
