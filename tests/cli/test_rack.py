@@ -191,13 +191,13 @@ def test_who_is_not_ready_is_named_in_the_first_sentence(
         (
             FabricRun(run=replace(RUN, answer=Answer(state=State.BAD, word="FAIL"))),
             1,
-            "NO-GO: fabric FAIL: ; 3 of 3 nodes are ready",
+            "NO-GO: fabric FAIL; 3 of 3 nodes are ready",
         ),
         (GONE, 3, "INCOMPLETE: fabric not measured: no answer from rank 3 on tray02; 3 of 3 nodes are ready"),
         (
             FabricRun(run=replace(RUN, answer=Answer(state=State.INCOMPLETE, word="INCOMPLETE"))),
             3,
-            "INCOMPLETE: fabric INCOMPLETE: ; 3 of 3 nodes are ready",
+            "INCOMPLETE: fabric INCOMPLETE; 3 of 3 nodes are ready",
         ),
         (
             FabricRun(reason="no channel"),

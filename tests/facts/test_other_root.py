@@ -90,7 +90,7 @@ def test_what_was_renamed_meanwhile_is_asked_again(
             raise OSError(answers.pop(), arguments[0])
         return system_calls.system_call(*arguments)
 
-    monkeypatch.setattr(other_root, "call", call)
+    monkeypatch.setattr(other_root, "system_call", call)
     assert folder.exists("/dev/nvidia0")
     answers += [errno.EAGAIN] * 1000
     assert not folder.exists("/dev/nvidia0")
@@ -104,7 +104,7 @@ def test_an_answer_that_is_not_about_the_node_is_no_answer(
     def call(name: str, *_: Any) -> int:
         raise OSError(number, name)
 
-    monkeypatch.setattr(other_root, "call", call)
+    monkeypatch.setattr(other_root, "system_call", call)
     with pytest.raises(Unreadable) as caught:
         folder.access("/dev/nvidia0")
     assert caught.value.unread.reason is Reason.FAILED

@@ -165,7 +165,8 @@ def staged_lines(report: RunReport) -> Iterator[str]:
     reasons: Counter[str] = Counter()
     for m in report.measurements:
         if m.measured:
-            reasons.update(dict.fromkeys(flow.route.staged_reason for flow in m.flows if flow.route.staged_reason))
+            staged = (flow.route.staged_reason for flow in m.flows if flow.route.staged_reason)
+            reasons.update(tuple(dict.fromkeys(staged)))
     for reason, count in reasons.items():
         yield f"{several(count, 'measurement')} staged through host memory: {printable(reason)}"
 
