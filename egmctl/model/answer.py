@@ -277,6 +277,8 @@ class Answer:
     clauses: tuple[str, ...] = ()
     """The clauses of the sentence: the first one says what is so, the others explain it. Empty if only the sentence is
     known."""
+    lead: tuple[str, ...] = ()
+    """The first clause in two, what is so and why (``what: why``); empty if it does not say why."""
     causes: tuple[Cause, ...] = ()
     """The causes, the most severe first."""
     gaps: tuple[Gap, ...] = ()
