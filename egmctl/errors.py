@@ -71,6 +71,8 @@ class ChildFailed(EgmctlError):
     ----------
     message
         One sentence.
+    ending
+        The sentence without its subject, the child: ``died from SIGKILL``. Empty if the child is not its subject.
     how
         ``"crashed"`` (a signal or an exit code ended it), ``"timed-out"`` or ``"raised"``.
     last_call
@@ -93,6 +95,7 @@ class ChildFailed(EgmctlError):
         message: str,
         *,
         how: str,
+        ending: str = "",
         last_call: str | None = None,
         last_subject: str | None = None,
         kind: str | None = None,
@@ -101,6 +104,7 @@ class ChildFailed(EgmctlError):
     ) -> None:
         super().__init__(message)
         self.how = how
+        self.ending = ending
         self.last_call = last_call
         self.last_subject = last_subject
         self.kind = kind

@@ -207,7 +207,7 @@ def make_folder(path: Path) -> None:
         pass
 
 
-def path_of(folder: int) -> Path:
+def descriptor_path(folder: int) -> Path:
     """Return a path to an open directory that stays valid if the directory is renamed."""
     return Path(f"/proc/self/fd/{folder}")
 

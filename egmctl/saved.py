@@ -22,7 +22,7 @@ from egmctl.dataclass import dataclass
 from egmctl.documents import check_schema, newer_schema, parse_object, read_content, refuse, short, stem
 from egmctl.errors import ERROR_SCHEMA, UsageError
 from egmctl.facts import replay
-from egmctl.journal import read as journal
+from egmctl.journal.read import JournalContent, is_journal, read_journal
 from egmctl.model.answer import UNANSWERED, Answer, State, of_exit_code
 from egmctl.model.bringup import Bringup
 from egmctl.model.codec import DecodeError, Pool, Readers, from_json, reader_of_new_words
@@ -165,8 +165,8 @@ def load_any(path: str | os.PathLike[str], pool: Pool | None = None) -> Saved:
         file /= _FLEET
     source = f"file {file}"
     content = read_content(file, source)
-    if journal.is_journal(content):
-        kept = journal.read(content, source, partial(_result, RunReport))
+    if is_journal(content):
+        kept = read_journal(content, source, partial(_result, RunReport))
         return Saved(
             path=file,
             kind=Command.BENCH,
@@ -194,7 +194,7 @@ def load_text(text: bytes, node: str) -> Saved:
     return _load(parse_object(text, source, "result of egmctl"), source, Path(f"{node}.json"))
 
 
-def load_journal(path: Path) -> journal.JournalContent:
+def load_journal(path: Path) -> JournalContent:
     """Load a journal by the rules for all documents.
 
     Raises
@@ -203,7 +203,7 @@ def load_journal(path: Path) -> journal.JournalContent:
         The file cannot be read or is no journal.
     """
     source = f"journal {path}"
-    return journal.read(read_content(path, source), source, partial(_result, RunReport))
+    return read_journal(read_content(path, source), source, partial(_result, RunReport))
 
 
 def _load(document: dict[str, Any], source: str, file: Path, pool: Pool | None = None) -> Saved:

@@ -268,9 +268,9 @@ def _warm_up() -> None:
     from egmctl.facts import replay
     from egmctl.facts.redact import redact
 
-    machine = replay.load("gb200-tray")
+    machine = replay.load_machine("gb200-tray")
     diagnose(redact(machine), EVERYTHING, CHECKS)
-    replay.text(machine)
+    replay.machine_text(machine)
     messages()
     signatures()
     run = str(ROOT / "tests" / "data" / "runs" / "standard-2xh200.json.gz")
@@ -285,7 +285,7 @@ def _rehearse(*words: str) -> None:
     from egmctl.cli import app, output
 
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        app.run(words)
+        app.run_command(words)
     output.emitted = output.muted = output.relayed = False
 
 

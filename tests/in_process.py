@@ -17,7 +17,7 @@ def run(*arguments: str | Path) -> Ended:
     out, err = io.StringIO(), io.StringIO()
     with _environment(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         output.emitted = output.muted = output.relayed = False
-        code = app.run([str(argument) for argument in arguments])
+        code = app.run_command([str(argument) for argument in arguments])
     return Ended(code, out.getvalue(), err.getvalue())
 
 

@@ -39,7 +39,7 @@ from egmctl.verdict.changes import changes
 from egmctl.verdict.explain import CAUSE_SECTIONS, sections, with_causes, with_ucx_notes
 from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.nccl import beside_links, with_nccl_cause
-from egmctl.verdict.profiles import choose, load, load_all, match_profile
+from egmctl.verdict.profiles import all_profiles, choose, load_profile, match_profile
 from egmctl.verdict.trust import with_doubts
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class Bench(BenchOptions):
 
     @property
     def nccl_request(self) -> NcclRequest:
-        """What the tasks of a job are to measure by NCCL (:func:`egmctl.bench.nccl.job.measure_job`)."""
+        """What the tasks of a job are to measure by NCCL (:func:`egmctl.bench.nccl.job.measure_nccl_job`)."""
         return NcclRequest(
             collectives=select_collectives(self.cases, self.suite_names),
             settings=self.settings,
@@ -309,9 +309,9 @@ def load_profiles(name: str | None = None) -> Profiles:
         If no profile has the name, or the named profile is invalid.
     """
     if name is not None:
-        return Profiles((load(name),), named=True)
+        return Profiles((load_profile(name),), named=True)
     broken: list[str] = []
-    profiles = tuple(profile for profile, _ in load_all(lambda error: broken.append(str(error))))
+    profiles = tuple(profile for profile, _ in all_profiles(lambda error: broken.append(str(error))))
     return Profiles(profiles, broken=tuple(broken))
 
 
@@ -338,6 +338,35 @@ def judge_run(
     return answered(with_verdict(report, chosen, profile_reason=reason, strict=strict))
 
 
-def with_changes(report: RunReport, before: Machine, after: Machine) -> RunReport:
-    """Return the run with what changed on its node between two readings, before the run and after it."""
-    return replace(report, changes=changes(before, after))
+def measure_node(
+    bench: Bench,
+    plan: Plan,
+    machine: Machine,
+    *,
+    profiles: Profiles | None,
+    strict: bool = False,
+    on_progress: OnProgress = lambda _part, _task: None,
+    worker: Child | None = None,
+    recorder: Recorder = forget,
+) -> tuple[RunReport, Machine]:
+    """Run a plan on this node; return the judged and explained run, and the node as read again after it.
+
+    Load reveals faults that are hidden at idle.
+
+    Parameters
+    ----------
+    profiles, strict
+        As for :func:`judge_run`, but without profiles there is no verdict.
+    machine, on_progress, worker, recorder
+        As for :meth:`Bench.run`.
+    """
+    # What reads a node takes long to import, and a plan needs none of it.
+    from egmctl.facts.collect import rereading
+
+    with rereading() as reread:
+        report = bench.run(plan, machine, on_progress=on_progress, worker=worker, recorder=recorder)
+        after = reread(machine)
+    report = replace(report, changes=changes(machine, after))
+    if profiles is not None:
+        report = judge_run(report, machine, profiles, strict=strict)
+    return bench.explain(report, after), after

@@ -65,7 +65,7 @@ class Doctor(DoctorOptions):
     @property
     def sections(self) -> tuple[str, ...]:
         """The sections that :func:`egmctl.read_machine` has to read for these checks."""
-        return sections_of(self.checks)
+        return sections_for_checks(self.checks)
 
     def probe(self, machine: Machine, *, on_probe: OnProbe | None = None, waiting: Sequence[Prober] = ()) -> Machine:
         """Run the active probes (``--active``) of EGM memory, copies and IPC; return this node with their results.
@@ -119,7 +119,7 @@ class Doctor(DoctorOptions):
         )
 
 
-def sections_of(checks: Sequence[Check]) -> tuple[str, ...]:
+def sections_for_checks(checks: Sequence[Check]) -> tuple[str, ...]:
     """Return the sections that :func:`egmctl.read_machine` has to read for some checks."""
     needed = (section for check in checks for section in (*check.sections, *check.wants))
     return tuple(dict.fromkeys((*ALWAYS, *needed)))

@@ -6,7 +6,7 @@ from egmctl.api.doctor import ALWAYS, Doctor
 from egmctl.bench.plan.flows import gpu_use
 from egmctl.doctor.check import Scope
 from egmctl.doctor.isolation import planned, tried
-from egmctl.doctor.isolation_findings import CHECKS
+from egmctl.doctor.isolation_findings import ISOLATION_CHECKS
 from egmctl.doctor.runner import diagnose
 from egmctl.errors import NothingToDo
 from egmctl.facts.redact import redact
@@ -48,7 +48,7 @@ def isolation(asked: Doctor, machine: Machine) -> Machine:
 def diagnosis(asked: Doctor, machine: Machine, *, redacted: bool = False) -> Diagnosis:
     """Return the findings of the trials as the record of the schema ``egmctl.doctor/1``."""
     node = redact(machine) if redacted else machine
-    return answered(diagnose(node, asked.scope(machine), CHECKS, strict=asked.strict))
+    return answered(diagnose(node, asked.scope(machine), ISOLATION_CHECKS, strict=asked.strict))
 
 
 def _refuse(machine: Machine, scope: Scope) -> None:

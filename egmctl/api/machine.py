@@ -8,7 +8,7 @@ from dataclasses import replace
 from egmctl import launch
 from egmctl.errors import NothingToDo
 from egmctl.facts.redact import redact
-from egmctl.facts.replay import load, machine_names
+from egmctl.facts.replay import load_machine, machine_names
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import SECTION_VERSIONS, Machine, TrafficSample
 from egmctl.selectors import select_gpus, select_numa
@@ -46,7 +46,7 @@ def read_machine(
         If there is no such machine, section or process.
     """
     if name is not None:
-        return load(name)
+        return load_machine(name)
     # What reads a node takes long to import, and a machine to replay needs none of it.
     from egmctl.facts.collect import collect
 

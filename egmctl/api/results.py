@@ -7,7 +7,7 @@ from typing import TypeVar, overload
 
 from egmctl.errors import UsageError
 from egmctl.facts import redact
-from egmctl.facts import replay as record
+from egmctl.facts.replay import machine_text
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.explanation import Explanations
 from egmctl.model.machine import Machine
@@ -59,7 +59,7 @@ def redact_run(report: RunReport, machine: Machine | None) -> RunReport:
     machine
         The live machine, whose private names the run's sentences may contain; ``None`` if it is not available.
     """
-    return answered(redact.redact_run(report, machine))
+    return answered(redact.redact_report(report, machine))
 
 
 def to_json(result: Machine | Topology | Diagnosis | Explanations | RunReport) -> str:
@@ -68,4 +68,4 @@ def to_json(result: Machine | Topology | Diagnosis | Explanations | RunReport) -
     :func:`load_result` reads it back. A live machine and its results contain real names and UUIDs, unless they were
     made with ``redacted``; redact a run with ``egmctl.redact_run(report, machine)``.
     """
-    return record.text(result) if isinstance(result, Machine) else str(render(result, Format.JSON))
+    return machine_text(result) if isinstance(result, Machine) else str(render(result, Format.JSON))

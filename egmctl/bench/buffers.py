@@ -92,7 +92,7 @@ def window(size_bytes: int, passes: int, sample: int, rotated_bytes: int = 0) ->
     return Window(sample % (all_slots // slots) * slots * size_bytes, slots, size_bytes)
 
 
-def assign(tasks: Sequence[Task]) -> tuple[tuple[FlowBuffers, ...], ...]:
+def assign_buffers(tasks: Sequence[Task]) -> tuple[tuple[FlowBuffers, ...], ...]:
     """Return the buffers of each flow of each task of a step.
 
     Flows of one step share no buffer, except flows from one GPU to all others, which send the same source.
@@ -138,7 +138,7 @@ def buffer_bytes(task: Task) -> int:
 
 def buffers_of(tasks: Sequence[Task]) -> tuple[Buffer, ...]:
     """Return all buffers of a step, each once, in the order of its flows."""
-    flows = chain.from_iterable(assign(tasks))
+    flows = chain.from_iterable(assign_buffers(tasks))
     return tuple(dict.fromkeys(buffer for flow in flows for buffer in flow.there))
 
 

@@ -24,7 +24,7 @@ from egmctl.model.measurement import (
     GpuEvidence,
     LinkEvidence,
     LinkProof,
-    counted,
+    counted_bytes,
 )
 from egmctl.model.route import Egm, LinkKind, MemoryKind, UcxPath, UcxProtocol, UcxRoute, UcxStaging
 from egmctl.model.task import Flow, Quantity, Task
@@ -56,7 +56,7 @@ class LinkCounters:
     @contextmanager
     def watch(self, tasks: Sequence[Task]) -> Iterator[Watch]:
         """Observe the GPUs of a step's tasks during a ``with`` block that takes the samples."""
-        self._labels |= gpus_of(tasks)
+        self._labels |= gpu_labels(tasks)
         watch = Watch(self._telemetry, tasks, self.ours)
         over = threading.Event()
         thread = threading.Thread(target=watch.look, args=(over,), daemon=True)
@@ -91,7 +91,7 @@ class Watch:
         self._ours = ours
         self._tasks = tasks
         flows = [flow for task in tasks for flow in task.flows]
-        self._gpus = [bus_id for bus_id in gpus_of(tasks) if telemetry.knows(bus_id)]
+        self._gpus = [bus_id for bus_id in gpu_labels(tasks) if telemetry.knows(bus_id)]
         links = (link for flow in flows for link in (flow.route.first_link, _telling(flow)[0]))
         self._expected = {link for link in links if link is not None}
         # C2C has no counters: those of the other links show by exclusion whether the bytes took it.
@@ -140,7 +140,7 @@ class Watch:
 
     def seen(self, own: Iterable[str]) -> tuple[GpuEvidence, ...]:
         """Return the observations of the GPUs in ``own``, those of this process."""
-        return tuple(self._gpu(bus_id, label) for bus_id, label in gpus_of(self._tasks).items() if bus_id in own)
+        return tuple(self._gpu(bus_id, label) for bus_id, label in gpu_labels(self._tasks).items() if bus_id in own)
 
     def _count(self, bus_id: str, links: Iterable[str]) -> None:
         """Add the increase of the counters. PCIe's must be read often enough to see every wrap."""
@@ -175,7 +175,7 @@ class Watch:
         )
 
 
-def route_evidence(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidence | None:
+def link_evidence(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidence | None:
     """Return whether the bytes of a bandwidth took the expected link; ``None`` if counters cannot show this.
 
     Parameters
@@ -270,7 +270,7 @@ def _of_another_gpu(flow: Flow) -> bool:
 
 def _carried(expected: Mapping[tuple[str, bool], int], rises: Mapping[str, Traffic], link: str) -> int | None:
     """Return the increase of a link's counters, summed over all GPUs; ``None`` if one is missing."""
-    increases = [counted(_way(rises, bus_id, sending), link) for bus_id, sending in expected]
+    increases = [counted_bytes(_way(rises, bus_id, sending), link) for bus_id, sending in expected]
     known = [increase for increase in increases if increase is not None]
     return sum(known) if len(known) == len(increases) else None
 
@@ -280,7 +280,7 @@ def _way(rises: Mapping[str, Traffic], bus_id: str, sending: bool) -> Mapping[st
     return traffic.sent_bytes if sending else traffic.received_bytes
 
 
-def gpus_of(tasks: Iterable[Task]) -> dict[str, str]:
+def gpu_labels(tasks: Iterable[Task]) -> dict[str, str]:
     """Return the labels of all GPUs of some tasks, by bus id."""
     labels: dict[str, str] = {}
     for flow in (flow for task in tasks for flow in task.flows):
@@ -312,7 +312,7 @@ _COPIES = re.compile(r"cuda_copy|gdr_copy|copy-in|copy-out|\bfrag\b|fragmented")
 _UNPACKS = re.compile(r"\b(?:cuda|gdr)_copy, frag \w+$")
 
 
-def parse(text: str, rank: int) -> Iterator[UcxProtocol]:
+def parse_protocols(text: str, rank: int) -> Iterator[UcxProtocol]:
     """Yield every line of the protocol tables in UCX's report.
 
     Parameters
@@ -341,7 +341,7 @@ def parse(text: str, rank: int) -> Iterator[UcxProtocol]:
         yield line
 
 
-def path_of(
+def path_taken(
     task: Task,
     message_bytes: int,
     protocols: Sequence[UcxProtocol],

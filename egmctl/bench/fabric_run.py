@@ -18,7 +18,7 @@ from egmctl.bench.plan.paths import gpu_waiver
 from egmctl.bench.plan.placement import (
     RankInfo,
     RankLayout,
-    assign,
+    assign_gpus,
     check_agreement,
     hosts,
     merge_gpus,
@@ -160,7 +160,7 @@ def gather_layout(
         return rank_info(machine, (machine.host.hostname if machine.host else None) or world.host, __version__, chosen)
 
     (machine, _), infos = world.share(RankInfo, facts, described, GATHER_S)
-    gpus = assign(infos)
+    gpus = assign_gpus(infos)
     check_agreement(infos, gpus, one_domain=any(case.handle is HandleKind.FABRIC for case in asked.cases))
     first = {ranks[0] for ranks in hosts(infos).values()}
     own_part = {"machine": to_json(machine)} if world.rank in first else {"gpu": to_json(machine.gpu(gpus[world.rank]))}

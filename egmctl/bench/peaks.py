@@ -90,7 +90,7 @@ def peaks(
 class Uses:
     """The first and the last step that uses each buffer of a sequence of steps.
 
-    The buffers are those that :func:`egmctl.bench.buffers.assign` assigns.
+    The buffers are those that :func:`egmctl.bench.buffers.assign_buffers` assigns.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ from egmctl.bench.buffers import Buffer, Lifetimes, buffers_of
 from egmctl.bench.case import Case
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.cost import steps_seconds
-from egmctl.bench.plan.task import shortened
+from egmctl.bench.plan.task import shortened_task
 from egmctl.bench.processes.group import WORKER, Group, GroupFailed, start_group, start_worker
 from egmctl.bench.processes.protocol import NodeAccess, OrderedStep, Preparation, Request
 from egmctl.bench.results import Soak, of_both, with_proof
@@ -168,9 +168,9 @@ def supervise(
 def _by_nccl(plan: NcclPlan, machine: Machine, timeout_s: float) -> NcclRun:
     """Return what NCCL measures."""
     # Other runs need not load what reads NCCL's log.
-    from egmctl.bench.nccl.run import measure
+    from egmctl.bench.nccl.run import measure_plan
 
-    return measure(plan, machine, timeout_s)
+    return measure_plan(plan, machine, timeout_s)
 
 
 def _before_nccl(plan: NcclPlan) -> NcclRun:
@@ -335,7 +335,7 @@ class _Run:
         """Measure a step in a pool; return whether the pool can continue."""
         tasks = tuple(NumberedTask(number=number, task=self._tasks[number]) for number in step.tasks)
         ordered = OrderedStep(
-            tasks=tuple(replace(task, task=shortened(task.task)) for task in tasks) if step.proof else tasks,
+            tasks=tuple(replace(task, task=shortened_task(task.task)) for task in tasks) if step.proof else tasks,
             proof=step.proof,
             # A soak uses all buffers again.
             release=() if self._soak else self._lifetimes.finish(self._buffers(step)),

@@ -24,7 +24,7 @@ from egmctl.cli.explain import ExplainCommand, explain
 from egmctl.cli.fleet import fleet
 from egmctl.cli.options import GroupedCommand
 from egmctl.cli.output import discard_stdout, emit, say, settle_stdout
-from egmctl.cli.profile import app as profile
+from egmctl.cli.profile import profile_app
 from egmctl.cli.saved import compare, history, show
 from egmctl.cli.topo import snapshot, topo
 from egmctl.cli.watch import watch
@@ -85,7 +85,7 @@ command(short_help="Record this node in one file, to replay anywhere.")(snapshot
 command(short_help="Show a saved result in any format.")(show)
 command(short_help="Compare saved results: what differs, and what is worse.")(compare)
 command(short_help="List the bench runs that this node keeps.")(history)
-app.add_typer(profile, name="profile", help="List, match and learn profiles: the expected performance.")
+app.add_typer(profile_app, name="profile", help="List, match and learn profiles: the expected performance.")
 command(short_help="Run bringup, doctor, bench or others on many nodes.")(fleet)
 command(short_help="Print a page of the guide.")(docs)
 
@@ -101,12 +101,12 @@ def parser() -> Callable[..., Any]:
 
 def main() -> NoReturn:
     """Run the command with the arguments of this process and end the process."""
-    code = run(sys.argv[1:])
+    code = run_command(sys.argv[1:])
     settle_stdout()
     sys.exit(code)
 
 
-def run(arguments: Sequence[str]) -> int:
+def run_command(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code; report any error in one sentence on standard error."""
     with stopping():
         return _run(arguments)

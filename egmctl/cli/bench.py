@@ -13,13 +13,11 @@ from egmctl.cli.fabric import (
     FABRIC,
     NCCL,
     JobOptions,
-    fabric_plan,
-    facts_of_rank,
     is_fabric,
     job,
     measured_together,
 )
-from egmctl.cli.options import MachineOption, read_machine, reading_this_node, refuse_together, takes_options
+from egmctl.cli.options import MachineOption, reading_this_node, refuse_together, requested_machine, takes_options
 from egmctl.cli.output import OutputOptions, Outputs, say
 from egmctl.cli.progress import show_progress
 from egmctl.cli.saved import JournalOptions, end_journal, open_journal
@@ -100,25 +98,28 @@ def _show_plan(options: BenchOptions, run: RunOptions, outputs: Outputs, machine
     if run.profile is not None:
         run.profiles()
     bench = Bench(**vars(options))
-    node = read_machine(machine, bench.sections, quiet=outputs.options.quiet)
+    node = requested_machine(machine, bench.sections, quiet=outputs.options.quiet)
     shown: object
-    if run.list_cases:
+    if fabric and not run.list_cases:
+        from egmctl.api.fabric import fabric_plan
+
+        shown = fabric_plan(bench, node, ranks=run.ranks, sample=run.sample)
+    elif run.list_cases:
         shown = case_list(bench.plan(node), bench.selected_cases, node.origin)
     else:
-        shown = fabric_plan(bench, run, node) if fabric else plan_report(bench.plan(node), node.origin)
+        shown = plan_report(bench.plan(node), node.origin)
     outputs.show(shown, answers=False)
 
 
 def _measure(options: BenchOptions, run: RunOptions, outputs: Outputs) -> int:
     """Measure this node and return the exit code."""
     from egmctl.bench.processes.group import start_worker
-    from egmctl.facts.collect import rereading
 
     # Child processes query the libraries and initialise CUDA, which takes a second, while this process imports modules.
     # Reading starts first: it must record which device nodes are missing before CUDA creates them.
     with reading_this_node(quiet=outputs.options.quiet) as read, start_worker() as worker:
         import egmctl.bench.supervisor  # noqa: F401 - Bench.run would import it only after reading
-        from egmctl.api.bench import Bench, judge_run, with_changes
+        from egmctl.api.bench import Bench, measure_node
 
         bench = Bench(**vars(options))
         profiles = run.profiles()
@@ -126,12 +127,17 @@ def _measure(options: BenchOptions, run: RunOptions, outputs: Outputs) -> int:
         plan = bench.plan(node)
         outputs.load_ahead(BENCH)
         kept = open_journal(run, outputs, node)
-        with show_progress(outputs.options.quiet) as shown, rereading() as reread:
-            report = bench.run(plan, node, on_progress=shown, worker=worker, recorder=shown.recorder(kept))
-            after = reread(node)
-            report = with_changes(report, node, after)
-    if profiles is not None:
-        report = judge_run(report, node, profiles, strict=run.strict)
+        with show_progress(outputs.options.quiet) as shown:
+            report, after = measure_node(
+                bench,
+                plan,
+                node,
+                profiles=profiles,
+                strict=run.strict,
+                on_progress=shown,
+                worker=worker,
+                recorder=shown.recorder(kept),
+            )
     return _finish(bench, report, outputs, kept, after)
 
 
@@ -146,14 +152,15 @@ def _measure_fabric(options: BenchOptions, run: RunOptions, outputs: Outputs, la
     with measured_together(bench, run, outputs, launch, kept) as report:
         if profiles is not None and len(report.machines) == 1:
             report = judge_run(report, report.machines[0], profiles, strict=run.strict)
-        raise typer.Exit(_finish(bench, with_ucx_notes(report), outputs, kept, None))
+        raise typer.Exit(_finish(bench, bench.explain(with_ucx_notes(report)), outputs, kept, None))
 
 
 def _measure_by_tasks(options: BenchOptions, run: RunOptions, outputs: Outputs, launch: Launched) -> int:
     """Run NCCL between the tasks of a job, and exit the command by ``typer.Exit``."""
     from egmctl.api.bench import Bench, judge_run
+    from egmctl.api.fabric import facts_of_rank
     from egmctl.bench.nccl.collectives import collective_names
-    from egmctl.bench.nccl.job import measure_job
+    from egmctl.bench.nccl.job import measure_nccl_job
     from egmctl.units import listed
 
     bench = Bench(**vars(options))
@@ -170,20 +177,19 @@ def _measure_by_tasks(options: BenchOptions, run: RunOptions, outputs: Outputs, 
     profiles = run.profiles()
     kept = open_journal(replace(run, no_journal=True), outputs)
     with job(launch) as world:
-        measured = measure_job(world, partial(facts_of_rank, bench, outputs), bench.nccl_request)
+        measured = measure_nccl_job(world, partial(facts_of_rank, bench, outputs.check), bench.nccl_request)
         if measured is None:
             raise typer.Exit
         report, machine = measured
         if profiles is not None:
             report = judge_run(report, machine, profiles, strict=run.strict)
-        raise typer.Exit(_finish(bench, report, outputs, kept, machine))
+        raise typer.Exit(_finish(bench, bench.explain(report, machine), outputs, kept, machine))
 
 
 def _finish(bench: Bench, report: RunReport, outputs: Outputs, kept: Journal, machine: Machine | None) -> int:
-    """Add the causes to a run, write it, end its journal and return the exit code."""
-    from egmctl.facts.redact import redact_run
+    """Write an explained run, end its journal and return the exit code."""
+    from egmctl.facts.redact import redact_report
 
-    report = bench.explain(report, machine)
-    outputs.show(report, lambda: bench.explain(redact_run(report, machine)))
+    outputs.show(report, lambda: bench.explain(redact_report(report, machine)))
     end_journal(kept, report.answer, quiet=outputs.options.quiet)
     return report.exit_code

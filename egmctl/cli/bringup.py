@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,31 +17,27 @@ from egmctl.cli.options import (
     ExitStyle,
     ExitStyleOption,
     MachineOption,
-    read_machine,
     reading_this_node,
+    requested_machine,
     takes_options,
 )
 from egmctl.cli.output import OutputOptions, Outputs, say
 from egmctl.cli.progress import ProgressDisplay, probing, show_progress
 from egmctl.cli.saved import JournalOptions, end_journal, open_journal
-from egmctl.errors import ChildNotStarted, NothingToDo, UsageError
+from egmctl.errors import UsageError
 from egmctl.report.kinds import BRINGUP, EVIDENCE, FLEET
 from egmctl.units import require_clustershell
 
 if TYPE_CHECKING:
-    from egmctl.api.bench import Bench
-    from egmctl.api.doctor import Doctor
-    from egmctl.bench.plan import Plan
-    from egmctl.launch import Child
+    from egmctl.api.bringup import Observer
+    from egmctl.doctor.probes import OnProbe
+    from egmctl.journal.events import Recorder
+    from egmctl.model.answer import Answer
     from egmctl.model.bringup import Bringup
-    from egmctl.model.diagnosis import Diagnosis
     from egmctl.model.machine import Machine
-    from egmctl.model.measurement import RunReport
+    from egmctl.model.task import Task
     from egmctl.mpi.world import Launched
     from egmctl.report.kinds import Kind
-
-SUITE = "quick"
-"""The suite that bringup runs: a quick measurement of every link."""
 
 
 @takes_options(BRINGUP.formats)
@@ -80,11 +76,16 @@ def _bring_up_job(launch: Launched, options: BringupOptions, outputs: Outputs) -
         require_clustershell("the fabric of an MPI job")
     except UsageError as error:
         return str(error)
-    from egmctl.cli.rack import bring_up
+    from egmctl.api.rack import Hooks, bring_up_job
 
+    hooks = Hooks(ready=outputs.check, say=say, progress=partial(show_progress, outputs.options.quiet))
     try:
         with job(launch) as world:
-            raise typer.Exit(bring_up(world, lambda: _bring_up_node(options, outputs)[1](), options, outputs))
+            report = bring_up_job(world, lambda: _bring_up_node(options, outputs)[1](), options, hooks)
+            if report is None:
+                raise typer.Exit
+            outputs.show(report)
+            raise typer.Exit(report.exit_code)
     except MpiFailed as error:
         return error.reason
 
@@ -96,32 +97,19 @@ def _bring_up_node(
     with contextlib.ExitStack() as started:
         # Children query the libraries, which takes half a second, while this process imports modules.
         read = None if machine is not None else started.enter_context(reading_this_node(quiet=outputs.options.quiet))
-        from egmctl.api.bench import Bench
-        from egmctl.api.doctor import NodeDoctor
-        from egmctl.facts.redact import redact_run
-        from egmctl.topology.topology import SECTIONS
-        from egmctl.verdict.bringup import bringup_answer, identity_of
+        from egmctl.api.bringup import Examined, NodeBringup
 
-        doctor = NodeDoctor(**{name: value for name, value in vars(options).items() if name != "serials"})
-        bench = Bench(suites=(SUITE,), gpus=options.gpus, numa=options.numa or "all")
-        sections = dict.fromkeys((*doctor.sections, *SECTIONS, *bench.sections))
+        asked = NodeBringup(options)
         if read is not None:
-            node, before, run, not_measured = _examined(doctor, bench, partial(read, *sections), outputs, BRINGUP)
+            observer = started.enter_context(_observer(outputs, BRINGUP))
+            node = asked.examine(partial(read, *asked.sections), observer)
         else:
-            node, before, run = read_machine(machine, sections, quiet=outputs.options.quiet), None, None
-            not_measured = "a recorded machine cannot be measured"
-    identity = identity_of(node) if options.serials else None
-    answered = partial(bringup_answer, before=before, not_measured=not_measured, no_fabric=no_fabric, identity=identity)
-
-    def redacted() -> Bringup:
-        diagnosis = doctor.diagnose(node, redacted=True)
-        redacted_run = None if run is None else redact_run(run, node)
-        return answered(diagnosis, redacted_run)
-
-    return answered(doctor.diagnose(node), run), redacted
+            recorded = requested_machine(machine, asked.sections, quiet=outputs.options.quiet)
+            node = Examined(machine=recorded, not_measured="a recorded machine cannot be measured")
+    return asked.answer(node, no_fabric), lambda: asked.answer(node, no_fabric, redacted=True)
 
 
-def settle(file: Path | None, force: bool) -> int:
+def settle_questions(file: Path | None, force: bool) -> int:
     """Settle questions on this node for ``egmctl snapshot --evidence``; return the exit code.
 
     Parameters
@@ -132,82 +120,57 @@ def settle(file: Path | None, force: bool) -> int:
     output = OutputOptions(output=(file, Path("-"))) if file else OutputOptions(json=True)
     outputs = replace(output, force=force).checked(EVIDENCE.formats)
 
-    from egmctl.api.bench import Bench
-    from egmctl.api.doctor import Doctor
-    from egmctl.api.machine import SECTIONS
-    from egmctl.facts.redact import redact_run
-    from egmctl.verdict.evidence import cases, evidence
-
-    doctor, bench = Doctor(), Bench(cases=cases())
     with reading_this_node(quiet=outputs.options.quiet) as read:
-        node, _, run, not_measured = _examined(doctor, bench, partial(read, *SECTIONS), outputs, EVIDENCE)
-    redacted_run = None if run is None else redact_run(run, node)
-    report = evidence(doctor.diagnose(node, redacted=True), redacted_run, not_measured=not_measured)
+        from egmctl.api.bench import Bench
+        from egmctl.api.bringup import evidence_of_node, examined
+        from egmctl.api.doctor import Doctor
+        from egmctl.api.machine import SECTIONS
+        from egmctl.verdict.evidence import evidence_cases
+
+        doctor, bench = Doctor(), Bench(cases=evidence_cases())
+        with _observer(outputs, EVIDENCE) as observer:
+            node = examined(doctor, bench, partial(read, *SECTIONS), observer)
+    report = evidence_of_node(doctor, node)
     outputs.show(report)
     return report.exit_code
 
 
-def _examined(
-    doctor: Doctor, bench: Bench, read: Callable[[], Machine], outputs: Outputs, kind: Kind
-) -> tuple[Machine, Diagnosis, RunReport | None, str]:
-    """Return this node after probes and a bench, the diagnosis before the bench, and the run or why there is none.
+@contextlib.contextmanager
+def _observer(outputs: Outputs, kind: Kind) -> Iterator[Observer]:
+    """Yield what shows the progress of a bring-up, and keeps the journal of its bench.
 
     Parameters
     ----------
     kind
         The kind of the result that will be shown.
     """
-    from egmctl.bench.processes.group import start_worker
-    from egmctl.bench.supervisor import open_contexts
-    from egmctl.doctor.situation import shared_by_processes
+    from egmctl.api.bringup import Observer
 
-    quiet, worker = outputs.options.quiet, None
-    with show_progress(quiet) as shown, contextlib.ExitStack() as started:
-        shown.doing(0.0, "doctor: reading this node")
-        # The worker and doctor's processes initialise CUDA at the same time as the node is read. Where a GPU may have
-        # contexts of several processes, the worker opens its own beside doctor's tests.
-        with contextlib.suppress(ChildNotStarted):
-            worker = started.enter_context(start_worker())
-        with doctor.probing_processes() as waiting:
-            node = read()
+    class Terminal(Observer):
+        def __init__(self, shown: ProgressDisplay) -> None:
+            self._shown = shown
+
+        def doing(self, part: float, what: str) -> None:
+            self._shown.doing(part, what)
+
+        def has_read(self) -> None:
             outputs.load_ahead(kind)
-            plan, not_measured = _planned(bench, node)
-            if plan is not None and worker is not None and shared_by_processes(node.gpus or ()):
-                open_contexts(plan, worker)
-            node = doctor.probe(node, on_probe=probing(shown, node), waiting=waiting)
-            before = doctor.diagnose(node)
-        if plan is None:
-            return node, before, None, not_measured
-        try:
-            run, node = _measured(bench, plan, node, outputs, shown, worker or started.enter_context(start_worker()))
-        except ChildNotStarted as error:
-            return node, before, None, str(error)
-    return node, before, run, ""
 
+        def probing(self, machine: Machine) -> OnProbe:
+            return probing(self._shown, machine)
 
-def _planned(bench: Bench, machine: Machine) -> tuple[Plan | None, str]:
-    """Return the plan of the bench, or why there is nothing to measure."""
-    try:
-        return bench.plan(machine), ""
-    except NothingToDo as error:
-        return None, str(error)
+        def warn(self, sentence: str) -> None:
+            say(sentence)
 
+        def __call__(self, part: float, task: Task | None) -> None:
+            self._shown(part, task)
 
-def _measured(
-    bench: Bench, plan: Plan, machine: Machine, outputs: Outputs, shown: ProgressDisplay, worker: Child
-) -> tuple[RunReport, Machine]:
-    """Run the plan; return the judged run, and the machine reread after it: load reveals faults hidden at idle."""
-    from egmctl.api.bench import judge_run, load_profiles, with_changes
-    from egmctl.facts.collect import rereading
+        def recorder(self, machine: Machine) -> Recorder:
+            self._journal = open_journal(JournalOptions(), outputs, machine)
+            return self._shown.recorder(self._journal)
 
-    profiles = load_profiles()
-    for problem in profiles.broken:
-        say(f"{problem}; continuing without it")
-    with rereading() as reread:
-        kept = open_journal(JournalOptions(), outputs, machine)
-        run = bench.run(plan, machine, on_progress=shown, worker=worker, recorder=shown.recorder(kept))
-        after = reread(machine)
-        run = with_changes(run, machine, after)
-        report = bench.explain(judge_run(run, machine, profiles), after)
-    end_journal(kept, report.answer, quiet=outputs.options.quiet)
-    return report, after
+        def has_measured(self, answer: Answer) -> None:
+            end_journal(self._journal, answer, quiet=outputs.options.quiet)
+
+    with show_progress(outputs.options.quiet) as shown:
+        yield Terminal(shown)

@@ -44,10 +44,10 @@ def purposes(incomplete: str) -> list[str]:
 
 def profiles(incomplete: str) -> list[str]:
     """Return the names of profiles: the user's, the site's and the shipped ones."""
-    from egmctl.verdict.profiles import load_all
+    from egmctl.verdict.profiles import all_profiles
 
     # A broken profile is no reason to write into the user's prompt.
-    return _beginning(incomplete, sorted(profile.name for profile, _ in load_all(lambda _: None)))
+    return _beginning(incomplete, sorted(profile.name for profile, _ in all_profiles(lambda _: None)))
 
 
 VALUES: Mapping[str, Complete] = {

@@ -12,9 +12,9 @@ from egmctl.cli.options import (
     ExitStyle,
     ExitStyleOption,
     MachineOption,
-    read_machine,
     reading_this_node,
     refuse_together,
+    requested_machine,
     takes_options,
 )
 from egmctl.cli.output import OutputOptions, Outputs, say
@@ -88,9 +88,9 @@ def doctor(
         refuse_together({"--list": way.list_checks, "--explain": way.explain is not None})
         if way.list_checks or way.explain is not None:
             from egmctl.api.doctor import purposes_of
-            from egmctl.doctor.runner import check_list, find, select
+            from egmctl.doctor.runner import check_list, find_check, select
 
-            checks = select(purposes_of(options.purposes)) if way.explain is None else (find(way.explain),)
+            checks = select(purposes_of(options.purposes)) if way.explain is None else (find_check(way.explain),)
             output.checked(CHECKS.formats).show(check_list(checks), answers=False)
             return ExitCode.OK
         from egmctl.api.doctor import Doctor
@@ -131,7 +131,7 @@ def _isolation(
     if asked.check or asked.skip or asked.purposes is not None:
         raise UsageError("--isolation runs its own two checks: leave out --check, --skip and --for")
     outputs.check()
-    node = read_machine(None, SECTIONS, quiet=outputs.options.quiet)
+    node = requested_machine(None, SECTIONS, quiet=outputs.options.quiet)
     say(announced(asked, node))
     node = isolation(asked, node)
     found = diagnosis(asked, node)
@@ -160,7 +160,7 @@ def _read(
     sections = (*asked.sections, *of_peers)
     # In an MPI job only rank 0 runs these probes, because the result of its node is shown.
     if not way.active or (launch is not None and launch.rank):
-        return read_machine(machine, sections, quiet=quiet, cuda=way.active, pid=way.pid)
+        return requested_machine(machine, sections, quiet=quiet, cuda=way.active, pid=way.pid)
     with reading_this_node(sections, quiet=quiet) as read, show_progress(quiet) as shown:
         # Killed processes end while the answer is shown.
         waiting = joined.enter_context(asked.probing_processes())

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from egmctl.cli.options import GroupedCommand, MachineOption, read_machine, refuse_together, takes_options
+from egmctl.cli.options import GroupedCommand, MachineOption, refuse_together, requested_machine, takes_options
 from egmctl.cli.output import OutputOptions, Outputs, say
 from egmctl.errors import UsageError
 from egmctl.report.kinds import EXPLAIN, Format
@@ -174,11 +174,11 @@ def _explained(
     log: ErrorLog, machine: str | None = None, pid: int = 0, *, quiet: bool, checks: bool = True
 ) -> Callable[[bool], Explanations]:
     """Return a function that returns the explanation, redacted or not, after the checks that belong to it are run."""
-    from egmctl.api.doctor import judged, sections_of
+    from egmctl.api.doctor import judged, sections_for_checks
     from egmctl.doctor.explain import checks_of
 
     asked = checks_of(log.failures) if checks else ()
-    node = read_machine(machine, sections_of(asked), quiet=quiet, cuda=False, pid=pid) if asked else None
+    node = requested_machine(machine, sections_for_checks(asked), quiet=quiet, cuda=False, pid=pid) if asked else None
     return lambda redacted: judged(log, node, redacted=redacted)
 
 

@@ -6,7 +6,7 @@ import atexit
 import contextlib
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -14,20 +14,15 @@ import typer
 
 from egmctl.api.options import BenchOptions, option
 from egmctl.cli import output
-from egmctl.cli.options import read_machine
 from egmctl.cli.output import Outputs
 from egmctl.cli.progress import show_progress
 from egmctl.compat import StrEnum
 from egmctl.dataclass import dataclass
-from egmctl.errors import EgmctlError, ExitCode, NothingToDo, UsageError
+from egmctl.errors import EgmctlError, ExitCode, UsageError
 
 if TYPE_CHECKING:
     from egmctl.api.bench import Bench
-    from egmctl.bench.fabric_run import RunRequest
     from egmctl.journal.events import Recorder
-    from egmctl.model.gpu import Gpu
-    from egmctl.model.listing import JobCost, PlanReport
-    from egmctl.model.machine import Machine
     from egmctl.model.measurement import RunReport
     from egmctl.mpi.world import Launched, World
 
@@ -180,21 +175,6 @@ def is_fabric(options: BenchOptions, job: JobOptions, launch: Launched | None, *
     return True
 
 
-def fabric_plan(bench: Bench, job: JobOptions, node: Machine) -> PlanReport | JobCost:
-    """Return the result of ``--dry-run``: the steps between this node's GPUs, or the cost of a job of ``--ranks``."""
-    from egmctl.bench.fabric_run import alone, plan_for
-    from egmctl.bench.plan.cost import job_cost, plan_report
-    from egmctl.bench.plan.fabric import make_fabric_plan
-    from egmctl.bench.plan.placement import modelled
-
-    if job.ranks is None:
-        return plan_report(plan_for(alone(node, bench.chosen(node)), _asked(bench, job)), node.origin)
-    if not node.gpus:
-        raise NothingToDo("no GPU here to scale from; --machine names a machine that has GPUs")
-    layout = modelled(node, job.ranks)
-    return job_cost(make_fabric_plan(layout, bench.selected_cases, bench.settings, job.sample), layout)
-
-
 @contextlib.contextmanager
 def measured_together(
     bench: Bench, options: JobOptions, outputs: Outputs, launch: Launched | None, recorder: Recorder
@@ -206,46 +186,22 @@ def measured_together(
     launch
         The MPI job of this process; ``None``: ranks on this node measure.
     """
+    from egmctl.api.fabric import facts_of_rank, run_request
     from egmctl.bench.fabric_run import measure_here, measure_job
     from egmctl.bench.processes.group import start_rank
 
-    asked, quiet = _asked(bench, options), outputs.options.quiet
-
+    request, quiet = run_request(bench, options.sample), outputs.options.quiet
     if launch is None:
-        node, chosen = facts_of_rank(bench, outputs)
+        node, chosen = facts_of_rank(bench, outputs.check)
         with show_progress(quiet) as shown:
-            report = measure_here(node, chosen, asked, shown, recorder)
+            report = measure_here(node, chosen, request, shown, recorder)
         yield report
         return
     with job(launch) as world:
         child = start_rank(world.rank, world.size)
+        facts = partial(facts_of_rank, bench, outputs.check)
         with show_progress(quiet) as shown:
-            report_of_job = measure_job(world, child, partial(facts_of_rank, bench, outputs), asked, shown, recorder)
+            report_of_job = measure_job(world, child, facts, request, shown, recorder)
         if report_of_job is None:
             raise typer.Exit
         yield report_of_job
-
-
-def facts_of_rank(bench: Bench, outputs: Outputs) -> tuple[Machine, Sequence[Gpu]]:
-    """Return this rank's node and the GPUs to measure.
-
-    Only rank 0 writes. If it cannot, the error must reach the other ranks, or they would wait for it.
-
-    Raises
-    ------
-    NothingToDo
-        The node has no GPU.
-    """
-    outputs.check()
-    node = read_machine(None, bench.sections, quiet=True)
-    if not node.gpus:
-        raise NothingToDo("no GPU to measure; 'egmctl topo' shows what was found")
-    return node, bench.chosen(node)
-
-
-def _asked(bench: Bench, job: JobOptions) -> RunRequest:
-    from egmctl.bench.fabric_run import RunRequest
-
-    return RunRequest(
-        cases=bench.selected_cases, settings=bench.settings, sample=job.sample, fixed_size=bench.size is not None
-    )

@@ -133,7 +133,7 @@ def fleet(
 
     require_clustershell("'egmctl fleet'")
     from egmctl.fleet.folder import REPORT
-    from egmctl.fleet.session import ask
+    from egmctl.fleet.session import ask_nodes
 
     wanted = _word(Command, command, "fleet has no such command")
     state = options.list_nodes and _word(State, options.list_nodes, "--list: there is no such state")
@@ -146,7 +146,7 @@ def fleet(
         def on_tick(progress: Progress) -> None:
             shown.doing(len(progress.answers) / progress.total, _words(progress))
 
-        report, failure = ask(session, launch, on_tick, say)
+        report, failure = ask_nodes(session, launch, on_tick, say)
     if state:
         emit(report.in_state(state))
     else:

@@ -179,7 +179,9 @@ def refuse_together(options: Mapping[str, bool]) -> None:
         raise UsageError(f"{' and '.join(given)} exclude each other; give one of them")
 
 
-def read_machine(name: str | None, sections: Iterable[str], *, quiet: bool, cuda: bool = True, pid: int = 0) -> Machine:
+def requested_machine(
+    name: str | None, sections: Iterable[str], *, quiet: bool, cuda: bool = True, pid: int = 0
+) -> Machine:
     """Return the live node or the machine to replay; note on standard error a slow read or a recorded machine.
 
     Parameters
@@ -197,10 +199,10 @@ def read_machine(name: str | None, sections: Iterable[str], *, quiet: bool, cuda
 
         return collect(sections, cuda=cuda, pid=pid, on_wait=None if quiet else say)
 
-    from egmctl.facts.replay import load
+    from egmctl.facts.replay import load_machine
     from egmctl.model.machine import OriginKind
 
-    machine = load(name)
+    machine = load_machine(name)
     if machine.origin.kind is OriginKind.RECORDED and not quiet:
         say(f"replaying the recorded machine {machine.origin.name}, not this node")
     return machine
@@ -223,9 +225,9 @@ def reading_this_node(
 
 def _list_machines(output: OutputOptions) -> ExitCode:
     """Show the shipped machines (``--machine list``)."""
-    from egmctl.facts.replay import load, machine_names, sick
+    from egmctl.facts.replay import load_machine, machine_names, sick
     from egmctl.report.views.lists import machine_list
 
     outputs = output.checked(MACHINES.formats)
-    outputs.show(machine_list([load(name) for name in (*machine_names(), *sick())]), answers=False)
+    outputs.show(machine_list([load_machine(name) for name in (*machine_names(), *sick())]), answers=False)
     return ExitCode.OK

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from egmctl.cli import complete
-from egmctl.cli.options import NO_LEVELS, ForceOption, MachineOption, read_machine, takes_options
+from egmctl.cli.options import NO_LEVELS, ForceOption, MachineOption, requested_machine, takes_options
 from egmctl.cli.output import OutputOptions, Outputs, check_output, emit, file_of, say
 from egmctl.errors import ExitCode, UsageError
 from egmctl.report.kinds import MATCH, PROFILES
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SECTIONS = ("host", "gpus", "pairs", "driver", "process")
 """The sections of a machine that profiles match on."""
 
-app = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
+profile_app = typer.Typer(rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]})
 
 NameArgument = Annotated[
     str,
@@ -38,30 +38,30 @@ TomlOption = Annotated[
 ]
 
 
-@app.command("list", short_help="List the profiles.")
+@profile_app.command("list", short_help="List the profiles.")
 @takes_options(PROFILES.formats, without=NO_LEVELS)
 def list_profiles(output: OutputOptions) -> int:
     """List the profiles: your own, the system's (/etc/egmctl/profiles), and those that ship."""
     outputs = output.checked(PROFILES.formats)
 
-    from egmctl.verdict.profiles import load_all
+    from egmctl.verdict.profiles import all_profiles
 
-    return _show(outputs, load_all())
+    return _show(outputs, all_profiles())
 
 
-@app.command("show", short_help="Show one profile, with the source of each number.")
+@profile_app.command("show", short_help="Show one profile, with the source of each number.")
 @takes_options(PROFILES.formats, without=NO_LEVELS)
 def show_profile(name: NameArgument, output: OutputOptions) -> int:
     """Show one profile: how its machines are recognised, what each path reaches, and the source of each number."""
     outputs = output.checked(PROFILES.formats)
 
-    from egmctl.verdict.profiles import find, read
+    from egmctl.verdict.profiles import profile_file, read_profile
 
-    path = find(name)
-    return _show(outputs, [(read(path), path)])
+    path = profile_file(name)
+    return _show(outputs, [(read_profile(path), path)])
 
 
-@app.command("match", short_help="Show which profile matches this machine, and why.")
+@profile_app.command("match", short_help="Show which profile matches this machine, and why.")
 @takes_options(MATCH.formats, without=NO_LEVELS)
 def match_profiles(output: OutputOptions, machine: MachineOption = None) -> int:
     """Show which profile matches this machine, and why; exit code 3 if none does."""
@@ -69,10 +69,10 @@ def match_profiles(output: OutputOptions, machine: MachineOption = None) -> int:
 
     from egmctl.model.profile import MatchResult
     from egmctl.verdict.answers import answered
-    from egmctl.verdict.profiles import choose, load_all, match_profile
+    from egmctl.verdict.profiles import all_profiles, choose, match_profile
 
-    node = read_machine(machine, SECTIONS, quiet=output.quiet)
-    profiles = [profile for profile, _ in load_all()]
+    node = requested_machine(machine, SECTIONS, quiet=output.quiet)
+    profiles = [profile for profile, _ in all_profiles()]
     chosen, reason = choose(node, profiles)
     matches = tuple(match_profile(node, profile) for profile in profiles)
     name = chosen.name if chosen else None
@@ -81,7 +81,7 @@ def match_profiles(output: OutputOptions, machine: MachineOption = None) -> int:
     return result.exit_code
 
 
-@app.command("learn", short_help="Make a profile from your own runs.")
+@profile_app.command("learn", short_help="Make a profile from your own runs.")
 def learn_profile(runs: RunsArgument, output: TomlOption = None, force: ForceOption = False) -> int:
     """Make a profile of your own runs: each path's median, and bounds from how far runs and paths are apart."""
     output = file_of(output)
@@ -92,12 +92,12 @@ def learn_profile(runs: RunsArgument, output: TomlOption = None, force: ForceOpt
     import datetime
 
     from egmctl.saved import load_all
-    from egmctl.verdict.learning import dump, learn
+    from egmctl.verdict.learning import learn, profile_toml
 
     name = "site" if output is None else output.stem
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     profile = learn([_run(saved) for saved in load_all(runs)], name, today)
-    emit(dump(profile), output, force=force)
+    emit(profile_toml(profile), output, force=force)
     say(f"{profile.title}: {len(profile.references)} path classes")
     return ExitCode.OK
 

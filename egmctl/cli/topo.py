@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from egmctl.api.options import TopoOptions
-from egmctl.cli.bringup import settle
+from egmctl.cli.bringup import settle_questions
 from egmctl.cli.fabric import MpiOptions, answers_alone
-from egmctl.cli.options import ForceOption, MachineOption, read_machine, refuse_together, takes_options
+from egmctl.cli.options import ForceOption, MachineOption, refuse_together, requested_machine, takes_options
 from egmctl.cli.output import OutputOptions, Target, check_output, emit, file_of, say
 from egmctl.errors import ExitCode, UsageError
 from egmctl.report.kinds import TOPO, Format, rendered
@@ -36,7 +36,7 @@ def topo(
     from egmctl.topology.notes import missing
     from egmctl.topology.topology import SECTIONS
 
-    node = read_machine(machine, SECTIONS, quiet=output.quiet)
+    node = requested_machine(machine, SECTIONS, quiet=output.quiet)
     note = missing(node)
     shown = topology_of(node, **vars(options))
 
@@ -81,16 +81,16 @@ def snapshot(
     check_output(output, force)
     if evidence:
         refuse_together({"--evidence": True, "--full": full, "--sections": sections != "all"})
-        return settle(output, force)
+        return settle_questions(output, force)
 
     from egmctl.api.machine import SECTIONS
-    from egmctl.facts import replay as record
     from egmctl.facts.collect import collect
     from egmctl.facts.redact import redact
+    from egmctl.facts.replay import machine_text
 
     names = SECTIONS if sections.strip() == "all" else dict.fromkeys(part.strip() for part in sections.split(","))
     if wrong := [name for name in names if name not in SECTIONS]:
         raise UsageError(f"--sections: there is no section {wrong[0]!r}; valid are all and {','.join(SECTIONS)}")
     machine = collect(names, on_wait=say)
-    emit(record.text(machine if full else redact(machine)), output, force=force, is_document=True)
+    emit(machine_text(machine if full else redact(machine)), output, force=force, is_document=True)
     return ExitCode.OK

@@ -64,7 +64,7 @@ def watch(
     from egmctl.report.views.watch import watch_document
 
     target = Target(format=output.chosen(WATCH.formats).targets[0].format, file=None)
-    live, (samples_kept, each) = None, history(interval)
+    live, (samples_kept, each) = None, history_scale(interval)
     minute: deque[TrafficSample] = deque(maxlen=samples_kept)
 
     def shown(sample: TrafficSample) -> Text | str:
@@ -93,7 +93,7 @@ def watch(
     return ExitCode.OK
 
 
-def history(interval_s: float) -> tuple[int, int]:
+def history_scale(interval_s: float) -> tuple[int, int]:
     """Return the number of samples in a minute, at least 1, and how many of them a character stands for."""
     in_a_minute = max(1, int(_MINUTE_S / interval_s))
     return in_a_minute, math.ceil(in_a_minute / _COLUMNS)

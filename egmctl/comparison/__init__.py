@@ -169,7 +169,9 @@ def _bench(comparison: Comparison, names: Sequence[str], runs: Sequence[RunRepor
     if not comparison.of_nodes and shared < HARDLY * fewest:
         both = f"{len(known[0])} and {len(known[1])} measured paths, of which only {shared} are the same"
         return replace(comparison, notes=(f"the runs hardly overlap: they have {both}", *differing(names, runs)))
-    different = tuple(paths.differences(names, measured, comparison.tolerance, spread, of_nodes=comparison.of_nodes))
+    different = tuple(
+        paths.path_differences(names, measured, comparison.tolerance, spread, of_nodes=comparison.of_nodes)
+    )
     return replace(
         comparison,
         compared=sum(count > 1 for count in Counter(key for run in known for key in run).values()),
@@ -184,7 +186,7 @@ def _bench(comparison: Comparison, names: Sequence[str], runs: Sequence[RunRepor
 def _doctor(comparison: Comparison, names: Sequence[str], files: Sequence[_File]) -> Comparison:
     gpus = GpuNames([file.indices for file in files])
     results = _check_results([file.checks for file in files if file.checks is not None], gpus)
-    attributes = facts.differences(names, results, gpus, _graded, of_nodes=comparison.of_nodes)
+    attributes = facts.attribute_differences(names, results, gpus, _graded, of_nodes=comparison.of_nodes)
     return replace(comparison, compared=facts.compared(results), words=attributes, notes=_matched(gpus))
 
 
@@ -194,7 +196,7 @@ def _machines(comparison: Comparison, names: Sequence[str], files: Sequence[_Fil
     by_section = [file.facts or {} for file in files]
     sections = [name for name in by_section[0] if all(name in stated for stated in by_section)]
     stated = facts.renamed([[part for name in sections for part in of_file[name]] for of_file in by_section], gpus)
-    different = facts.differences(names, stated, gpus, outcome_of, of_nodes=comparison.of_nodes)
+    different = facts.attribute_differences(names, stated, gpus, outcome_of, of_nodes=comparison.of_nodes)
     notes = () if comparison.of_nodes else _swapped(*files)
     if comparison.kind in (Command.BENCH, Command.BRINGUP, Command.DOCTOR):
         return replace(comparison, machines=different, notes=(*comparison.notes, *notes))

@@ -54,7 +54,7 @@ Grader = Callable[[Subject, Any, Any], Outcome | None]
 """A function that grades the change from the first value to the second; ``None`` if it is not reported."""
 
 
-def differences(
+def attribute_differences(
     nodes: Sequence[str], files: Sequence[FileStatements], names: GpuNames, judge: Grader, *, of_nodes: bool
 ) -> tuple[AttributeDifference, ...]:
     """Return the differences of files from the reference, the most severe first.
@@ -62,14 +62,14 @@ def differences(
     The reference is the first of two files, or else the most frequent values. Nodes with the same differences, and
     things of one kind, share an entry.
     """
-    reference = _usual(files) if of_nodes else joined(files[0])
+    reference = _usual(files) if of_nodes else joined_statements(files[0])
     # Most nodes of a fleet make the same statements.
     of_file: dict[tuple[int, ...], list[tuple[AttributeDifference, Subject]]] = {}
     by_nodes: dict[tuple[AttributeDifference, str, str], list[str]] = {}
     for number in range(0 if of_nodes else 1, len(files)):
         file = tuple(map(id, files[number]))
         if file not in of_file:
-            of_file[file] = list(_differences(reference, joined(files[number]), judge))
+            of_file[file] = list(_differences(reference, joined_statements(files[number]), judge))
         for difference, subject in of_file[file]:
             if of_nodes and difference.outcome is Outcome.BETTER:
                 # Most nodes are the reference, also for their faults, so a node that deviates from them is not better.
@@ -87,7 +87,7 @@ def differences(
     return tuple(sorted(together, key=lambda difference: (gravity.index(difference.outcome), difference.nodes)))
 
 
-def joined(parts: FileStatements) -> Statements:
+def joined_statements(parts: FileStatements) -> Statements:
     """Return the statements of all parts of a file."""
     return {subject: value for part in parts for subject, value in part.items()}
 
@@ -110,7 +110,7 @@ def renamed(files: Sequence[Sequence[Statements]], names: GpuNames) -> list[File
         # The last statement about a subject counts, as of a device node that two sections list.
         key = tuple(map(id, parts))
         if key not in whole:
-            all_parts = joined(parts)
+            all_parts = joined_statements(parts)
             whole[key] = parts if len(all_parts) == sum(map(len, parts)) else (all_parts,)
         return whole[key]
 

@@ -20,7 +20,7 @@ from egmctl.model.profile import Profile
 from egmctl.model.route import Egm, node_names
 from egmctl.model.task import CPU_ENGINES, UCX_ENGINES, Endpoint, Quantity
 from egmctl.units import grouped, natural
-from egmctl.verdict.profiles import choose, load_all, match_profile
+from egmctl.verdict.profiles import all_profiles, choose, match_profile
 from egmctl.verdict.trust import MeasurementUse, unbelieved
 from egmctl.verdict.yardsticks import JUDGED_FROM_BYTES, is_by_host, reference_for
 
@@ -267,7 +267,7 @@ def spread_of(machines: Sequence[Machine], warn: Callable[[str], None]) -> Sprea
     warn
         A function that is called with a sentence about each broken profile, which is then skipped.
     """
-    known = load_all(lambda error: warn(f"{error}; continuing without it"))
+    known = all_profiles(lambda error: warn(f"{error}; continuing without it"))
     return known_spread(machines, [profile for profile, _ in known])
 
 
@@ -389,7 +389,7 @@ NORMAL = 1.4826
 Points = Mapping[Key, MeasuredPath]
 
 
-def differences(
+def path_differences(
     nodes: Sequence[str], runs: Sequence[Points], tolerance: float, spread: SpreadOf, *, of_nodes: bool
 ) -> Iterator[PathDifference]:
     """Yield the differences of paths from the reference: the first of two runs, or else the medians of all nodes.
@@ -522,10 +522,10 @@ def _scatter(runs: Sequence[Points], usual: Points) -> dict[Alike, float]:
     not. A class has the links that most nodes have, as the paths of a node that lacks links would scatter as much as
     they are slow.
     """
-    distances = grouped(
-        (reference.path_class, abs(points[key].slower(reference.value or 0)))
-        for key, reference in usual.items()
-        for points in runs
-        if key in points and points[key].value is not None
-    )
+    distances: dict[Alike, list[float]] = {}
+    for key, reference in usual.items():
+        for points in runs:
+            if key in points and points[key].value is not None:
+                distance = abs(points[key].slower(reference.value or 0))
+                distances.setdefault(reference.path_class, []).append(distance)
     return {path_class: NORMAL * statistics.median(known) for path_class, known in distances.items()}

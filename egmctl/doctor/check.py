@@ -238,7 +238,7 @@ def expected_domain_gpus(text: str | None) -> int | None:
 
 def _recorded_counts(name: str) -> Expectation:
     try:
-        machine = replay.load(name)
+        machine = replay.load_machine(name)
     except UsageError as error:
         no_count = "" if os.path.exists(name) else "no count such as gpus=8,nics=4,numa=2, and "
         raise UsageError(f"--expect: {no_count}{error}") from error

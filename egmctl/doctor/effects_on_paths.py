@@ -234,13 +234,8 @@ def _joined(node: RunNode, flow: Flow) -> list[tuple[Gpu, Gpu]] | None:
     gpus, nodes = node.gpus(flow), numa_nodes(flow)
     if not nodes:
         return [(gpus[0], gpus[1])] if len(gpus) == 2 else None
-    return [
-        (gpu, owner)
-        for gpu in gpus
-        for numa in nodes
-        for owner in possible_owners(node.machine, numa)
-        if owner is not gpu
-    ]
+    owners = [owner for numa in nodes for owner in possible_owners(node.machine, numa)]
+    return [(gpu, owner) for gpu in gpus for owner in owners if owner is not gpu]
 
 
 # --- which findings count --------------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ def _label(machine: Machine, bus_id: str) -> str:
     return next((f"GPU{gpu.index}" for gpu in machine.gpus or () if gpu.bus_id == bus_id), bus_id)
 
 
-CHECKS = (
+ISOLATION_CHECKS = (
     Check("isolation.unshared", _unshared, guards=(Guard.IPC, Guard.P2P), sections=("gpus",)),
     Check("isolation.legacy-block", _legacy_block, guards=(Guard.IPC,), sections=("gpus",)),
 )

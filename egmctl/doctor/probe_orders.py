@@ -132,13 +132,13 @@ class Orders:
                 event.synchronize()
             return
         with closing(ImportedMemory(context, order["offer"], order["fds"])) as memory:
-            trials.check(context, memory, OUTGOING_SEED, "read by the importer")
+            trials.check_bytes(context, memory, OUTGOING_SEED, "read by the importer")
             trials.put(context, memory, RETURN_SEED)
 
     def verify(self, order: Message) -> None:
         """Verify the importer's reply in the exported memory, and free the memory or event."""
         if isinstance(self._exported, SharedMemory):
-            trials.check(self._context(order["gpu"]), self._exported, RETURN_SEED, "written by the importer")
+            trials.check_bytes(self._context(order["gpu"]), self._exported, RETURN_SEED, "written by the importer")
         self._free()
 
     def identify(self, _order: Message) -> Message:

@@ -99,7 +99,7 @@ class Prober:
             self._child.channel.send(order, fds, timeout_s=PROBE_TIMEOUT_S)
 
 
-def attempt(probe: Probe, processes: Sequence[Prober], visible: Sequence[str] = ()) -> Probe:
+def attempt_probe(probe: Probe, processes: Sequence[Prober], visible: Sequence[str] = ()) -> Probe:
     """Run a probe and return it with its outcome.
 
     Parameters

@@ -17,7 +17,7 @@ from dataclasses import replace
 from itertools import count
 
 from egmctl.doctor.check import Scope
-from egmctl.doctor.prober import Prober, attempt, end_of
+from egmctl.doctor.prober import Prober, attempt_probe, end_of
 from egmctl.doctor.situation import NO_VERBS, shared_by_processes, usable
 from egmctl.errors import ChildFailed
 from egmctl.gpu.context import ReleaseStack
@@ -269,7 +269,7 @@ class _Turns:
             return replace(probe, detail=f"CUDA does not show {' and '.join(hidden)} to this process")
         if time.monotonic() > self._deadline:
             return replace(probe, detail=f"the probes before took all of {DEADLINE_S:g} s")
-        return attempt(probe, self._processes.of(probe), self._visible)
+        return attempt_probe(probe, self._processes.of(probe), self._visible)
 
 
 _OF_NODES = (ProbeKind.HOST_NUMA,)

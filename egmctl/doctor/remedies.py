@@ -29,7 +29,7 @@ def site(machine: Machine) -> Site:
     return Site.JOB if any(name in (process.environment or {}) for name in _JOBS) else Site.HOST
 
 
-def fitted(machine: Machine, finding: Finding) -> Finding:
+def with_fitted_remedy(machine: Machine, finding: Finding) -> Finding:
     """Return a finding whose remedy names its GPUs, and can be carried out where the process runs."""
     if finding.remedy is None:
         return finding
@@ -37,7 +37,7 @@ def fitted(machine: Machine, finding: Finding) -> Finding:
 
 
 def fitted_remedy(machine: Machine, place: Place, remedy: Remedy) -> Remedy:
-    """Return a remedy for what is wrong at a place of the machine, as :func:`fitted` has it."""
+    """Return a remedy for what is wrong at a place of the machine, as :func:`with_fitted_remedy` has it."""
     return _for_site(site(machine), _scoped(machine, place, remedy))
 
 

@@ -41,7 +41,7 @@ def policy(machine: Machine, owner: Manager) -> str:
     if owner.name:
         text = f"set by {owner.name}" + (f" ({owner.sign.source}: {owner.sign.value})" if owner.sign else "")
     process, confinement = machine.process or Process(), machine.confinement or Confinement()
-    own_path = device_path(process, confinement)
+    own_path = device_cgroup_path(process, confinement)
     # In cgroup v2, the limit is on the lowest cgroup with a device program. In v1, it is on the highest cgroup whose
     # list is not "all devices"; a list of denials also prints "all devices", so it cannot be recognised.
     programs = [program.cgroup for program in confinement.device_programs or () if program.cgroup is not None]
@@ -62,7 +62,7 @@ def manager(machine: Machine, *, is_container: bool = False) -> Manager:
         count only in the topmost visible cgroup.
     """
     process, confinement = machine.process or Process(), machine.confinement or Confinement()
-    path = device_path(process, confinement)
+    path = device_cgroup_path(process, confinement)
     path_evidence = Evidence(source=f"/proc/{process.pid or 'self'}/cgroup", value=path)
     programs = {program.name: program.cgroup or path for program in confinement.device_programs or () if program.name}
     # The container's own cgroup is the topmost visible one, with no program attached below it.
@@ -187,7 +187,7 @@ LOST_RULES = todo(
 """The remedy if a container has nvidiactl but may not open it: it had access to the GPUs and lost it."""
 
 
-def device_path(process: Process, confinement: Confinement) -> str:
+def device_cgroup_path(process: Process, confinement: Confinement) -> str:
     """Return the path of the cgroup that controls the process' access to devices; ``""`` if unknown.
 
     If both cgroup versions are mounted, it is the path in v1, unless that is the root or a BPF program was found:
@@ -220,7 +220,7 @@ def cgroup_evidence(machine: Machine) -> tuple[Evidence, ...]:
     """Return the cgroup that controls access to devices, its BPF programs and its rules."""
     process, confinement = machine.process or Process(), machine.confinement or Confinement()
     evidence = []
-    if path := device_path(process, confinement):
+    if path := device_cgroup_path(process, confinement):
         evidence.append(fact(f"/proc/{process.pid or 'self'}/cgroup", path))
     for program in confinement.device_programs or ():
         name, cgroup = program.name or "a program without a name", program.cgroup or "a cgroup further up"
@@ -250,7 +250,7 @@ def minor_of(gpu: Gpu) -> int | None:
     return gpu.node.minor if gpu.node is not None else None
 
 
-def node_names(gpus: Iterable[Gpu]) -> str:
+def device_node_names(gpus: Iterable[Gpu]) -> str:
     """Return the paths of the device nodes of GPUs; the bus id for a GPU whose minor number is unknown."""
     numbers = ((gpu, minor_of(gpu)) for gpu in gpus)
     return ", ".join(gpu.bus_id if minor is None else f"/dev/nvidia{minor}" for gpu, minor in numbers)

@@ -18,9 +18,9 @@ from egmctl.doctor.causes import explained
 from egmctl.doctor.check import Check, Scope
 from egmctl.doctor.expected import undecided
 from egmctl.doctor.findings import skipped, unknown
-from egmctl.doctor.isolation_findings import CHECKS as ISOLATION
+from egmctl.doctor.isolation_findings import ISOLATION_CHECKS
 from egmctl.doctor.purposes import for_purposes
-from egmctl.doctor.remedies import fitted
+from egmctl.doctor.remedies import with_fitted_remedy
 from egmctl.errors import UsageError
 from egmctl.facts.redact import known_words
 from egmctl.model.diagnosis import Diagnosis
@@ -64,7 +64,7 @@ def _all_checks() -> Iterator[Check]:
 
 
 CHECKS: tuple[Check, ...] = tuple(_all_checks())
-DOCUMENTED: tuple[Check, ...] = (*CHECKS, *ISOLATION)
+DOCUMENTED: tuple[Check, ...] = (*CHECKS, *ISOLATION_CHECKS)
 """All checks, and those that only ``--isolation`` runs."""
 
 
@@ -98,7 +98,7 @@ def select(
     return selected
 
 
-def find(check_id: str) -> Check:
+def find_check(check_id: str) -> Check:
     """Return the check with this id.
 
     Raises
@@ -106,7 +106,7 @@ def find(check_id: str) -> Check:
     UsageError
         There is none; the message suggests similar ids.
     """
-    for check in (*CHECKS, *ISOLATION):
+    for check in (*CHECKS, *ISOLATION_CHECKS):
         if check.id == check_id:
             return check
     raise _no_check("--explain", check_id)
@@ -166,12 +166,11 @@ def is_of_hardware(check: Check) -> bool:
 def _entries() -> dict[str, dict[str, Any]]:
     """Return what the TOML files next to the checks state of each check, by its id."""
     folder = Path(checks.__path__[0])
-    return {
-        f"{area}.{name}": entry
-        for file in (*sorted(folder.glob("*.toml")), folder.parent / "isolation_findings.toml")
-        for area, entries in read_toml(file.read_text(encoding="utf-8")).items()
-        for name, entry in entries.items()
-    }
+    stated = {}
+    for file in (*sorted(folder.glob("*.toml")), folder.parent / "isolation_findings.toml"):
+        for area, entries in read_toml(file.read_text(encoding="utf-8")).items():
+            stated.update({f"{area}.{name}": entry for name, entry in entries.items()})
+    return stated
 
 
 def diagnose(
@@ -191,7 +190,7 @@ def diagnose(
     findings = explained(
         machine,
         tuple(
-            fitted(
+            with_fitted_remedy(
                 machine,
                 replace(
                     finding,

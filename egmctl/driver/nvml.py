@@ -35,10 +35,10 @@ LOST: frozenset[int] = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERR
 
 _NAMES = {code: name for name, code in vars(pynvml).items() if name.startswith("NVML_ERROR_")}
 
-_MISMATCH: tuple[type[BaseException], ...] = tuple(
-    kind for kind in (getattr(pynvml, "NVMLLibraryMismatchError", None),) if kind is not None
-)
-"""What nvidia-ml-py raises if the library is older than the function's version that it calls."""
+_MISMATCH: tuple[type[BaseException], ...] = ()
+"""What nvidia-ml-py raises if the library is older than the function's version that it calls; older ones raise none."""
+if hasattr(pynvml, "NVMLLibraryMismatchError"):
+    _MISMATCH = (pynvml.NVMLLibraryMismatchError,)
 
 _EVENT_REASONS = (
     *("idle", "applications-clocks-setting", "sw-power-cap", "hw-slowdown", "sync-boost", "sw-thermal-slowdown"),

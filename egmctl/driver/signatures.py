@@ -127,7 +127,9 @@ def signatures() -> Signatures:
     numbers = {name: key for key, each in names.items() for name in (each.name, each.runtime_name) if name}
     entries = (
         Signature(
-            *(numbers[each["error"]][0], each.get("call"), numbers[each["error"]][1]),
+            library=numbers[each["error"]][0],
+            call=each.get("call"),
+            number=numbers[each["error"]][1],
             causes=tuple(causes[name] for name in each["causes"]),
             sources=tuple(tables["sources"][name] for name in each["sources"]),
             node=each.get("node", False),

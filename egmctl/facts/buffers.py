@@ -10,7 +10,7 @@ from collections import Counter
 from egmctl.driver.reading import Unreadable, error_name, read_or
 from egmctl.facts.host import NODES, huge_pages, node_memory_free
 from egmctl.facts.root import Root
-from egmctl.facts.system_calls import call
+from egmctl.facts.system_calls import system_call
 from egmctl.model.measurement import Placement
 from egmctl.units import KIB, MIB, format_size
 
@@ -134,7 +134,7 @@ def page_nodes(address: int, size_bytes: int) -> Counter[int]:
     pages = (ctypes.c_void_p * count)(*addresses)
     status = (ctypes.c_int * count)()
     # Without target nodes, the kernel only reports the node of each page (move_pages(2)).
-    call("move_pages", 0, count, pages, None, status, 0)
+    system_call("move_pages", 0, count, pages, None, status, 0)
     return Counter(status)
 
 

@@ -109,7 +109,7 @@ def rereading() -> Iterator[Callable[[Machine], Machine]]:
         def machine(before: Machine) -> Machine:
             # Access is checked first: as root, NVML may create a missing node.
             minors = [gpu.node.minor for gpu in before.gpus or () if gpu.node and gpu.node.minor is not None]
-            nodes = _attempt(lambda: system.read_all(root, minors).gpus)
+            nodes = _attempt(lambda: system.read_device_nodes(root, minors).gpus)
             known_nodes = {} if isinstance(nodes, Unread) else nodes
             if isinstance(child, launch.Child):
                 # If the child is gone, the wait for its answer reports the reason.
@@ -210,7 +210,9 @@ class _Node:
         self._proc = _attempt(lambda: gpus.gpus(self.root))
         known = () if isinstance(self._proc, Unread) else self._proc.values()
         minors = [gpu.minor for gpu in known if gpu.minor is not None]
-        self._nodes = _attempt(lambda: inside.read_all(root, pid, minors) if pid else system.read_all(root, minors))
+        self._nodes = _attempt(
+            lambda: inside.read_device_nodes_of(root, pid, minors) if pid else system.read_device_nodes(root, minors)
+        )
         arguments = {"pairs": "pairs" in asked}
         cgroup = read_or(None, lambda: device_memory.directory(root, pid))
         self._nvml_child = _start("egmctl.facts.nvml:read", {**arguments, "cgroup": cgroup}, children)

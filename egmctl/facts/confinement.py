@@ -16,7 +16,7 @@ from egmctl import launch
 from egmctl.driver.reading import NUMBERS, Reasons, Unreadable, read_or
 from egmctl.errors import ChildFailed
 from egmctl.facts import inside
-from egmctl.facts.inside import cgroups, device_cgroup, id_ranges, memory_limit, mount_points, pids_left
+from egmctl.facts.inside import cgroup_memory_limit, cgroups, device_cgroup, id_ranges, mount_points, pids_left
 from egmctl.facts.root import Root
 from egmctl.facts.system_calls import PROBES
 from egmctl.model.host import Confinement, DeviceList, DeviceProgram, DeviceUnit, Mount
@@ -70,7 +70,7 @@ def confinement(root: Root, pid: int = 0) -> Confinement:
         no_new_privileges=lambda: bool(root.numbers(status, "NoNewPrivs")[0]),
         limits=reasons.mapping("limits", LIMITS, lambda name: _limit(root, f"{folder}/limits", LIMITS[name])),
         pids_left=lambda: pids_left(root, folder),
-        memory_limit_bytes=lambda: memory_limit(root, folder),
+        memory_limit_bytes=lambda: cgroup_memory_limit(root, folder),
         mounts=lambda: _mounts(root, f"{folder}/mountinfo"),
         **reasons.fields("shm_total_bytes shm_free_bytes", lambda: inside.file_system(root, pid, _SHM)),
         ptrace_scope=lambda: root.number("/proc/sys/kernel/yama/ptrace_scope"),

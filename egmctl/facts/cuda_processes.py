@@ -66,10 +66,10 @@ def read(parent: Channel, arguments: dict[str, Any]) -> None:
     """Send the answer for each process of ``pids`` to the parent."""
     root = Root(arguments["root"])
     for pid in arguments["pids"]:
-        parent.send(answer_of(root, pid))
+        parent.send(process_answer(root, pid))
 
 
-def answer_of(root: Root, pid: int) -> dict[str, Any]:
+def process_answer(root: Root, pid: int) -> dict[str, Any]:
     """Return a process' id, user, IPC namespace and files, ``too_long`` for maps beyond the limit, else nothing."""
     try:
         maps = root.read_bytes(f"/proc/{pid}/maps", READ_LIMIT + 1)

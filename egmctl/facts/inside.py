@@ -112,7 +112,7 @@ _UNLIMITED = 1 << 60
 """A limit of version 1 cgroups that is larger is none: the kernel prints the largest number of whole pages."""
 
 
-def memory_limit(root: Root, folder: str) -> int:
+def cgroup_memory_limit(root: Root, folder: str) -> int:
     """Return how much memory a process' cgroups allow, in bytes; -1 if there is no limit.
 
     Parameters
@@ -285,7 +285,7 @@ def _prctl(name: str, option: int, *arguments: int) -> None:
 
 
 class StepRefused(EgmctlError):
-    """The kernel refused a step of :func:`enter`.
+    """The kernel refused a step of :func:`enter_process`.
 
     Parameters
     ----------
@@ -309,7 +309,7 @@ def _step(name: str, function: Callable[..., T], *arguments: Any) -> T:
         raise StepRefused(name or error.strerror or "", error.errno or 0) from None
 
 
-def enter(arguments: dict[str, Any]) -> None:
+def enter_process(arguments: dict[str, Any]) -> None:
     """Join another process' cgroups, open its root directory and drop privileges; the launcher's hook.
 
     Parameters
@@ -330,7 +330,7 @@ def enter(arguments: dict[str, Any]) -> None:
 
 
 def look(_parent: Channel, arguments: dict[str, Any]) -> Any:
-    """Answer one of :data:`_QUESTIONS` about the root that :func:`enter` opened; the launcher's target."""
+    """Answer one of :data:`_QUESTIONS` about the root that :func:`enter_process` opened; the launcher's target."""
     try:
         return to_json(_QUESTIONS[arguments["question"]](_root, arguments["about"]))
     except Unreadable as error:
@@ -343,7 +343,7 @@ def _size_and_free(root: AnyRoot, path: str) -> tuple[int, int]:
 
 
 _QUESTIONS: Mapping[str, Callable[[OtherRoot, Any], object]] = {
-    "nodes": system.read_all,
+    "nodes": system.read_device_nodes,
     "files": lambda root, paths: [path for path in paths if root.exists(path)],
     "file_system": _size_and_free,
 }
@@ -383,8 +383,8 @@ _CONTROL = re.compile(rf"/dev/nvidia(ctl|-uvm|-uvm-tools)|{system.CAPS}/nvidia-c
 _CHANNEL = re.compile(rf"{system.IMEX_CHANNELS}/channel[0-9]+", re.ASCII)
 
 
-def read_all(root: Root, pid: int, minors: Iterable[int]) -> DeviceNodes:
-    """Read all device nodes like :func:`egmctl.facts.system.read_all`, but as seen by another process.
+def read_device_nodes_of(root: Root, pid: int, minors: Iterable[int]) -> DeviceNodes:
+    """Read all device nodes like :func:`egmctl.facts.system.read_device_nodes`, but as seen by another process.
 
     Raises
     ------
@@ -466,7 +466,7 @@ def _ask(
             "egmctl.facts.inside:look",
             {"question": question, "about": about},
             timeout_s=_TIMEOUT_S,
-            before="egmctl.facts.inside:enter",
+            before="egmctl.facts.inside:enter_process",
             before_arguments=before,
             sealed=True,
         )

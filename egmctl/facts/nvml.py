@@ -305,7 +305,7 @@ def _power_profiles(handle: Any) -> list[str]:
     return [_power_profile(bit) for bit in range(32 * len(mask)) if mask[bit // 32] >> bit % 32 & 1]
 
 
-def fabric(handle: Any) -> dict[str, Any]:
+def fabric_information(handle: Any) -> dict[str, Any]:
     """Return a GPU's ``Fabric`` record from ``nvmlDeviceGetGpuFabricInfoV``, version 3 or, on older drivers, 2.
 
     The identifiers are valid once the state is ``completed``: before that, ``nvidia-smi`` prints N/A for them.
@@ -387,9 +387,10 @@ PLATFORM = (
 
 
 def _mask(words: Iterable[int]) -> str:
-    return format_kernel_list(
-        [64 * i + bit for i, word in enumerate(words) if word for bit in range(64) if word >> bit & 1]
-    )
+    numbers: list[int] = []
+    for place, word in enumerate(words):
+        numbers += [64 * place + bit for bit in range(64) if word >> bit & 1]
+    return format_kernel_list(numbers)
 
 
 def _processes(running: Sequence[Any]) -> list[dict[str, Any]]:
@@ -591,7 +592,7 @@ _GPU = (
     ),
     Question("power_profiles", _power_profiles),
     Question("link", lambda handle: read_record(_PCIE_LINK, handle)),
-    Question("fabric", fabric),
+    Question("fabric", fabric_information),
     Question("platform", lambda handle: read_record(PLATFORM, handle)),
     Question("recovery_action nvlink_count nvlinks c2c_links", links),
     Question("processes", "nvmlDeviceGetComputeRunningProcesses", _processes),

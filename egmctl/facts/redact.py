@@ -92,7 +92,7 @@ def redact(machine: Machine) -> Machine:
     return dataclasses.replace(redacted, origin=dataclasses.replace(redacted.origin, redacted=True))
 
 
-def redact_run(report: RunReport, machine: Machine | None) -> RunReport:
+def redact_report(report: RunReport, machine: Machine | None) -> RunReport:
     """Return a redacted run of the bench, whose UUIDs match those of the redacted machine.
 
     Parameters
@@ -110,7 +110,7 @@ def part_redactor(machine: Machine | None) -> Callable[[Any], Any]:
     Parameters
     ----------
     machine
-        As for :func:`redact_run`.
+        As for :func:`redact_report`.
     """
     redaction = _Redaction(machine)
     return lambda part: redaction.value(type(part), part, "", fact=False)

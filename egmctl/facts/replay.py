@@ -30,7 +30,7 @@ def document(machine: Machine) -> dict[str, Any]:
     return {"schema": MACHINE_SCHEMA, "egmctl": __version__, **body}
 
 
-def text(machine: Machine) -> str:
+def machine_text(machine: Machine) -> str:
     """Return a machine's document as ASCII text, so that the machine's strings cannot affect a terminal."""
     return json.dumps(document(machine), indent=1, allow_nan=False) + "\n"
 
@@ -42,7 +42,7 @@ _LIMITS = {"gpus": 256, "numa_nodes": 1024, "switches": 256, "nics": 4096}
 (nv-chardev-numbers.h), Linux' NODES_SHIFT at 10."""
 
 
-def load(name_or_path: str) -> Machine:
+def load_machine(name_or_path: str) -> Machine:
     """Return a shipped machine by its name (:func:`machine_names`) or a recorded machine from a file.
 
     Raises

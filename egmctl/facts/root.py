@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from egmctl.dataclass import dataclass
 from egmctl.driver.reading import Unreadable, error_name
-from egmctl.facts.system_calls import call
+from egmctl.facts.system_calls import system_call
 from egmctl.launch.program import output_of
 from egmctl.model.record import Reason
 from egmctl.units import parse_kernel_list
@@ -355,7 +355,7 @@ class OtherRoot:
             it. The ``strerror`` is the call's name.
         """
         os.close(self._open("/", os.O_PATH | os.O_DIRECTORY))
-        call("faccessat2", self._descriptor, b"", os.F_OK, _EMPTY_PATH | _EACCESS)
+        system_call("faccessat2", self._descriptor, b"", os.F_OK, _EMPTY_PATH | _EACCESS)
 
     def names_if_any(self, path: str) -> list[str]:
         """Return the sorted names in a folder, or an empty list if it is missing.
@@ -415,7 +415,7 @@ class OtherRoot:
         try:
             with self._looked_at(path) as node:
                 try:
-                    call("faccessat2", node, b"", os.R_OK | os.W_OK, _EMPTY_PATH | _EACCESS)
+                    system_call("faccessat2", node, b"", os.R_OK | os.W_OK, _EMPTY_PATH | _EACCESS)
                 except OSError as error:
                     return self._refusal(error, node, path)
                 return "ok"
@@ -451,7 +451,7 @@ class OtherRoot:
         how = struct.pack("=QQQ", flags | os.O_CLOEXEC, 0, _IN_ROOT | _NO_MAGICLINKS)  # struct open_how
         for left in reversed(range(_TRIES)):
             try:
-                return call("openat2", self._descriptor, os.fsencode(path), how, len(how))
+                return system_call("openat2", self._descriptor, os.fsencode(path), how, len(how))
             except OSError as error:
                 # EAGAIN: a rename or mount happened while ``..`` was resolved, so the call must be repeated.
                 if error.errno != errno.EAGAIN or not left:

@@ -48,7 +48,7 @@ class DeviceNodes:
     ``imex_channels``."""
 
 
-def read_all(root: AnyRoot, minors: Iterable[int]) -> DeviceNodes:
+def read_device_nodes(root: AnyRoot, minors: Iterable[int]) -> DeviceNodes:
     """Read the driver's device nodes.
 
     Parameters
@@ -62,9 +62,9 @@ def read_all(root: AnyRoot, minors: Iterable[int]) -> DeviceNodes:
     }
     caps = reasons.read("nodes.nvidia-caps", lambda: _listed(root, CAPS, r"nvidia-cap[0-9]+"))
     return DeviceNodes(
-        gpus={minor: read(root, f"/dev/nvidia{minor}") for minor in sorted(present | set(minors))},
+        gpus={minor: read_device_node(root, f"/dev/nvidia{minor}") for minor in sorted(present | set(minors))},
         control=(
-            *(read(root, f"/dev/{name}") for name in ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")),
+            *(read_device_node(root, f"/dev/{name}") for name in ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")),
             *(caps or ()),
         ),
         imex_channels=reasons.read("imex_channels", lambda: _listed(root, IMEX_CHANNELS, r"channel[0-9]+")),
@@ -72,7 +72,7 @@ def read_all(root: AnyRoot, minors: Iterable[int]) -> DeviceNodes:
     )
 
 
-def read(root: AnyRoot, path: str) -> DeviceNode:
+def read_device_node(root: AnyRoot, path: str) -> DeviceNode:
     """Read the status of a device node and this process' access to it."""
     reasons = Reasons()
     access = reasons.read("access", lambda: root.access(path))
@@ -106,7 +106,7 @@ def read(root: AnyRoot, path: str) -> DeviceNode:
 def _listed(root: AnyRoot, folder: str, pattern: str) -> tuple[DeviceNode, ...]:
     """Read the nodes in a folder whose names match a pattern, in the order of their numbers."""
     names = [name for name in root.names_if_any(folder) if re.fullmatch(pattern, name)]
-    return tuple(read(root, f"{folder}/{name}") for name in sorted(names, key=natural))
+    return tuple(read_device_node(root, f"{folder}/{name}") for name in sorted(names, key=natural))
 
 
 CLASS = "/sys/class/infiniband"
@@ -527,5 +527,6 @@ def _verbs(root: Root) -> tuple[VerbsNode, ...]:
     if nics:
         nics["rdma_cm"] = Unreadable(Reason.NOT_SUPPORTED, "rdma_cm belongs to no NIC")
     return tuple(
-        Reasons().record(VerbsNode, nic=nic, node=read(root, f"/dev/infiniband/{name}")) for name, nic in nics.items()
+        Reasons().record(VerbsNode, nic=nic, node=read_device_node(root, f"/dev/infiniband/{name}"))
+        for name, nic in nics.items()
     )

@@ -72,9 +72,9 @@ def take_descriptor(pid: int, fd: int) -> int:
     OSError
         EPERM if Yama or a missing capability forbids it, ENOSYS before Linux 5.6.
     """
-    process = call("pidfd_open", pid, 0)
+    process = system_call("pidfd_open", pid, 0)
     try:
-        return call("pidfd_getfd", process, fd, 0)
+        return system_call("pidfd_getfd", process, fd, 0)
     finally:
         os.close(process)
 
@@ -87,7 +87,7 @@ def _answer(trial: Callable[[], object]) -> str:
     return "ok"
 
 
-def call(name: str, *arguments: Any) -> int:
+def system_call(name: str, *arguments: Any) -> int:
     """Make a system call of :data:`NUMBERS` and return its result; raise OSError if it fails.
 
     The error is ENOSYS if the number is not known for this architecture, as from a kernel without the call.
@@ -105,17 +105,17 @@ def call(name: str, *arguments: Any) -> int:
 def _mbind() -> None:
     with mmap.mmap(-1, mmap.PAGESIZE) as page:
         # MPOL_DEFAULT (0) without nodes does not change the page's policy.
-        call("mbind", ctypes.addressof(ctypes.c_char.from_buffer(page)), mmap.PAGESIZE, 0, None, 0, 0)
+        system_call("mbind", ctypes.addressof(ctypes.c_char.from_buffer(page)), mmap.PAGESIZE, 0, None, 0, 0)
 
 
 def _pidfd_open() -> None:
-    os.close(call("pidfd_open", os.getpid(), 0))
+    os.close(system_call("pidfd_open", os.getpid(), 0))
 
 
 _TRIALS: Mapping[str, Callable[[], object]] = {
-    "get_mempolicy": lambda: call("get_mempolicy", None, None, 0, None, 0),
+    "get_mempolicy": lambda: system_call("get_mempolicy", None, None, 0, None, 0),
     "mbind": _mbind,
-    "set_mempolicy": lambda: call("set_mempolicy", 0, None, 0),
+    "set_mempolicy": lambda: system_call("set_mempolicy", 0, None, 0),
     "pidfd_open": _pidfd_open,
 }
 
@@ -133,7 +133,7 @@ def _query(cgroup: str, flags: int) -> list[int]:
         # target_fd, attach_type, query_flags, attach_flags, prog_ids, prog_cnt
         words = directory, _CGROUP_DEVICE, flags, 0, ctypes.addressof(numbers), _MOST_PROGRAMS
         attributes = _attributes("=IIIIQI", *words)
-        call("bpf", _PROG_QUERY, attributes, len(attributes))
+        system_call("bpf", _PROG_QUERY, attributes, len(attributes))
     finally:
         os.close(directory)
     (count,) = struct.unpack_from("=I", attributes, 24)
@@ -144,14 +144,14 @@ def _name(number: int) -> str | None:
     """Return the name of a BPF program; ``None`` if it cannot be read, e.g. because the program no longer exists."""
     try:
         attributes = _attributes("=I", number)
-        program = call("bpf", _PROG_GET_FD_BY_ID, attributes, len(attributes))
+        program = system_call("bpf", _PROG_GET_FD_BY_ID, attributes, len(attributes))
     except OSError:
         return None
     # struct bpf_prog_info: the name is the 16 bytes at offset 64.
     information = ctypes.create_string_buffer(80)
     try:
         attributes = _attributes("=IIQ", program, len(information), ctypes.addressof(information))
-        call("bpf", _OBJ_GET_INFO_BY_FD, attributes, len(attributes))
+        system_call("bpf", _OBJ_GET_INFO_BY_FD, attributes, len(attributes))
     except OSError:
         return None
     finally:

@@ -46,7 +46,7 @@ class NodeGpus:
     """Whether the state of the other GPUs is not known."""
 
 
-def gpus_of(answer: NodeResult, saved: Saved) -> NodeGpus | None:
+def node_gpus(answer: NodeResult, saved: Saved) -> NodeGpus | None:
     """Return what the document of a node that answered says about its GPUs; ``None`` if it has no machine."""
     if not saved.machines:
         return None
@@ -133,13 +133,12 @@ def _homes(racks: Mapping[str, Mapping[str, DomainId]], expected: int | None) ->
 
 def _readiness(answers: Sequence[NodeResult], expected: int | None, domains: int) -> Readiness:
     """Return which GPUs of the nodes are ready."""
-    lost = [
-        (UnreadyGpus(kind=state.kind, label=label, reason=state.reason, clique_id=state.clique_id), answer.node)
-        for answer in answers
-        for label, number, state in answer.by_state
-        if state.kind is not None
-        for _ in range(number)
-    ]
+    lost: list[tuple[UnreadyGpus, str]] = []
+    for answer in answers:
+        for label, number, state in answer.by_state:
+            if state.kind is not None:
+                part = UnreadyGpus(kind=state.kind, label=label, reason=state.reason, clique_id=state.clique_id)
+                lost += [(part, answer.node)] * number
     unready = [
         replace(part, nodes=tuple(dict.fromkeys(nodes)), folded=fold(nodes), gpus=len(nodes))
         for part, nodes in sorted(grouped(lost).items(), key=lambda item: list(Unready).index(item[0].kind))
@@ -206,9 +205,9 @@ def _slow_paths(run: RunReport) -> Iterator[tuple[Grade, float, int, Collection[
     ]
     for entry in run.verdict.judged if run.verdict else ():
         worst = min(entry.judgements, key=lambda judgement: list(Grade).index(judgement.grade))
-        share = worst.value / worst.expected if worst.expected else 1.0
+        share = worst.speed_share(run.measurements[entry.measurement].quantity)
         if worst.grade in BAD_GRADES:
-            bad.append((entry.measurement, worst.grade, min(share, 1 / share) if share else 0.0, worst.reason))
+            bad.append((entry.measurement, worst.grade, 1.0 if share is None else share, worst.reason))
     for number, grade, share, reason in bad:
         yield grade, share, number, gpus(number), reason
 

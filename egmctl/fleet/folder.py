@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from egmctl.bench.plan.placement import domain
 from egmctl.errors import EgmctlError, UsageError
-from egmctl.files import NEW_FILE, make_folder, next_free, open_folder, open_parent, path_of, write_whole
+from egmctl.files import NEW_FILE, descriptor_path, make_folder, next_free, open_folder, open_parent, write_whole
 from egmctl.model import fleet, measurement
 from egmctl.model.answer import TABLE, Answer, State
 from egmctl.model.bringup import Bringup
@@ -163,7 +163,7 @@ def new_folder(path: Path | None, command: Command, now: datetime) -> Folder:
         with open_folder(path, own=True) as opened:
             if (owner := os.fstat(opened).st_uid) != os.geteuid():
                 raise UsageError(f"{name} belongs to user {owner}, who could redirect what is written there")
-            if os.listdir(path_of(opened)):
+            if os.listdir(descriptor_path(opened)):
                 raise UsageError(f"{name} exists; give a new folder, or --resume {name} to continue")
             os.mkdir(NODES, dir_fd=opened)
     return Folder(path)

@@ -9,10 +9,10 @@ from egmctl.comparison import Results
 from egmctl.comparison.paths import default_spread, spread_of
 from egmctl.errors import UsageError
 from egmctl.fleet import uniform
-from egmctl.fleet.domain import NodeGpus, gpus_of, judged_gpus
+from egmctl.fleet.domain import NodeGpus, judged_gpus, node_gpus
 from egmctl.fleet.folder import groups, lines_of
 from egmctl.model.answer import State
-from egmctl.model.fleet import FleetReport, GroupLine, NodeResult, Reach, counts
+from egmctl.model.fleet import FleetReport, GroupLine, NodeResult, Reach, reach_counts
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport
 from egmctl.model.remedy import Remedy
@@ -57,7 +57,7 @@ class Gathering:
         # Lines are equal whatever their remedies name, which differs between nodes.
         self._lines[answer.node] = self._known_lines.setdefault((lines, tuple(line.remedy for line in lines)), lines)
         self._values[answer.node] = tuple(gpu for machine in saved.machines for gpu in uniform.values_of(machine))
-        if (gpus := gpus_of(answer, saved)) is not None:
+        if (gpus := node_gpus(answer, saved)) is not None:
             self._gpus[answer.node] = gpus
         if isinstance(getattr(saved.result, "run", saved.result), RunReport):
             self._measured += saved.machines
@@ -84,6 +84,6 @@ class Gathering:
         lines = {node: (*known, *more.get(node, ())) for node, known in self._lines.items()}
         answers = uniform.marked(answers, unlike, self._values)
         report = dataclasses.replace(
-            report, answers=tuple(answers), counts=counts(answers), comparison=comparison, unlike=unlike
+            report, answers=tuple(answers), counts=reach_counts(answers), comparison=comparison, unlike=unlike
         )
         return answered(dataclasses.replace(report, groups=groups(answers, lines), readiness=ready))

@@ -122,7 +122,7 @@ class NodeOutcome:
     """Its document as a gzip file."""
 
 
-def judge(
+def judge_node(
     asked: NodeCommand, folder: Folder, ended: Ended, timeout_s: float
 ) -> tuple[NodeResult, dict[str, Any] | None]:
     """Return the outcome on a node, and the JSON data of the document that is its answer, if it gave one.

@@ -8,7 +8,6 @@ from egmctl.dataclass import dataclass
 from egmctl.model.bringup import Bringup
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, RunReport
-from egmctl.model.task import Quantity
 from egmctl.model.verdict import Yardstick
 
 
@@ -83,12 +82,9 @@ def _slowest(run: RunReport) -> dict[str, float]:
     """Return the least share of an expected speed that the paths of each GPU reach."""
     gpus, least = answerable(run), dict[str, float]()
     for entry in run.verdict.judged if run.verdict else ():
-        is_latency = run.measurements[entry.measurement].quantity is Quantity.LATENCY
-        shares = [
-            judgement.expected / judgement.value if is_latency else judgement.value / judgement.expected
-            for judgement in entry.judgements
-            if judgement.yardstick is Yardstick.PROFILE and judgement.expected and judgement.value
-        ]
+        quantity = run.measurements[entry.measurement].quantity
+        by_profile = (judged for judged in entry.judgements if judged.yardstick is Yardstick.PROFILE)
+        shares = [share for judged in by_profile if (share := judged.speed_share(quantity)) is not None]
         for gpu in gpus(entry.measurement) if shares else ():
             least[gpu] = min(least.get(gpu, shares[0]), *shares)
     return least

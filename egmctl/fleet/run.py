@@ -24,7 +24,7 @@ from egmctl.documents import short
 from egmctl.errors import EgmctlError
 from egmctl.files import write_all
 from egmctl.fleet.folder import Folder
-from egmctl.fleet.judge import KILL_AFTER_S, OUTPUT_LIMIT, Ended, judge, remote_words
+from egmctl.fleet.judge import KILL_AFTER_S, OUTPUT_LIMIT, Ended, judge_node, remote_words
 from egmctl.launch.program import END_S, kept
 from egmctl.model.answer import State
 from egmctl.model.fleet import Launcher, NodeCommand, NodeResult, Reach
@@ -74,7 +74,7 @@ JsonDocument = dict[str, Any]
 """The JSON data of a node's document."""
 
 
-def run(
+def run_on_nodes(
     asked: NodeCommand,
     nodes: Sequence[str],
     launch: Launch,
@@ -261,7 +261,7 @@ class _Fleet:
             interrupted=self.is_stopping,
         )
         try:
-            answer, document = judge(self.asked, self.folder, ended, self.launch.timeout_s)
+            answer, document = judge_node(self.asked, self.folder, ended, self.launch.timeout_s)
         except EgmctlError as error:
             self._fail(node, error)
             return

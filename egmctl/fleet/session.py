@@ -16,10 +16,10 @@ from egmctl.errors import EgmctlError, UsageError
 from egmctl.fleet.folder import REPORT, Folder, is_document_of, new_folder, old_folder
 from egmctl.fleet.gathering import Gathering
 from egmctl.fleet.nodes import check_names
-from egmctl.fleet.run import Launch, Progress, run
+from egmctl.fleet.run import Launch, Progress, run_on_nodes
 from egmctl.model.answer import State
 from egmctl.model.codec import Pool
-from egmctl.model.fleet import FleetReport, Launcher, NodeCommand, NodeResult, Reach, counts
+from egmctl.model.fleet import FleetReport, Launcher, NodeCommand, NodeResult, Reach, reach_counts
 from egmctl.model.record import Command
 from egmctl.report.exports.json import result_json
 from egmctl.saved import Saved, load, load_any, load_document
@@ -84,7 +84,7 @@ def old_session(command: Command, path: Path) -> Session:
     return Session(report.asked, folder, report.started_at, answered)
 
 
-def ask(
+def ask_nodes(
     session: Session, launch: Launch, on_tick: Callable[[Progress], None], warn: Callable[[str], None]
 ) -> tuple[FleetReport, EgmctlError | None]:
     """Run the command on nodes without an answer; write and return the report, and the error of writing it, if any.
@@ -136,7 +136,7 @@ def ask(
 
     with folder.alone():
         write(())
-        answers, failure = run(asked, lacking, launch, folder, take, tick) if lacking else ((), None)
+        answers, failure = run_on_nodes(asked, lacking, launch, folder, take, tick) if lacking else ((), None)
         # The answers are written before the grouping, which may fail.
         with contextlib.suppress(EgmctlError):
             write(answers)
@@ -191,7 +191,7 @@ def report_of(
         folder=folder,
         started_at=started_at,
         finished=not any(answer.reach in (Reach.NOT_ASKED, Reach.INTERRUPTED) for answer in answers),
-        counts=counts(answers),
+        counts=reach_counts(answers),
         answers=tuple(answers),
     )
     return answered(report)

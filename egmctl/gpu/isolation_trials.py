@@ -59,9 +59,9 @@ def closed_to(owner: Context, reader: Context, node: int | None, tell: Tell) -> 
     # The driver copies host memory that the GPU does not map by the CPU, which does not map it either: the process
     # ends with SIGSEGV (H200, driver 580.159.04), so only a kernel tries it.
     if node is None:
-        known["copy_result"] = result_of("cuMemcpyDtoD", near.address, address, _VECTOR_BYTES)
+        known["copy_result"] = call_result("cuMemcpyDtoD", near.address, address, _VECTOR_BYTES)
         ends = (near.address, reader.handle, address, owner.handle)
-        known["peer_copy_result"] = result_of("cuMemcpyPeer", *ends, _VECTOR_BYTES)
+        known["peer_copy_result"] = call_result("cuMemcpyPeer", *ends, _VECTOR_BYTES)
     tell(known)
     return {"kernel_result": _read(kernels, reader, near.address, address, _VECTOR_BYTES)}
 
@@ -100,7 +100,7 @@ def reach(reader: Context, address: int, tell: Tell) -> dict[str, int]:
     reader.make_current()
     if _is_own(address):
         raise OwnAddress
-    tell({"copy_result": result_of("cuMemcpyDtoD", near.address, address, _VECTOR_BYTES)})
+    tell({"copy_result": call_result("cuMemcpyDtoD", near.address, address, _VECTOR_BYTES)})
     return {"kernel_result": _read(kernels, reader, near.address, address, _VECTOR_BYTES)}
 
 
@@ -146,7 +146,7 @@ def look_around(
     offer = {"kind": HandleKind.LEGACY, "size_bytes": SMALL_BYTES, "mapped_bytes": SMALL_BYTES, "handle": handle}
     opened = ImportedMemory(reader, offer)
     reader.make_current()
-    known = {"copy_result": result_of("cuMemcpyDtoD", near.address, opened.address + SMALL_BYTES, _VECTOR_BYTES)}
+    known = {"copy_result": call_result("cuMemcpyDtoD", near.address, opened.address + SMALL_BYTES, _VECTOR_BYTES)}
     known["disclosed"] = 0
     for offset, number in neighbours:
         if kernel_result := _read(kernels, reader, near.address, opened.address + offset, SMALL_BYTES):
@@ -164,13 +164,13 @@ def look_around(
 
 def _is_own(address: int) -> bool:
     """Return whether this process has memory at an address: CUDA's, or any, which coherent GPUs read as the CPUs do."""
-    if result_of("cuMemGetAddressRange", address) == 0:
+    if call_result("cuMemGetAddressRange", address) == 0:
         return True
     ranges = (line.split(" ", 1)[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines())
     return any(int(start, 16) <= address < int(end, 16) for start, end in ranges)
 
 
-def result_of(name: str, *arguments: object) -> int:
+def call_result(name: str, *arguments: object) -> int:
     """Call a function of the driver and return its CUresult, 0 for success."""
     try:
         call(name, *arguments)
@@ -186,4 +186,4 @@ def _read(kernels: Kernels, reader: Context, to: int, address: int, size_bytes: 
     call("cuMemsetD8", to, 0, size_bytes)
     kernels.launch("copy_vectors", 0, 1, 32, to, address, size_bytes // _VECTOR_BYTES, 1, 1)
     reader.make_current()
-    return result_of("cuCtxSynchronize")
+    return call_result("cuCtxSynchronize")

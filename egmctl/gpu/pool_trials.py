@@ -79,4 +79,4 @@ class _FromPool(MappedMemory):
 
 def _round_trip(context: Context, memory: MappedMemory, seed: int) -> None:
     trials.put(context, memory, seed)
-    trials.check(context, memory, seed, "written and read by the GPU")
+    trials.check_bytes(context, memory, seed, "written and read by the GPU")

@@ -18,7 +18,7 @@ from egmctl.driver.nvml import LOST, Field, ask, event_reasons, field_values, gp
 from egmctl.driver.reading import Reasons, Unreadable
 from egmctl.launch import Channel
 from egmctl.model.codec import to_json
-from egmctl.model.measurement import NVLINK_COUNT, counted
+from egmctl.model.measurement import NVLINK_COUNT, counted_bytes
 from egmctl.model.record import Reason
 from egmctl.model.route import LinkKind
 from egmctl.units import GB, MIB
@@ -320,12 +320,12 @@ class TrafficWatch(Telemetry):
     def _counted(self, bus_id: str, kind: str) -> list[float] | Unreadable:
         """Return the bytes per second by the counters, sent and received, or why they are unknown."""
         before, after = self._interval[kind][bus_id]
-        # If the rate is unknown: 121 GB/s, that of PCIe 6.0 x16 (egmctl.topology.links.pcie).
+        # If the rate is unknown: 121 GB/s, that of PCIe 6.0 x16 (egmctl.topology.links.pcie_hop).
         most_bytes = (after.ended_s - before.begun_s) * (self._rates[bus_id][kind] or 121) * GB
         if kind == LinkKind.PCIE and most_bytes >= _PCIE_WRAPS:
             return Unreadable(Reason.TIMED_OUT, _LATE)
         increase = after.traffic.since(before.traffic)
-        ways = [counted(rises, kind) for rises in (increase.sent_bytes, increase.received_bytes)]
+        ways = [counted_bytes(rises, kind) for rises in (increase.sent_bytes, increase.received_bytes)]
         known = [rise / (after.middle_s - before.middle_s) for rise in ways if rise is not None]
         if len(known) == len(ways):
             return known

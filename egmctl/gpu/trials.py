@@ -46,7 +46,7 @@ def peer_round_trip(context: Context, peer: Context, seed: int) -> None:
         put(context, other, seed)
         _compare(_to_host(peer, other), seed, "written to the peer")
         _from_host(peer, other, seed + 1)
-        check(context, other, seed + 1, "read from the peer")
+        check_bytes(context, other, seed + 1, "read from the peer")
 
 
 def host_round_trip(context: Context, memory: HostNumaMemory, seed: int) -> None:
@@ -62,7 +62,7 @@ def host_round_trip(context: Context, memory: HostNumaMemory, seed: int) -> None
     put(context, memory, seed)
     _compare(words, seed, "written by the GPU")
     words[:] = _pattern(seed + 1)
-    check(context, memory, seed + 1, "read by the GPU")
+    check_bytes(context, memory, seed + 1, "read by the GPU")
 
 
 def put(context: Context, memory: MappedMemory, seed: int) -> None:
@@ -72,7 +72,7 @@ def put(context: Context, memory: MappedMemory, seed: int) -> None:
         _copy(context, memory, near)
 
 
-def check(context: Context, memory: MappedMemory, seed: int, what: str) -> None:
+def check_bytes(context: Context, memory: MappedMemory, seed: int, what: str) -> None:
     """Read memory by a GPU into its own, and compare every byte with a seed's pattern.
 
     Raises

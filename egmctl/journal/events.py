@@ -24,7 +24,7 @@ from typing import Any
 
 from egmctl import __version__
 from egmctl.dataclass import dataclass
-from egmctl.files import NEW_FILE, open_folder, open_regular, path_of, state_folder, write_all
+from egmctl.files import NEW_FILE, descriptor_path, open_folder, open_regular, state_folder, write_all
 from egmctl.model.answer import Answer, State
 from egmctl.model.codec import DecodeError, from_json, to_json
 from egmctl.model.kernel_log import KernelEvent
@@ -65,7 +65,7 @@ class RunState:
     """Whether a later command has reported that this run did not end."""
 
 
-def line(number: int, event: str, content: Mapping[str, Any]) -> bytes:
+def journal_line(number: int, event: str, content: Mapping[str, Any]) -> bytes:
     """Return a line of a journal. Its checksum covers everything before the checksum."""
     text = json.dumps({"line": number, "event": event, **content}, allow_nan=False, separators=(",", ":"))
     body = text[:-1].encode()
@@ -74,7 +74,7 @@ def line(number: int, event: str, content: Mapping[str, Any]) -> bytes:
 
 def state_line(state: RunState) -> bytes:
     """Return the first line of a journal."""
-    return line(0, STATE, to_json(state)).rstrip(b"\n").ljust(STATE_BYTES - 1) + b"\n"
+    return journal_line(0, STATE, to_json(state)).rstrip(b"\n").ljust(STATE_BYTES - 1) + b"\n"
 
 
 def entry(line: bytes) -> dict[str, Any] | None:
@@ -271,13 +271,13 @@ class Journal:
         for folder in self._folders:
             try:
                 with open_folder(folder, make=True, own=True) as opened:
-                    path, file = _new_file(path_of(opened), self._state)
+                    path, file = _new_file(descriptor_path(opened), self._state)
                     # The lock shows other commands that the journal is being written, so that they neither remove it
                     # nor report its run. Network file systems without locks cannot show this.
                     with contextlib.suppress(OSError):
                         fcntl.flock(file, fcntl.LOCK_EX)
-                    _flush_folder(path_of(opened))
-                    prune(path_of(opened))
+                    _flush_folder(descriptor_path(opened))
+                    prune(descriptor_path(opened))
             except OSError as error:
                 self.failure = f"{folder}: {error.strerror}"
                 continue
@@ -287,7 +287,7 @@ class Journal:
     def _write(self, event: str, content: Mapping[str, Any]) -> None:
         if self._file is None or self._state.cut is not None:
             return
-        text = line(self._lines, event, {"run": self._state.run, **content})
+        text = journal_line(self._lines, event, {"run": self._state.run, **content})
         try:
             if self._size + len(text) > FILE_LIMIT:
                 raise OSError(errno.EFBIG, f"it is full at {FILE_LIMIT >> 20} MiB")
@@ -402,7 +402,7 @@ def prune(folder: Path) -> None:
 def mention(path: Path) -> None:
     """Record in a journal that a command has reported that its run did not end."""
     with contextlib.suppress(OSError), open_folder(path.parent, own=True) as folder:
-        descriptor = open_regular(path_of(folder) / path.name, os.O_RDWR | os.O_NOFOLLOW)
+        descriptor = open_regular(descriptor_path(folder) / path.name, os.O_RDWR | os.O_NOFOLLOW)
         with open(descriptor, "r+b", buffering=0) as file:
             state = read_state(file.read(STATE_BYTES))
             if state is not None:

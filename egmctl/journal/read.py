@@ -82,7 +82,7 @@ _EARLIER = ("egmctl.bench/2",)
 """Earlier schemas of a bench, of which a journal has only what is the same in this version."""
 
 
-def read(content: bytes, source: str, decode: Decode) -> JournalContent:
+def read_journal(content: bytes, source: str, decode: Decode) -> JournalContent:
     """Return the content of a journal. A damaged line does not affect other lines.
 
     Parameters

@@ -64,7 +64,7 @@ def memory_file(name: str) -> io.FileIO:
     return io.FileIO(fd, "r+")
 
 
-def forget(file: io.FileIO, length: int) -> None:
+def free_pages(file: io.FileIO, length: int) -> None:
     """Free the memory of the first ``length`` bytes of a memory file (whole pages) without changing its size."""
     _libc.fallocate(file.fileno(), _KEEP_SIZE_AND_PUNCH_HOLE, 0, length)
 

@@ -19,10 +19,10 @@ def main() -> None:
     import egmctl  # noqa: F401
 
     sys.path[:] = usual
-    from egmctl.launch.serve import serve
+    from egmctl.launch.serve import serve_target
 
     target, *numbers = sys.argv[1:]
-    serve(target, *map(int, numbers))
+    serve_target(target, *map(int, numbers))
 
 
 if __name__ == "__main__":

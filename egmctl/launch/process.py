@@ -31,7 +31,7 @@ from egmctl.launch.channel import (
     ChannelClosed,
     MalformedMessage,
     close_all,
-    forget,
+    free_pages,
     memory_file,
 )
 from egmctl.launch.starter import in_lasting_thread
@@ -219,7 +219,8 @@ class Child:
         kind, content, fds = self._frame(time.monotonic() + timeout_s, timeout_s)
         if kind == RESULT:
             close_all(fds)
-            raise ChildFailed(f"{self._target} returned before it was asked to", how="raised")
+            ending = "returned before it was asked to"
+            raise ChildFailed(f"{self._target} {ending}", how="raised", ending=ending)
         return content, fds
 
     def last_call(self) -> str | None:
@@ -282,7 +283,7 @@ class Child:
                 raise self._crashed() from None
             except MalformedMessage as error:
                 self.kill()
-                raise self._failed(f"{self._target} sent an invalid message: {error}", "crashed") from None
+                raise self._ended(f"sent an invalid message: {error}", "crashed") from None
             else:
                 if kind in (MESSAGE, RESULT):
                     return kind, content, fds
@@ -292,7 +293,7 @@ class Child:
     def _crashed(self) -> ChildFailed:
         how = self._wait_for_exit(KILL_WAIT_S) or "closed its channel without a result"
         call = self.last_call()
-        return self._failed(f"{self._target} {how}{f' in {call}' if call else ''}", "crashed")
+        return self._ended(f"{how}{f' in {call}' if call else ''}", "crashed")
 
     def _timed_out(self, timeout_s: float) -> ChildFailed:
         call = self.last_call()
@@ -305,7 +306,7 @@ class Child:
         match content:
             case {"kind": str(kind), "message": str(message), "own": None}:
                 first_line = message.partition("\n")[0]
-                return self._failed(f"{self._target} raised {kind}: {first_line}", "raised", kind=kind)
+                return self._ended(f"raised {kind}: {first_line}", "raised", kind=kind)
             case {
                 "kind": str(kind),
                 "message": str(message),
@@ -315,7 +316,10 @@ class Child:
                 error.code, error.exit_code = code, ExitCode(exit_code)
                 return error
         self.kill()
-        return self._failed(f"{self._target} sent an invalid message: not the description of an exception", "crashed")
+        return self._ended("sent an invalid message: not the description of an exception", "crashed")
+
+    def _ended(self, ending: str, how: str, **more: Any) -> ChildFailed:
+        return self._failed(f"{self._target} {ending}", how, ending=ending, **more)
 
     def _failed(self, message: str, how: str, **more: Any) -> ChildFailed:
         subjects = ", ".join(self._trail.subjects()) or None
@@ -329,7 +333,7 @@ class Child:
     def _bound_output(self) -> None:
         status = os.fstat(self._output.fileno())
         if status.st_blocks * 512 > OUTPUT_LIMIT:
-            forget(self._output, status.st_size - OUTPUT_TAIL)
+            free_pages(self._output, status.st_size - OUTPUT_TAIL)
 
     def _wait_for_exit(self, timeout_s: float) -> str | None:
         """Wait for the child's exit without reaping it; see `_exit`."""

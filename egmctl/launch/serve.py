@@ -36,7 +36,7 @@ def seal() -> None:
         place.clear()
 
 
-def serve(target: str, parent_pid: int, channel_fd: int, breadcrumb_fd: int, request_fd: int) -> NoReturn:
+def serve_target(target: str, parent_pid: int, channel_fd: int, breadcrumb_fd: int, request_fd: int) -> NoReturn:
     """Call one target, send its result or exception to the parent, and exit.
 
     Parameters

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 
 from egmctl.compat import StrEnum
@@ -211,19 +211,30 @@ class Clauses(str):
     """A sentence that still knows its clauses: the first says what is so, the others explain it."""
 
     parts: tuple[str, ...]
+    lead: tuple[str, str] | None
+    """The first clause in two, what is so and why; ``None`` if it does not say why, or if that is not known."""
 
     @classmethod
     def of(cls, first: str, *others: str) -> Clauses:
         """Return the sentence of some clauses, without those that are empty; each may itself be of several."""
-        parts = tuple(part for clause in (first, *others) for part in clauses_of(clause))
-        made = cls("; ".join(parts))
-        made.parts = parts
-        return made
+        clauses = [clause for clause in (first, *others) if clause]
+        lead = lead_of(clauses[0]) if clauses else None
+        return cls._of_parts([part for clause in clauses for part in clauses_of(clause)], lead)
 
-    def after(self, words: str) -> Clauses:
-        """Return the sentence with words before its first clause."""
-        first, *others = self.parts or ("",)
-        return Clauses.of(f"{words}{first}", *others)
+    @classmethod
+    def explained(cls, what: str, why: str) -> Clauses:
+        """Return the sentence ``what: why``; only ``what`` without a reason, which may itself be of several clauses."""
+        if not why:
+            return cls.of(what)
+        first, *others = clauses_of(why)
+        return cls._of_parts([f"{what}: {first}", *others], (what, first))
+
+    @classmethod
+    def _of_parts(cls, parts: Sequence[str], lead: tuple[str, str] | None) -> Clauses:
+        sentence = cls("; ".join(parts))
+        sentence.parts = tuple(parts)
+        sentence.lead = lead
+        return sentence
 
 
 def clauses_of(sentence: str) -> tuple[str, ...]:
@@ -231,6 +242,11 @@ def clauses_of(sentence: str) -> tuple[str, ...]:
     if isinstance(sentence, Clauses):
         return sentence.parts
     return (sentence,) if sentence else ()
+
+
+def lead_of(sentence: str) -> tuple[str, str] | None:
+    """Return :attr:`Clauses.lead` of a sentence; ``None`` of a plain text."""
+    return sentence.lead if isinstance(sentence, Clauses) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,6 +277,8 @@ class Answer:
     clauses: tuple[str, ...] = ()
     """The clauses of the sentence: the first one says what is so, the others explain it. Empty if only the sentence is
     known."""
+    lead: tuple[str, ...] = ()
+    """The first clause in two, what is so and why (``what: why``); empty if it does not say why."""
     causes: tuple[Cause, ...] = ()
     """The causes, the most severe first."""
     gaps: tuple[Gap, ...] = ()

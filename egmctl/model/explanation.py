@@ -234,7 +234,7 @@ class Explanations(Shown):
     @property
     def word(self) -> Word:
         """The answer, in one word."""
-        return word(self)
+        return explanations_word(self)
 
 
 def leading(explanations: Sequence[Explanation]) -> Explanation | None:
@@ -252,7 +252,7 @@ def leading(explanations: Sequence[Explanation]) -> Explanation | None:
     return next((each for each in grave if each.is_decided), known[0])
 
 
-def word(result: Explanations) -> Word:
+def explanations_word(result: Explanations) -> Word:
     """Return the answer of explanations: the one place that decides it."""
     if result.interrupted:
         return Word.INTERRUPTED

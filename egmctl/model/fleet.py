@@ -80,6 +80,29 @@ class Unready(StrEnum):
     """The node did not answer, or answered that its state or domain is unknown."""
 
 
+class Condition(StrEnum):
+    """The conditions of a GPU or a node in a fleet, the worst first."""
+
+    FAULT = "fault"
+    OUTSIDE = "outside"
+    MISSING = "missing"
+    UNKNOWN = "unknown"
+    WARNING = "warning"
+    """It is ready; a finding or a path warns."""
+    READY = "ready"
+
+
+_CONDITIONS = {
+    State.BAD: Condition.FAULT,
+    State.INTERRUPTED: Condition.UNKNOWN,
+    State.BROKE: Condition.UNKNOWN,
+    State.INCOMPLETE: Condition.UNKNOWN,
+    State.WARN: Condition.WARNING,
+    State.GOOD: Condition.READY,
+}
+"""The condition of a node by the state of its answer."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetGpu:
     """The state of one GPU of a node: whether it is ready, and what is wrong with it."""
@@ -100,6 +123,13 @@ class FleetGpu:
     """The number of its NVLinks that are active, if some are not."""
     links: int | None = None
     """The number of its NVLinks, if some are not active."""
+
+    @property
+    def condition(self) -> Condition:
+        """Why it is not ready; otherwise, whether something warns."""
+        if self.kind is not None:
+            return Condition(self.kind)
+        return Condition.WARNING if self.reason else Condition.READY
 
 
 def unready_words(state: FleetGpu | UnreadyGpus, gpus: int) -> str:
@@ -141,6 +171,12 @@ class NodeResult:
     """The NVLink domain of its GPUs, by cluster and clique; empty if they are in none that is expected."""
     slot: int | None = None
     """Its slot in the rack (NVML), for its place in the picture; null if its GPUs do not say."""
+
+    @property
+    def condition(self) -> Condition:
+        """The worst of its answer and of its GPUs."""
+        conditions = [_CONDITIONS[self.state], *(gpu.condition for gpu in self.gpus)]
+        return min(conditions, key=list(Condition).index)
 
     @property
     def by_state(self) -> Iterator[tuple[str, int, FleetGpu]]:
@@ -300,7 +336,7 @@ class FleetReport(Shown):
         return fold(node.node for node in self.answers if node.state is state)
 
 
-def counts(answers: Iterable[NodeResult]) -> dict[str, int]:
+def reach_counts(answers: Iterable[NodeResult]) -> dict[str, int]:
     """Return the number of nodes by outcome, in the order of :class:`Reach`, without zeros."""
     reached = Counter(answer.reach for answer in answers)
     return {reach.value: reached[reach] for reach in Reach if reached[reach]}

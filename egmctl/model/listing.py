@@ -122,8 +122,8 @@ class PlannedTasks(Sequence[PlannedTask]):
     Parameters
     ----------
     distinct
-        Each kind of task: one task that is equal to all tasks of the kind in everything but the flows. Its flows are as
-        many, over the same kind of route and between the same kinds of memory.
+        One task of each kind. All tasks of the kind are equal to it in everything but the flows, and have as many flows
+        as it, over the same kind of route and between the same kinds of memory. A kind may have no task.
     numbers
         The index of each task's kind.
     flows

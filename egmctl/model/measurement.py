@@ -113,7 +113,7 @@ COUNTERS_AGREE = 0.25
 """The maximum difference between the two, as a part of the larger. Chosen: the newer ones may count protocol too."""
 
 
-def counted(rises: Mapping[str, int], link: str) -> int | None:
+def counted_bytes(rises: Mapping[str, int], link: str) -> int | None:
     """Return the increase of a link's byte counters; of NVLink's newer ones if the older ones do not answer.
 
     ``None`` if none answers, or if both do and contradict each other.

@@ -60,7 +60,7 @@ class Remedy:
     """An action for a person."""
 
     text: str
-    """One sentence or two."""
+    """One sentence or two. The first one says what to do, so a full stop and a space are in it only at its end."""
     on_host: str = ""
     """The text without :data:`ON_THE_HOST`, if it begins so; else empty."""
     look: str | None = None
@@ -84,6 +84,11 @@ class Remedy:
     def does(self) -> str:
         """What to do, without the words that it is for the host."""
         return self.on_host or self.text
+
+    @property
+    def first_sentence(self) -> str:
+        """What to do in one sentence, without its full stop."""
+        return self.does.partition(". ")[0].removesuffix(".")
 
     @property
     def words(self) -> str:

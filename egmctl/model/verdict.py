@@ -11,7 +11,7 @@ from egmctl.compat import StrEnum
 from egmctl.dataclass import dataclass
 from egmctl.model.profile import HealthyRuns
 from egmctl.model.record import BusId, Plain
-from egmctl.model.task import USUAL, Point
+from egmctl.model.task import USUAL, Point, Quantity
 
 
 class Grade(StrEnum):
@@ -72,6 +72,17 @@ class Judgement:
     """The source of the expected value and its reliability."""
     limit: Plain | None = None
     """What limits the path, for the yardstick ``link``: the symbol of a link (``C2C``) or a memory (``LPDDR5X``)."""
+
+    def speed_share(self, quantity: Quantity) -> float | None:
+        """Return the speed as a share of the expected one: 0.5 is half as fast, whatever the quantity.
+
+        ``None`` if no value is expected, or if a latency or a duration is 0.
+        """
+        if not self.expected:
+            return None
+        if quantity is Quantity.BANDWIDTH:
+            return self.value / self.expected
+        return self.expected / self.value if self.value else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

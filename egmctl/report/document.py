@@ -78,6 +78,8 @@ class Verdict(_Leveled):
     """The next step; empty if there is nothing to do."""
     clauses: tuple[str, ...] = ()
     """The clauses of the sentence, the first of which pages show largest; empty: the sentence is one."""
+    lead: tuple[str, str] | None = None
+    """The first clause in two, what is so and why, if it says why; pages show the reason of a long one smaller."""
     level: Level = field(default=Level.SUMMARY, kw_only=True)
 
 

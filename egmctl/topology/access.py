@@ -165,7 +165,7 @@ def classify(machine: Machine, gpu: Gpu, through: Step = Step.CUDA) -> Obstacle 
     return failed if failed is not None and failed.block.step <= through else None
 
 
-def node_obstacle(node: DeviceNode, numbers: tuple[int | None, int | None]) -> Obstacle | None:
+def device_node_obstacle(node: DeviceNode, numbers: tuple[int | None, int | None]) -> Obstacle | None:
     """Return the defect of an existing device node; ``None`` if there is none or the node was not read.
 
     Parameters
@@ -258,7 +258,7 @@ def _before_libraries(machine: Machine, gpu: Gpu) -> Obstacle | None:
     if node is None or not node.exists or node.access == "ENOENT":
         return _without_node(machine, gpu)
     major = ((machine.driver or Driver()).majors or {}).get("nvidia", _MAJOR)
-    if wrong := node_obstacle(node, (major, proc.minor if proc is not None else None)):
+    if wrong := device_node_obstacle(node, (major, proc.minor if proc is not None else None)):
         return wrong
     return Obstacle(Block.UNKNOWN, _because(node, "access")) if node.access is None else None
 

@@ -254,7 +254,7 @@ class P2pMatrix:
         return values.pop() if len(values) == 1 else None
 
 
-def matrices(machine: Machine, gpus: Mapping[str, Gpu]) -> tuple[P2pMatrix, ...]:
+def p2p_matrices(machine: Machine, gpus: Mapping[str, Gpu]) -> tuple[P2pMatrix, ...]:
     """Return the P2P matrices of GPUs, given by label; equal ones of a library are merged. Empty for a single GPU."""
     pairs = {
         (source, target): machine.pair(gpus[source].bus_id, gpus[target].bus_id)
@@ -282,7 +282,7 @@ def _value(pair: GpuPair | None, name: str) -> str:
     return "yes" if value else "no"
 
 
-def nvlink(gpu: Gpu, links: int, *, direct: bool = False) -> Hop:
+def nvlink_hop(gpu: Gpu, links: int, *, direct: bool = False) -> Hop:
     """Return ``links`` bonded NVLinks of a GPU with their payload rate; ``direct`` as in :class:`Hop`.
 
     Notes
@@ -319,7 +319,7 @@ def without_speed(gpu: Gpu) -> dict[LinkKind, tuple[int, ...]]:
     return {kind: tuple(links) for kind, links in ((LinkKind.NVLINK, nvlinks), (LinkKind.C2C, c2cs)) if links}
 
 
-def c2c(gpu: Gpu) -> Hop:
+def c2c_hop(gpu: Gpu) -> Hop:
     """Return a GPU's NVLink-C2C with the sum of the rates of its active links.
 
     Notes
@@ -341,13 +341,13 @@ def links_at(machine: Machine, gpu: Gpu) -> tuple[Hop, ...]:
     active = active_nvlinks(gpu)
     links = []
     if active != 0 and not has_no_nvlink(gpu):
-        links.append(nvlink(gpu, active or 0))
+        links.append(nvlink_hop(gpu, active or 0))
     if platform.c2c(machine, gpu) is not platform.C2c.ABSENT:
-        links.append(c2c(gpu))
-    return (*links, pcie(gpu))
+        links.append(c2c_hop(gpu))
+    return (*links, pcie_hop(gpu))
 
 
-def pcie(gpu: Gpu, pci: LinkClass | None = None) -> Hop:
+def pcie_hop(gpu: Gpu, pci: LinkClass | None = None) -> Hop:
     """Return a GPU's PCIe link with its rate after line encoding, before packet overhead.
 
     The speed is the maximum that the GPU and its slot can negotiate, because an idle link may run slower. The width is

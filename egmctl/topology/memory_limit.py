@@ -45,7 +45,7 @@ def memory_limit(machine: Machine, gpu: Gpu) -> MemoryLimit | None:
     return min(limits, key=lambda limit: limit.left_bytes, default=None)
 
 
-def own_memory(machine: Machine, gpu: Gpu) -> int | None:
+def gpu_memory_bytes(machine: Machine, gpu: Gpu) -> int | None:
     """Return the size of a GPU's own memory in bytes; ``None`` if unknown, as where a limit hides it."""
     capacity = ((machine.process or Process()).device_memory_capacity or {}).get(gpu.bus_id)
     if capacity is not None:

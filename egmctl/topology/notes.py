@@ -10,10 +10,9 @@ from egmctl.model.gpu import Gpu
 from egmctl.model.host import Driver
 from egmctl.model.machine import Machine
 from egmctl.model.route import LinkClass, LinkKind
-from egmctl.topology import links as rates
 from egmctl.topology.access import DENIED, Block, cuda_failure, not_loaded, nvml_failure, obstacle
 from egmctl.topology.egm_mode import all_handed_over
-from egmctl.topology.links import Link, active_nvlinks, nvlink_joins, nvlinks_of
+from egmctl.topology.links import Link, active_nvlinks, nvlink_joins, nvlinks_of, without_speed
 from egmctl.topology.platform import PlatformKind, PlatformVerdict
 from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.units import format_kernel_list, grouped, several, shortened
@@ -207,7 +206,7 @@ def fewer_nvlinks(machine: Machine, gpu: Gpu, links: Sequence[Link]) -> tuple[in
 def _without_speed(gpus: Sequence[Gpu]) -> Iterable[str]:
     names = {LinkKind.NVLINK: "NVLink", LinkKind.C2C: "NVLink-C2C"}
     for gpu in gpus:
-        for kind, links in rates.without_speed(gpu).items():
+        for kind, links in without_speed(gpu).items():
             which = f"{names[kind]}s {format_kernel_list(set(links))}"
             yield f"GPU{gpu.index}: NVML calls {which} active at 0 MB/s, so their rate is unknown"
 

@@ -171,12 +171,12 @@ def _published(part: str, gpu: Gpu | None, gib: float | None = None) -> Publishe
     return None if entry is None else PublishedRate(name=entry.name, gb_s=entry.gb_s, source=entry.source)
 
 
-def gpu_memory(gpu: Gpu) -> PublishedRate | None:
+def gpu_memory_rate(gpu: Gpu) -> PublishedRate | None:
     """Return the published rate of a GPU's own memory; ``None`` if none is known."""
     return _published("gpu_memory", gpu)
 
 
-def cpu_memory(machine: Machine, node: int | None) -> PublishedRate | None:
+def cpu_memory_rate(machine: Machine, node: int | None) -> PublishedRate | None:
     """Return the published rate of a Grace CPU's memory, by its module and capacity; ``None`` if none is known.
 
     The capacity is that of the NUMA node or, if it was not read, the number in the GPU's name (NVIDIA GH200 120GB).

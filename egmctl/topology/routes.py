@@ -28,9 +28,8 @@ from egmctl.model.gpu import Gpu
 from egmctl.model.host import NumaKind
 from egmctl.model.machine import Machine
 from egmctl.model.route import Hop, LinkKind, at_most_gb_s, symbol_of
-from egmctl.topology import links as rates
 from egmctl.topology.access import Block, Obstacle, obstacle
-from egmctl.topology.links import gpu_link
+from egmctl.topology.links import c2c_hop, gpu_link, nvlink_hop, pcie_hop
 from egmctl.topology.platform import C2c, c2c, cpu_link, egm
 from egmctl.units import parse_kernel_list
 
@@ -108,12 +107,12 @@ def route(machine: Machine, gpu: Gpu, node: int) -> HostRoute:
 
     Local EGM is preferred, then remote EGM, then other routes.
     """
-    stopped = node_obstacle(machine, node) or obstacle(machine, gpu)
+    stopped = numa_node_obstacle(machine, node) or obstacle(machine, gpu)
     if stopped is not None:
         return HostRoute(gpu.bus_id, node, RouteKind.BLOCKED, reason=stopped.cause, blocked_by=stopped.block)
     own = egm(machine, gpu)
     if c2c(machine, gpu) in (C2c.ABSENT, C2c.DOWN):
-        hops = (rates.pcie(gpu), *across(machine, gpu, node))
+        hops = (pcie_hop(gpu), *across(machine, gpu, node))
         return HostRoute(gpu.bus_id, node, RouteKind.PCIE, hops=hops, reason=own.cause)
     if own.able is None:
         return HostRoute(gpu.bus_id, node, RouteKind.UNKNOWN, reason=own.cause)
@@ -136,19 +135,19 @@ def possible_owners(machine: Machine, node: int) -> tuple[Gpu, ...]:
 
 def _local(machine: Machine, gpu: Gpu, node: int) -> HostRoute:
     """Return the route over the GPU's own C2C, with the other GPUs of the CPU that may own the memory instead."""
-    siblings = {
-        other.bus_id: nvlinks
-        for other in possible_owners(machine, node)
-        if other is not gpu and obstacle(machine, other) is None and egm(machine, other).able
-        if isinstance(nvlinks := _peer_nvlinks(machine, gpu, other), int)
-    }
+    siblings = {}
+    for other in possible_owners(machine, node):
+        if other is not gpu and obstacle(machine, other) is None and egm(machine, other).able:
+            nvlinks = _peer_nvlinks(machine, gpu, other)
+            if isinstance(nvlinks, int):
+                siblings[other.bus_id] = nvlinks
     return HostRoute(
         gpu.bus_id,
         node,
         RouteKind.LOCAL,
-        hops=(rates.c2c(gpu),),
+        hops=(c2c_hop(gpu),),
         siblings=tuple(siblings),
-        to_sibling=rates.nvlink(gpu, max(siblings.values())) if siblings else None,
+        to_sibling=nvlink_hop(gpu, max(siblings.values())) if siblings else None,
     )
 
 
@@ -180,13 +179,13 @@ def _remote(machine: Machine, gpu: Gpu, node: int) -> HostRoute:
     if possible:
         most = max(nvlinks for nvlinks, _ in possible)
         best = [owner for nvlinks, owner in possible if nvlinks == most]
-        hops = (rates.nvlink(gpu, most), rates.c2c(best[0]))
+        hops = (nvlink_hop(gpu, most), c2c_hop(best[0]))
         return HostRoute(gpu.bus_id, node, RouteKind.REMOTE, hops=hops, via=tuple(owner.bus_id for owner in best))
     if unknown:
         return HostRoute(gpu.bus_id, node, RouteKind.UNKNOWN, reason="; ".join(unknown))
     if blocked:
         reason = "; ".join(words for words, _ in blocked)
-        left = (rates.c2c(gpu), *across(machine, gpu, node))
+        left = (c2c_hop(gpu), *across(machine, gpu, node))
         return HostRoute(gpu.bus_id, node, RouteKind.BLOCKED, reason=reason, blocked_by=blocked[0][1], otherwise=left)
     return _system_memory(machine, gpu, node, "; ".join(not_egm) or f"no GPU sits on NUMA node {node}")
 
@@ -208,7 +207,7 @@ def _peer_nvlinks(machine: Machine, gpu: Gpu, owner: Gpu) -> int | Obstacle | No
 
 def _system_memory(machine: Machine, gpu: Gpu, node: int, reason: str) -> HostRoute:
     """Return the route over the GPU's own C2C as ordinary system memory, plus the CPU interconnect if needed."""
-    hops = (rates.c2c(gpu), *across(machine, gpu, node))
+    hops = (c2c_hop(gpu), *across(machine, gpu, node))
     return HostRoute(gpu.bus_id, node, RouteKind.C2C, hops=hops, reason=reason)
 
 
@@ -228,7 +227,7 @@ def across(machine: Machine, gpu: Gpu, node: int) -> tuple[Hop, ...]:
     return (smp(machine),)
 
 
-def node_obstacle(machine: Machine, node: int) -> Obstacle | None:
+def numa_node_obstacle(machine: Machine, node: int) -> Obstacle | None:
     """Return why this process cannot allocate memory on a CPU NUMA node; ``None`` if no obstacle is known."""
     host = machine.host
     if host is None:

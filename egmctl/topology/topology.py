@@ -15,7 +15,7 @@ from egmctl.model.host import Nic
 from egmctl.model.machine import Machine
 from egmctl.model.record import BusId, Shown
 from egmctl.topology.access import Block, obstacle
-from egmctl.topology.links import Link, P2pMatrix, device_link, matrices
+from egmctl.topology.links import Link, P2pMatrix, device_link, p2p_matrices
 from egmctl.topology.notes import MissingTopology, TopologyNote, missing, notes
 from egmctl.topology.platform import C2c, EgmCapability, PlatformVerdict, c2c, egm, own_node, platform
 from egmctl.topology.routes import HostRoute, route
@@ -84,7 +84,7 @@ class Topology(Shown):
     @cached_property
     def p2p(self) -> tuple[P2pMatrix, ...]:
         """The P2P capabilities between the selected GPUs that NVML lists."""
-        return matrices(self.machine, {label: gpu for label, gpu in self.gpus.items() if gpu.nvml is not None})
+        return p2p_matrices(self.machine, {label: gpu for label, gpu in self.gpus.items() if gpu.nvml is not None})
 
     def link(self, first: str, second: str) -> Link:
         """Return the link between two labels, in either order."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from egmctl.model.change import Change, ChangeKind
 from egmctl.model.gpu import Gpu, GpuNvml
 from egmctl.model.machine import Machine
-from egmctl.topology.access import node_obstacle, obstacle
+from egmctl.topology.access import device_node_obstacle, obstacle
 from egmctl.units import several
 
 
@@ -55,7 +55,7 @@ def _denied(gpu: Gpu) -> str | None:
         return None
     if not gpu.node.exists:
         return f"{gpu.node.path} is gone"
-    obstacle_of_node = node_obstacle(gpu.node, (None, None))
+    obstacle_of_node = device_node_obstacle(gpu.node, (None, None))
     return None if obstacle_of_node is None else obstacle_of_node.cause
 
 

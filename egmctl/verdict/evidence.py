@@ -17,7 +17,7 @@ from egmctl.doctor.situation import coherent
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.evidence import EvidenceReport, EvidenceState, Observation, Reply
 from egmctl.model.finding import Status, WaiverKind
-from egmctl.model.measurement import NVLINK_COUNT, LinkProof, Measurement, RunReport, counted
+from egmctl.model.measurement import NVLINK_COUNT, LinkProof, Measurement, RunReport, counted_bytes
 from egmctl.model.probes import ProbeOutcome
 from egmctl.model.route import HOST_NAMES, LinkKind, MemoryKind
 from egmctl.units import format_size, grouped
@@ -46,7 +46,7 @@ def questions() -> Mapping[str, EvidenceQuestion]:
     return {name: EvidenceQuestion(**entries) for name, entries in tables.items()}
 
 
-def cases() -> tuple[str, ...]:
+def evidence_cases() -> tuple[str, ...]:
     """Return the names of the bench's cases that settle questions."""
     return tuple(dict.fromkeys(case for question in questions().values() for case in question.cases))
 
@@ -59,7 +59,7 @@ def evidence(diagnosis: Diagnosis, run: RunReport | None, *, not_measured: str =
     diagnosis
         The diagnosis by all checks, after the active probes.
     run
-        The bench of :func:`cases` on the same node, with its verdict; ``None`` if there was none.
+        The bench of :func:`evidence_cases` on the same node, with its verdict; ``None`` if there was none.
     not_measured
         The reason why there was no bench.
     """
@@ -181,7 +181,7 @@ def _route(question: EvidenceQuestion, _run: RunReport, measured: _Measured) -> 
 def _counters(_question: EvidenceQuestion, _run: RunReport, measured: _Measured) -> _Observed:
     for gpu in (gpu for each in measured.values() for gpu in (each.evidence.gpus if each.evidence else ())):
         names = sorted({LinkKind.NVLINK.value, NVLINK_COUNT} & gpu.received_bytes.keys())
-        agrees = counted(gpu.received_bytes, LinkKind.NVLINK) is not None if len(names) > 1 else None
+        agrees = counted_bytes(gpu.received_bytes, LinkKind.NVLINK) is not None if len(names) > 1 else None
         yield agrees, f"{' and '.join(names) or 'neither'} answered", gpu.label
 
 

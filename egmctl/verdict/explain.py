@@ -136,7 +136,7 @@ def with_causes(
     for finding, numbers in during(report):
         # If the clocks were throttled before the run, doctor reports the cause.
         known = throttled if finding.check == THROTTLED else set()
-        result.append(cause_of(finding, numbers & slow - known, short))
+        result.append(measurement_cause(finding, numbers & slow - known, short))
     result = _with_changes(report, result, list(_changed(report, short)))
     explaining = [cause for cause in result if cause.measurements]
 
@@ -164,7 +164,7 @@ def _changed(report: RunReport, short: Shortfalls) -> Iterator[Cause]:
             for flow in report.measurements[number].flows
             if change.bus_id in (flow.initiator, flow.source.bus_id, flow.destination.bus_id)
         }
-        yield cause_of(finding, touching, short)
+        yield measurement_cause(finding, touching, short)
 
 
 def _with_changes(report: RunReport, causes: Sequence[Cause], changed: Sequence[Cause]) -> list[Cause]:
@@ -197,7 +197,9 @@ def _with_changes(report: RunReport, causes: Sequence[Cause], changed: Sequence[
     return [*others, *(first if number == place else cause for number, cause in enumerate(changed))]
 
 
-def cause_of(finding: Finding, numbers: Collection[int], short: Shortfalls, node: str = "", asked: str = "") -> Cause:
+def measurement_cause(
+    finding: Finding, numbers: Collection[int], short: Shortfalls, node: str = "", asked: str = ""
+) -> Cause:
     """Return a cause of measurements; it is a failure if it broke one of them or if the user ``asked`` for its GPUs.
 
     What others do on a GPU or the host proves nothing about the node, so it is no failure.
@@ -239,11 +241,11 @@ def _node_causes(report: RunReport, short: Shortfalls, node: RunNode, scope: Sco
     for kind in OF_GPUS:
         left = [trouble for trouble in troubles if trouble.kind is kind and trouble not in known]
         if excluded := [gpu for gpu in gpus if gpu.bus_id in _left_out_ids(left)]:
-            explaining.append((left_out(node.machine, excluded, kind), left))
+            explaining.append((left_out_finding(node.machine, excluded, kind), left))
     for finding, explained in explaining:
         requested = [gpu for gpu in gpus if gpu.bus_id in _left_out_ids(explained).intersection(scope.gpus or ())]
         asked = on_gpus(requested).label if requested else ""
-        yield cause_of(finding, {trouble.number for trouble in explained}, short, node.name, asked)
+        yield measurement_cause(finding, {trouble.number for trouble in explained}, short, node.name, asked)
 
 
 def _left_out_ids(troubles: Iterable[Trouble]) -> frozenset[str]:
@@ -343,7 +345,7 @@ _LIMITED_BY_MEMORY = 0.75
 healthy GH200 480GB reach 295 GB/s (its profile), 0.85 of the 348 of its CPUs (:func:`egmctl.facts.host.cpus_of`)."""
 
 
-def left_out(machine: Machine, gpus: Sequence[Gpu], kind: WaiverKind) -> Finding:
+def left_out_finding(machine: Machine, gpus: Sequence[Gpu], kind: WaiverKind) -> Finding:
     """Return the finding on GPUs that were not measured for a reason that no check of doctor knows.
 
     Parameters

@@ -13,7 +13,15 @@ from egmctl.bench.path_class import PathClass, class_of, gpu_kinds, is_degraded,
 from egmctl.doctor.kernel_faults import kernel_faults
 from egmctl.model.doubt import Doubt, DoubtReason, Effect
 from egmctl.model.finding import Status
-from egmctl.model.measurement import BROKEN, COUNTED_AT_LEAST, STRAY_AT_MOST, LinkProof, Measurement, RunReport, counted
+from egmctl.model.measurement import (
+    BROKEN,
+    COUNTED_AT_LEAST,
+    STRAY_AT_MOST,
+    LinkProof,
+    Measurement,
+    RunReport,
+    counted_bytes,
+)
 from egmctl.model.profile import Profile, Unit
 from egmctl.model.route import Egm, LinkKind, MemoryKind
 from egmctl.model.task import USUAL, Engine, Pattern, Quantity
@@ -320,7 +328,7 @@ def _owner(allocated_by: str, reads: Sequence[Measurement]) -> tuple[str | None,
         elif route.link is LinkKind.NVLINK:
             impossible.add(reader)
             for gpu in evidence.gpus if reader != allocated_by else ():
-                passed = counted(gpu.received_bytes if flow.sent else gpu.sent_bytes, LinkKind.NVLINK)
+                passed = counted_bytes(gpu.received_bytes if flow.sent else gpu.sent_bytes, LinkKind.NVLINK)
                 if gpu.bus_id != allocated_by or passed is None:
                     continue
                 if passed >= COUNTED_AT_LEAST * route.expected_bytes:

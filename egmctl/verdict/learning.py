@@ -30,7 +30,7 @@ from egmctl.model.verdict import BAD_GRADES
 from egmctl.topology.platform import C2c, c2c, platform
 from egmctl.units import several
 from egmctl.verdict.judge import with_verdict
-from egmctl.verdict.profiles import gpu_kind, nvlinks_between
+from egmctl.verdict.profiles import gpu_kind, most_nvlinks
 from egmctl.verdict.trust import MeasurementUse, unbelieved
 from egmctl.verdict.yardsticks import JUDGED_FROM_BYTES, not_judged, value_of
 
@@ -204,7 +204,7 @@ def _references(learnt: Mapping[_Class, _Learnt]) -> Iterator[Reference]:
 def _signature(machines: Sequence[Machine]) -> MachineSignature:
     gpus = [gpu for machine in machines for gpu in machine.gpus or ()]
     nvlinks = {gpu.nvml.nvlink_count if gpu.nvml else None for gpu in gpus}
-    nvlink_count = max(map(nvlinks_between, machines))
+    nvlink_count = max(map(most_nvlinks, machines))
     return MachineSignature(
         gpu_names=tuple(dict.fromkeys(gpu.name for gpu in gpus if gpu.name)),
         device_ids=tuple(dict.fromkeys(gpu.pci.pci_id for gpu in gpus if gpu.pci and gpu.pci.pci_id)),
@@ -226,7 +226,7 @@ def _round(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def dump(profile: Profile) -> str:
+def profile_toml(profile: Profile) -> str:
     """Return a profile as TOML, without keys whose value is empty."""
     document = to_json(profile)
     tables = [("", {key: document[key] for key in ("schema", "name", "title")}), ("[match]", document["match"])]

@@ -17,7 +17,7 @@ from egmctl.model.route import MemoryKind
 from egmctl.model.task import Engine, Pattern
 from egmctl.units import shortened
 
-CHECK = "bench.nccl"
+NCCL_CHECK = "bench.nccl"
 """The check id of a run's finding on NCCL."""
 _REMEDIES: Mapping[WaiverKind | None, Remedy] = {
     WaiverKind.NOT_INSTALLED: todo(
@@ -85,7 +85,7 @@ def with_nccl_cause(report: RunReport, machine: Machine | None = None) -> RunRep
     nccl = report.nccl
     if nccl is None:
         return report
-    others = tuple(cause for cause in report.causes if cause.finding.check != CHECK)
+    others = tuple(cause for cause in report.causes if cause.finding.check != NCCL_CHECK)
     node = machine or (report.machines[0] if len(report.machines) == 1 else None)
     finding = _finding(nccl, node)
     if finding is None:
@@ -99,7 +99,7 @@ def _finding(nccl: NcclRun, machine: Machine | None) -> Finding | None:
     match nccl.status:
         case NcclStatus.CORRUPT:
             remedy = todo("Drain the node: data arrived corrupt.", look="egmctl doctor --active")
-            return failed(nccl.reason or "", remedy, place, check=CHECK)
+            return failed(nccl.reason or "", remedy, place, check=NCCL_CHECK)
         case NcclStatus.FAILED:
             return _failure(nccl, machine, place)
         case NcclStatus.WAIVED:
@@ -109,7 +109,7 @@ def _finding(nccl: NcclRun, machine: Machine | None) -> Finding | None:
             # The reason of a run is that of its first waiver.
             first = nccl.plan.waivers[0].kind if nccl.plan.waivers else None
             remedy = _REMEDIES.get(first, todo("See what stops it.", look="egmctl doctor"))
-            return unknown(f"NCCL was not run: {nccl.reason}", check=CHECK, remedy=remedy)
+            return unknown(f"NCCL was not run: {nccl.reason}", check=NCCL_CHECK, remedy=remedy)
         case _:
             return None
 
@@ -123,12 +123,12 @@ def _failure(nccl: NcclRun, machine: Machine | None, place: Place) -> Finding:
     leader = leading(explain_failures(ErrorLog(failures=nccl.known_errors), diagnosis).explanations)
     reason = nccl.reason or "NCCL failed"
     if nccl.failures and nccl.failures[0].how is Ending.NO_FOLDER:
-        return unknown(reason, place, check=CHECK, remedy=_SHARED_FOLDER)
+        return unknown(reason, place, check=NCCL_CHECK, remedy=_SHARED_FOLDER)
     if leader is None:
         remedy = todo("See what keeps NCCL from working.", look="egmctl doctor --for p2p,ipc")
-        return unknown(reason, place, check=CHECK, remedy=remedy)
+        return unknown(reason, place, check=NCCL_CHECK, remedy=remedy)
     known = next(cause for cause in leader.causes if cause.state is not CauseState.EXCLUDED)
-    return failed(reason, known.remedy, place, cause=_words(known), check=CHECK)
+    return failed(reason, known.remedy, place, cause=_words(known), check=NCCL_CHECK)
 
 
 def _words(known: KnownCause) -> str:

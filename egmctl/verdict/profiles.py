@@ -64,7 +64,7 @@ def match_profile(machine: Machine, profile: Profile) -> Match:
         points.append(_point("NVLinks per GPU", labels, (str(signature.nvlinks),)))
     if signature.link is not None and len(gpus) > 1:
         # A node whose links are down is slower but still of its kind.
-        nvlinks = nvlinks_between(machine)
+        nvlinks = most_nvlinks(machine)
         labels = {f"NV{nvlinks}"} if nvlinks else {"(no NVLink is up)"}
         slower = [f"NV{number}" for number in range(1, (signature.nvlinks_between or 0) + 1)]
         points.append(_point("link", labels, [*slower, "(no NVLink is up)"], signature.link))
@@ -96,7 +96,7 @@ def _point(name: str, values: Collection[str | None], expected: Collection[str],
     return MatchPoint(what=name, fits=fits, reason=reason)
 
 
-def nvlinks_between(machine: Machine) -> int:
+def most_nvlinks(machine: Machine) -> int:
     """Return the number of NVLinks of the best link between two GPUs, or 0 if none is up."""
     links = [gpu_link(machine, *pair) for pair in combinations(machine.gpus or (), 2)]
     return max((link.nvlinks or 0 for link in links if link.kind is LinkClass.NVLINK), default=0)
@@ -133,7 +133,7 @@ def folders() -> tuple[Path, ...]:
     return user / "egmctl" / "profiles", SYSTEM_FOLDER, profiles_dir()
 
 
-def load_all(on_broken: Callable[[UsageError], None] | None = None) -> tuple[tuple[Profile, Path], ...]:
+def all_profiles(on_broken: Callable[[UsageError], None] | None = None) -> tuple[tuple[Profile, Path], ...]:
     """Return every profile and its file in search order. If two have the same name, the first one counts.
 
     Parameters
@@ -152,7 +152,7 @@ def load_all(on_broken: Callable[[UsageError], None] | None = None) -> tuple[tup
         if path.stem in [profile.name for profile, _ in profiles]:
             continue
         try:
-            profiles.append((read(path), path))
+            profiles.append((read_profile(path), path))
         except UsageError as error:
             if on_broken is None:
                 raise
@@ -160,7 +160,7 @@ def load_all(on_broken: Callable[[UsageError], None] | None = None) -> tuple[tup
     return tuple(profiles)
 
 
-def load(name_or_path: str) -> Profile:
+def load_profile(name_or_path: str) -> Profile:
     """Return one profile by name or from a file.
 
     Raises
@@ -168,10 +168,10 @@ def load(name_or_path: str) -> Profile:
     UsageError
         There is no such profile, or it is broken.
     """
-    return read(find(name_or_path))
+    return read_profile(profile_file(name_or_path))
 
 
-def find(name_or_path: str) -> Path:
+def profile_file(name_or_path: str) -> Path:
     """Return the file of a profile. A name with a path separator or ``.toml`` is returned as a path, unchecked.
 
     Raises
@@ -196,7 +196,7 @@ def _files() -> list[Path]:
     return [path for folder in folders() for path in sorted(folder.glob("*.toml"))]
 
 
-def read(path: Path) -> Profile:
+def read_profile(path: Path) -> Profile:
     """Return the profile in a file.
 
     Raises
@@ -213,10 +213,10 @@ def read(path: Path) -> Profile:
         _refuse(path, content[: error.start].count(b"\n") + 1, "not UTF-8 text")
     if len(content) > FILE_LIMIT:
         _refuse(path, 1, f"larger than {FILE_LIMIT} bytes, which no profile is")
-    return parse(text, path)
+    return parse_profile(text, path)
 
 
-def parse(text: str, path: Path) -> Profile:
+def parse_profile(text: str, path: Path) -> Profile:
     """Return the profile that a TOML text describes.
 
     Parameters
@@ -227,7 +227,7 @@ def parse(text: str, path: Path) -> Profile:
     Raises
     ------
     UsageError
-        The text is not a valid profile, as for :func:`read`.
+        The text is not a valid profile, as for :func:`read_profile`.
     """
     for number, content in enumerate(text.splitlines(), 1):
         if len(content) > LINE_LIMIT:

@@ -54,14 +54,15 @@ def of_other_paths(measurements: Sequence[Measurement]) -> Mapping[int, DoubtRea
 
     Such a number neither passes nor condemns, and is no measure for others.
     """
-    return {
-        doubt.measurement: doubt.reason
-        for number, measurement in enumerate(measurements)
-        if measurement.measured
-        for rule in _OF_PATHS
-        for doubt in rule(number, measurement)
-        if doubt.effect in (Effect.FAIL, Effect.VOID)
-    }
+    reasons = {}
+    for number, measurement in enumerate(measurements):
+        if not measurement.measured:
+            continue
+        for rule in _OF_PATHS:
+            for doubt in rule(number, measurement):
+                if doubt.effect in (Effect.FAIL, Effect.VOID):
+                    reasons[doubt.measurement] = doubt.reason
+    return reasons
 
 
 class MeasurementUse(StrEnum):

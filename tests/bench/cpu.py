@@ -45,7 +45,7 @@ def measured(
 ) -> Measurement:
     """Measure a task on memory of this process."""
     worker: Any = StubRig(memory or Memory(), *placements)
-    (found,) = cpu.measure(how, worker, [task], SETTINGS)
+    (found,) = cpu.measure_by_cpu(how, worker, [task], SETTINGS)
     return found
 
 

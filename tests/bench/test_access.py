@@ -96,8 +96,10 @@ def test_a_dead_nvml_is_told_first_and_no_rate_is_invented(
 @LONG
 def test_an_nvml_that_hangs_costs_its_own_time_and_no_measurement(fake_node: MakeFakeNode) -> None:
     """Its own time is shortened: a minute."""
-    shorter = "import sys; from egmctl.facts import collect; collect.DEADLINE_S = 2; from egmctl.cli.app import run"
-    command = [sys.executable, "-c", f"{shorter}; sys.exit(run(sys.argv[1:]))", *BENCH, "--gpus", "0-1"]
+    shorter = (
+        "import sys; from egmctl.facts import collect; collect.DEADLINE_S = 2; from egmctl.cli.app import run_command"
+    )
+    command = [sys.executable, "-c", f"{shorter}; sys.exit(run_command(sys.argv[1:]))", *BENCH, "--gpus", "0-1"]
     done = ended(command, env=fake_node("hgx-h200x4").environment("nvmlInit=hang"))
     assert done.code == 1, "NVML that hangs is a fault of the node"
     assert first(done.out).startswith("FAIL: ")

@@ -22,7 +22,7 @@ from egmctl.report.views.bench_matrix import Frame
 from egmctl.verdict.answers import answered
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import judge, with_verdict
-from egmctl.verdict.profiles import load
+from egmctl.verdict.profiles import load_profile
 from tests.answers import code_of, render
 from tests.answers import shown as answer
 from tests.doctor.machines import patched, shipped
@@ -30,7 +30,7 @@ from tests.report.runs import run as every_case
 from tests.report.texts import matrices_text
 from tests.verdict.runs import BOTH, H2D, LATENCY, LOCAL, READ, RING, WRITE, run, usual
 
-H200 = load("hgx-h200")
+H200 = load_profile("hgx-h200")
 
 
 def busy(task: Task, flow: Flow) -> float:

@@ -15,7 +15,7 @@ from egmctl.bench.buffers import (
     Buffer,
     FlowBuffers,
     Lifetimes,
-    assign,
+    assign_buffers,
     buffers_of,
     span_bytes,
     window,
@@ -156,7 +156,7 @@ def test_flows_at_once_have_buffers_of_their_own_and_one_to_all_sends_one_source
         task = next(
             task for task in plans.plan_of(case, machine="hgx-h200x4", gpus=4, nodes=(0,)).tasks if len(task.flows) > 1
         )
-        return list(assign([task])[0])
+        return list(assign_buffers([task])[0])
 
     there = [buffer for flow in of("all_to_one_write_ce") for buffer in flow.there]
     assert len(set(there)) == len(there)

@@ -8,11 +8,11 @@ import re
 import pytest
 import typer
 
+from egmctl.api import fabric
 from egmctl.bench.plan.cost import job_cost, plan_bytes, plan_seconds, steps_seconds
 from egmctl.bench.plan.fabric import make_fabric_plan
 from egmctl.bench.plan.placement import modelled
 from egmctl.bench.suites import CASES, FABRIC_CASES, SUITES, SWEPT, select_cases
-from egmctl.cli import fabric
 from egmctl.cli.app import app
 from egmctl.errors import NothingToDo, UsageError
 from egmctl.facts import collect

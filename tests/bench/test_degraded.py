@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from egmctl.bench.evidence import route_evidence
+from egmctl.bench.evidence import link_evidence
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.suites import select_cases
@@ -107,7 +107,7 @@ class TestWhatCarriedTheBytes:
     def seen(self, nvlink: int, pcie: int) -> tuple[str, LinkProof]:
         gpu = self.LARGE.flows[0].initiator or ""
         rises = {gpu: Traffic({}, {LinkKind.NVLINK: nvlink, LinkKind.PCIE: pcie})}
-        found = route_evidence(self.LARGE, 1, rises)
+        found = link_evidence(self.LARGE, 1, rises)
         assert found is not None
         return found.link, found.verdict
 

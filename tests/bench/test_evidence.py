@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from egmctl.bench.evidence import LinkCounters, Watch, route_evidence
+from egmctl.bench.evidence import LinkCounters, Watch, link_evidence
 from egmctl.gpu.telemetry import ClockState, Telemetry, Traffic
 from egmctl.model.measurement import LinkEvidence, LinkProof
 from egmctl.model.route import Carrier, Egm, Hop, LinkKind, MemoryKind, Route
@@ -54,7 +54,7 @@ MOVED = 3 * 2 * SIZE
 
 def evidence(task: Task, samples: int, rises: Mapping[str, Traffic]) -> LinkEvidence:
     """Return what the counters of the GPUs tell of a task's route."""
-    found = route_evidence(task, samples, rises)
+    found = link_evidence(task, samples, rises)
     assert found is not None
     return found
 
@@ -150,9 +150,9 @@ class TestRoute:
 
     def test_nothing_is_said_of_what_leaves_no_gpu_or_is_too_little(self) -> None:
         local = flow(gpu(A), gpu(A), over())
-        assert route_evidence(task(local), 3, {}) is None
-        assert route_evidence(task(P2P, quantity=Quantity.LATENCY), 3, {}) is None
-        assert route_evidence(task(P2P), 0, {}) is None
+        assert link_evidence(task(local), 3, {}) is None
+        assert link_evidence(task(P2P, quantity=Quantity.LATENCY), 3, {}) is None
+        assert link_evidence(task(P2P), 0, {}) is None
 
 
 @pytest.mark.parametrize(

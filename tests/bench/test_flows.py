@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egmctl.bench.buffers import Buffer, Lifetimes, assign, buffers_of
+from egmctl.bench.buffers import Buffer, Lifetimes, assign_buffers, buffers_of
 from egmctl.bench.peaks import peaks
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.flows import parse_pairs
@@ -172,14 +172,14 @@ def test_no_two_flows_of_a_step_write_to_one_buffer_and_none_reads_what_another_
 ) -> None:
     plan = plan_of(name, gpus=gpus)
     for step in plan.steps:
-        flows = [f for of_task in assign([plan.tasks[n] for n in step.tasks]) for f in of_task]
+        flows = [f for of_task in assign_buffers([plan.tasks[n] for n in step.tasks]) for f in of_task]
         written = [flow.destination for flow in flows if flow.destination is not None]
         assert len(written) == len(set(written))
         assert not set(written) & {flow.source for flow in flows}
 
 
 def test_one_gpu_sends_the_same_buffer_to_all_others() -> None:
-    (flows,) = assign(plan_of("one_to_all_write_ce", gpus=3).tasks[:1])
+    (flows,) = assign_buffers(plan_of("one_to_all_write_ce", gpus=3).tasks[:1])
     assert [len({flow.source for flow in flows}), len({flow.destination for flow in flows})] == [1, 2]
 
 

@@ -17,7 +17,7 @@ from egmctl.bench.supervisor import supervise
 from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.runner import CHECKS
 from egmctl.facts.kernel_log import EVENTS_LIMIT, KernelLogWatch, event
-from egmctl.facts.redact import part_redactor, redact_run
+from egmctl.facts.redact import part_redactor, redact_report
 from egmctl.facts.root import Root
 from egmctl.journal.events import Journal, Recorder, forget
 from egmctl.model.answer import Answer, State
@@ -32,7 +32,7 @@ from egmctl.saved import load_journal
 from egmctl.verdict.answers.run import of_run
 from egmctl.verdict.bringup import bringup_answer
 from egmctl.verdict.judge import with_verdict
-from egmctl.verdict.profiles import load
+from egmctl.verdict.profiles import load_profile
 from tests.answers import diagnose, render
 from tests.bench.supervised import MACHINE, TARGET, plan
 from tests.verdict.runs import H2D, H200, WRITE, run
@@ -138,7 +138,7 @@ def with_logged(*lines: str, unread: Unread | None = None) -> RunReport:
     events = tuple(found for line in lines if (found := event(1001.5, line)) is not None)
     messages = KernelMessages(source="/dev/kmsg", unread=unread, began_s=1000.0, ended_s=1010.0, events=events)
     report = replace(run(WRITE, H2D), kernel_messages=messages)
-    return with_verdict(report, load("hgx-h200"))
+    return with_verdict(report, load_profile("hgx-h200"))
 
 
 def words(report: RunReport, format: Format = Format.TEXT, *, verbose: int = 0) -> str:
@@ -181,7 +181,7 @@ def test_a_healthy_run_is_silent_about_it_and_says_so_with_v() -> None:
 
 
 def test_documents_keep_it_without_the_names_of_processes_and_older_ones_load() -> None:
-    report = redact_run(with_logged(PAGE_FAULT), None)
+    report = redact_report(with_logged(PAGE_FAULT), None)
     document = to_json(report)
     assert "secret-job" not in json.dumps(document)
     assert from_json(RunReport, document) == report

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from egmctl.bench.buffers import assign
+from egmctl.bench.buffers import assign_buffers
 from egmctl.bench.cases.latency import CASES, FOOTPRINTS_LOCAL, LAPS, LOAD_BLOCKS_PEER, LOADS, UNCACHED
 from egmctl.bench.engines.latency import WARM_UP_LOADS
 from egmctl.bench.plan.make import make_plan
@@ -71,7 +71,7 @@ class TestPlan:
         there, back = planned.flows
         assert (there.initiator, back.initiator) == (there.source.bus_id, back.source.bus_id)
         assert (there.source, there.destination) == (back.destination, back.source)
-        ((flag, other),) = assign([planned])
+        ((flag, other),) = assign_buffers([planned])
         assert flag.destination is not None
         assert other.destination is not None
         assert [flag.destination.end.label, other.destination.end.label] == ["GPU1", "GPU0"]
@@ -81,12 +81,12 @@ class TestPlan:
         assert len(tasks) == 3 * 2
         for task in tasks:
             assert len({flow.initiator for flow in task.flows}) == 2
-            ((one, other),) = assign([task])
+            ((one, other),) = assign_buffers([task])
             assert one.destination != other.destination
 
     def test_load_and_chase_work_on_buffers_of_their_own_at_the_same_end(self) -> None:
         for planned in plan(GB200, 2, [0])["device_to_device_latency_loaded"]:
-            ((chase, load),) = assign([planned])
+            ((chase, load),) = assign_buffers([planned])
             assert chase.source is not None
             assert load.source is not None
             assert chase.source.end == load.source.end
@@ -95,7 +95,7 @@ class TestPlan:
     def test_a_chain_is_never_written_into_what_a_copy_reads_from(self) -> None:
         (chase, *_) = plan(GB200, 2, [0])["device_to_device_latency_uncached"]
         copy = replace(chase, quantity=Quantity.BANDWIDTH)
-        ((of_chase,), (of_copy,)) = assign([chase, copy])
+        ((of_chase,), (of_copy,)) = assign_buffers([chase, copy])
         assert of_chase.source != of_copy.source
 
     @pytest.mark.parametrize(

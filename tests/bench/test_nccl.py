@@ -22,9 +22,9 @@ from egmctl.bench.nccl.collectives import COLLECTIVES
 from egmctl.bench.nccl.job import RankFacts, plan_of_job
 from egmctl.bench.nccl.log import read_log
 from egmctl.bench.nccl.outcome import interrupted, not_measured, put_together
-from egmctl.bench.nccl.plan import BINARIES, NcclRequest, fitting_bytes, free_bytes, nccl_plan, room_of
+from egmctl.bench.nccl.plan import BINARIES, NcclRequest, fitting_bytes, free_gpu_bytes, nccl_plan, room_of
 from egmctl.bench.nccl.rounds import RankReports, Round, next_round
-from egmctl.bench.nccl.run import Start, measure, start_process
+from egmctl.bench.nccl.run import Start, measure_plan, start_process
 from egmctl.bench.nccl.table import NoTable, read_table
 from egmctl.bench.suites import select_collectives
 from egmctl.bench.supervisor import supervise
@@ -149,7 +149,7 @@ def ran(
         monkeypatch.setenv(name, value)
     plan = little(node, gpus, timeout_s, program)
     assert plan.waivers == ()
-    return measure(plan, node, timeout_s, start)
+    return measure_plan(plan, node, timeout_s, start)
 
 
 @pytest.fixture(autouse=True)
@@ -420,7 +420,7 @@ def test_the_plan_takes_what_fits_and_leaves_out_what_cannot_be_used() -> None:
     large = planned(small, size="400M", cases=("nccl_all_reduce",))
     assert [waiver.kind for waiver in large.waivers] == [WaiverKind.NO_ROOM]
     assert little(small, program=NcclProgram.NCCL_TESTS).waivers == ()
-    room = room_of([free_bytes(small, gpu) for gpu in small.gpus or ()], LITTLE)
+    room = room_of([free_gpu_bytes(small, gpu) for gpu in small.gpus or ()], LITTLE)
     assert room is not None
     third = room // 3
     assert (

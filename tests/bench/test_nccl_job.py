@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 
-from egmctl.bench.nccl.job import measure_job
+from egmctl.bench.nccl.job import measure_nccl_job
 from egmctl.bench.nccl.plan import NcclRequest
 from egmctl.model.answer import State
 from egmctl.model.codec import from_json, to_json
@@ -88,7 +88,7 @@ def measured(tasks: Sequence[Task]) -> tuple[RunReport, Sequence[BaseException |
     gpus = node.gpus or ()
 
     def of_task(task: Task) -> tuple[RunReport, Machine] | None:
-        return measure_job(cast(World, task), lambda: (node, (gpus[task.rank],)), REQUEST)
+        return measure_nccl_job(cast(World, task), lambda: (node, (gpus[task.rank],)), REQUEST)
 
     with ThreadPoolExecutor(TASKS) as pool:
         ended = [pool.submit(of_task, task) for task in tasks]

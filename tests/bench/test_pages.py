@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from egmctl.bench.evidence import route_evidence
+from egmctl.bench.evidence import link_evidence
 from egmctl.bench.plan.budget import MANAGED_SHARE
 from egmctl.bench.processes.context import _registered
 from egmctl.facts import buffers as facts
@@ -128,7 +128,7 @@ class TestWhetherManagedMemoryIsEgm:
         plan = plan_of("managed_to_*_ce", machine="gb200-tray", gpus=1, nodes=[1], size_bytes=1 << 30, copies=1)
         (task,) = plan.tasks
         rises = {task.flows[0].initiator or "": Traffic({}, {"nvlink": nvlink, "pcie": 0})}
-        found = route_evidence(task, 1, rises)
+        found = link_evidence(task, 1, rises)
         assert found is not None
         assert (found.link, found.verdict) == (link, verdict)
 

@@ -11,7 +11,7 @@ from egmctl.bench.plan import Plan
 from egmctl.bench.plan.placement import (
     NvlinkDomain,
     RankInfo,
-    assign,
+    assign_gpus,
     check_agreement,
     merge_gpus,
     rank_info,
@@ -163,7 +163,7 @@ def at(host: str, *gpus: str, domain: NvlinkDomain = DOMAIN, driver: str = "580.
     ids=["all GPUs of the node in turn", "what a launcher has bound"],
 )
 def test_ranks_take_what_they_may_use(infos: list[RankInfo], gpus: tuple[str, ...]) -> None:
-    assert assign(infos) == gpus
+    assert assign_gpus(infos) == gpus
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_ranks_take_what_they_may_use(infos: list[RankInfo], gpus: tuple[str, ..
 )
 def test_a_node_with_too_few_gpus_is_named(infos: list[RankInfo], code: ExitCode, words: str) -> None:
     with pytest.raises(EgmctlError, match=words) as failed:
-        assign(infos)
+        assign_gpus(infos)
     assert failed.value.exit_code is code
 
 

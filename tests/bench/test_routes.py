@@ -25,7 +25,7 @@ from egmctl.report.kinds import BENCH, Format
 from egmctl.report.views.machine import route_words
 from egmctl.saved import Saved
 from egmctl.verdict.judge import with_verdict
-from egmctl.verdict.profiles import load
+from egmctl.verdict.profiles import load_profile
 from tests.answers import render
 from tests.bench.routes import C2C, PCIE, SMP, nv, over, to_host
 from tests.saved.documents import measured_report
@@ -72,7 +72,7 @@ HOSTILE = to_host(Hop(link=LinkKind.UNKNOWN, reason="\x1b[31m<b>|"), egm=Egm.UNK
 def test_every_route_comes_back_from_json_and_through_every_view(routes: list[Route]) -> None:
     usual = measured_report("hgx-h200x4")
     report = with_routes(usual, routes)
-    judged = with_verdict(report, load("hgx-h200"))
+    judged = with_verdict(report, load_profile("hgx-h200"))
     assert from_json(RunReport, json.loads(json.dumps(to_json(judged)))) == judged
     shown = {format: str(render(judged, format)) for format in BENCH.formats}
     assert not any("\x1b" in text for text in shown.values())

@@ -126,7 +126,7 @@ def test_of_a_machine_that_is_not_here_nothing_is_measured() -> None:
 def test_without_numa_in_the_kernel_the_rest_goes_on(command: str, nodes: tuple[()] | None, tmp_path: Path) -> None:
     """gVisor, and kernels without CONFIG_NUMA, have no /sys/devices/system/node."""
     path = tmp_path / "node7.json"
-    path.write_text(record.text(patched(shipped("hgx-h200x4"), "host", numa_nodes=nodes)))
+    path.write_text(record.machine_text(patched(shipped("hgx-h200x4"), "host", numa_nodes=nodes)))
     done = run(*command.split(), "--machine", path, "-q")
     assert (done.code, done.err) == (3 if command == "bringup" else 0, "")
     assert "NVIDIA H200" in done.out or "GPU0 -> GPU3" in done.out
@@ -134,7 +134,9 @@ def test_without_numa_in_the_kernel_the_rest_goes_on(command: str, nodes: tuple[
 
 def test_a_recorded_fault_is_no_go(tmp_path: Path) -> None:
     path = tmp_path / "node7.json"
-    path.write_text(record.text(patched(shipped("gh200"), "driver", module_version="580.1", driver_version="570.2")))
+    path.write_text(
+        record.machine_text(patched(shipped("gh200"), "driver", module_version="580.1", driver_version="570.2"))
+    )
     done = run("bringup", "--machine", path, "-q")
     assert done.code == 1
     assert "\nNO-GO: the kernel module is 580.1, the libraries are 570.2" in f"\n{done.out}"

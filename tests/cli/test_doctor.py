@@ -23,7 +23,9 @@ ANY = "drv.versions"
 def mismatched(tmp_path: Path) -> Path:
     """A machine whose libraries are not of its kernel module's version."""
     path = tmp_path / "node7.json"
-    path.write_text(record.text(patched(shipped("gh200"), "driver", module_version="580.1", driver_version="570.2")))
+    path.write_text(
+        record.machine_text(patched(shipped("gh200"), "driver", module_version="580.1", driver_version="570.2"))
+    )
     return path
 
 

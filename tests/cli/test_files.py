@@ -15,7 +15,7 @@ import pytest
 
 from egmctl import files
 from egmctl.errors import EgmctlError, UsageError
-from egmctl.files import FileExists, next_free, open_parent, path_of, read_bounded, write_whole
+from egmctl.files import FileExists, descriptor_path, next_free, open_parent, read_bounded, write_whole
 from egmctl.fleet.folder import new_folder, old_folder
 from egmctl.journal.events import FILES_LIMIT, Journal, RunState, journal_folder, mention, state_line
 from egmctl.model.record import Command
@@ -235,7 +235,7 @@ def test_a_folder_that_only_its_owner_writes_to_may_hold_any_link(tmp_path: Path
     write_whole(tmp_path / "link", b"x")
     assert (tmp_path / "target").read_bytes() == b"x"
     with open_parent(Path("/proc/self/exe")) as (folder, name):
-        assert os.path.samefile(path_of(folder) / name, sys.executable)
+        assert os.path.samefile(descriptor_path(folder) / name, sys.executable)
 
 
 def test_a_loop_of_links_ends(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ from typing import Any, cast
 
 import pytest
 
+from egmctl.api import rack
 from egmctl.api.doctor import Doctor
 from egmctl.api.options import BringupOptions
-from egmctl.cli import rack
-from egmctl.cli.output import OutputOptions
+from egmctl.cli.output import OutputOptions, Outputs, say
+from egmctl.cli.progress import show_progress
 from egmctl.errors import ExitCode, NothingToDo
 from egmctl.model.answer import Answer, State
 from egmctl.model.bringup import Bringup
@@ -98,6 +99,11 @@ class Job:
         return []
 
 
+def hooks(outputs: Outputs) -> rack.Hooks:
+    """Return what a job does with these outputs."""
+    return rack.Hooks(ready=outputs.check, say=say, progress=lambda: show_progress(quiet=True))
+
+
 Ask = Callable[..., tuple[ExitCode, dict[str, Any], str]]
 
 
@@ -117,7 +123,10 @@ def answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ask:
         monkeypatch.setattr(rack, "_fabric", measured)
         written = tmp_path / file
         outputs = OutputOptions(output=(written,), quiet=True).chosen(BRINGUP.formats)
-        code = rack.bring_up(cast(World, job), lambda: go(own), BringupOptions(**options), outputs)
+        report = rack.bring_up_job(cast(World, job), lambda: go(own), BringupOptions(**options), hooks(outputs))
+        assert report is not None
+        outputs.show(report)
+        code = report.exit_code
         document = json.loads(written.read_text())
         validate(document, "fleet")
         assert document["exit_code"] == code
@@ -182,13 +191,13 @@ def test_who_is_not_ready_is_named_in_the_first_sentence(
         (
             FabricRun(run=replace(RUN, answer=Answer(state=State.BAD, word="FAIL"))),
             1,
-            "NO-GO: fabric FAIL: ; 3 of 3 nodes are ready",
+            "NO-GO: fabric FAIL; 3 of 3 nodes are ready",
         ),
         (GONE, 3, "INCOMPLETE: fabric not measured: no answer from rank 3 on tray02; 3 of 3 nodes are ready"),
         (
             FabricRun(run=replace(RUN, answer=Answer(state=State.INCOMPLETE, word="INCOMPLETE"))),
             3,
-            "INCOMPLETE: fabric INCOMPLETE: ; 3 of 3 nodes are ready",
+            "INCOMPLETE: fabric INCOMPLETE; 3 of 3 nodes are ready",
         ),
         (
             FabricRun(reason="no channel"),
@@ -248,7 +257,7 @@ def test_a_rank_that_is_not_the_first_of_its_node_brings_up_nothing_and_writes_n
 
     monkeypatch.setattr(rack, "_fabric", lambda *_: MEASURED)
     outputs = OutputOptions(output=(tmp_path / "rack.json",)).chosen(BRINGUP.formats)
-    assert rack.bring_up(cast(World, Second({})), node, BringupOptions(), outputs) is ExitCode.OK
+    assert rack.bring_up_job(cast(World, Second({})), node, BringupOptions(), hooks(outputs)) is None
     assert not list(tmp_path.iterdir())
 
 

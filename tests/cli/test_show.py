@@ -170,7 +170,7 @@ def test_brief_is_for_diagnoses_only(tmp_path: Path, asked: str, sentence: str) 
 def test_quiet_with_a_file_to_write_prints_nothing(tmp_path: Path, words: tuple[str, ...]) -> None:
     command, *names = words
     for name in names:
-        (tmp_path / name).write_text(replay.text(machine_of("gh200")))
+        (tmp_path / name).write_text(replay.machine_text(machine_of("gh200")))
     done = run(command, *(tmp_path / name for name in names), "-q", "-o", tmp_path / "shown.html")
     assert (done.code, done.out, done.err) == (0, "", "")
     assert (tmp_path / "shown.html").exists()

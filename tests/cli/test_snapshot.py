@@ -23,7 +23,7 @@ def test_a_snapshot_is_a_machine_to_replay(egmctl: RunEgmctl, tmp_path: Path, no
     file = tmp_path / "node.json"
     done = egmctl("snapshot", "-o", file, env=node)
     assert (done.code, done.out) == (0, ""), done.err
-    machine = replay.load(str(file))
+    machine = replay.load_machine(str(file))
     assert (machine.origin.kind, machine.origin.name, machine.origin.redacted) == (OriginKind.RECORDED, "node", True)
     assert [gpu.bus_id for gpu in machine.gpus or ()] == [GPU]
     assert list(machine.sections) == list(SECTION_VERSIONS)

@@ -21,7 +21,7 @@ from tests.topology.builders import hgx
 def recorded(tmp_path: Path) -> Path:
     """A machine file as ``egmctl snapshot`` writes it."""
     path = tmp_path / "node7.json"
-    path.write_text(replay.text(hgx(2)))
+    path.write_text(replay.machine_text(hgx(2)))
     return path
 
 

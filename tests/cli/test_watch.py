@@ -25,7 +25,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from egmctl.cli.watch import history
+from egmctl.cli.watch import history_scale
 from egmctl.driver.reading import Unreadable
 from egmctl.gpu import telemetry
 from egmctl.gpu.telemetry import TrafficWatch, data_of
@@ -326,7 +326,7 @@ def test_the_gpus_with_the_most_traffic_come_first_and_the_last_minute_has_a_lin
 
 @pytest.mark.parametrize("interval_s", [0.2, 0.7, 1, 7, 20, 40, 3600])
 def test_the_last_minute_is_a_minute_at_any_interval(interval_s: float) -> None:
-    samples, each = history(interval_s)
+    samples, each = history_scale(interval_s)
     assert samples == 1 or 60 - interval_s < samples * interval_s <= 60
     assert samples / each <= 20
 

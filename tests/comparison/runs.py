@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from egmctl.bench.nccl.collectives import result_of
+from egmctl.bench.nccl.collectives import collective_result
 from egmctl.bench.results import summarize
 from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport
 from egmctl.model.nccl import NcclPlan, NcclProgram, NcclRun, NcclStatus
@@ -134,8 +134,8 @@ def measured(
         status=NcclStatus.CORRUPT if wrong else NcclStatus.OK,
         reason="NCCL left wrong values in all_reduce" if wrong else None,
         results=(
-            result_of("all_reduce", 2, SIZE, [MS * slower], not wrong),
-            result_of("sendrecv", 2, SIZE, [MS], True),
+            collective_result("all_reduce", 2, SIZE, [MS * slower], not wrong),
+            collective_result("sendrecv", 2, SIZE, [MS], True),
         ),
         versions={"nccl": version},
         transports={transport: 48},

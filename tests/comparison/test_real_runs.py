@@ -15,7 +15,7 @@ from egmctl.model.comparison import Comparison, Outcome
 from egmctl.model.measurement import RunReport
 from egmctl.report.exports.json import result_json
 from egmctl.saved import Saved, load
-from egmctl.verdict.profiles import load_all
+from egmctl.verdict.profiles import all_profiles
 from tests.comparison.runs import RUNS, unpacked
 from tests.report.texts import text_of
 from tests.schemas import validate
@@ -29,7 +29,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Saved]:
 
 def compared(runs: dict[str, Saved], first: str, second: str) -> Comparison:
     pair = [runs[first], runs[second]]
-    spread = known_spread([machine for saved_run in pair for machine in saved_run.machines], [p for p, _ in load_all()])
+    spread = known_spread(
+        [machine for saved_run in pair for machine in saved_run.machines], [p for p, _ in all_profiles()]
+    )
     return compare(pair, spread=spread)
 
 

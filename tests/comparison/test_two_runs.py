@@ -21,7 +21,7 @@ from egmctl.model.record import Command
 from egmctl.model.route import Egm
 from egmctl.model.task import Endpoint, Quantity
 from egmctl.report.kinds import Format
-from egmctl.verdict.profiles import load_all
+from egmctl.verdict.profiles import all_profiles
 from tests.answers import render
 from tests.comparison.runs import changed, ended, from_gpu, on_path, reaching, run, saved, times
 from tests.doctor.machines import patched
@@ -317,7 +317,7 @@ def test_sizes_of_a_sweep_are_not_mixed() -> None:
 
 
 def test_a_profile_of_many_runs_says_how_far_runs_are_apart() -> None:
-    (h200,) = [profile for profile, _ in load_all() if profile.name == "hgx-h200"]
+    (h200,) = [profile for profile, _ in all_profiles() if profile.name == "hgx-h200"]
     (measured,) = [m for m in run().measurements if m.case == CASE and m.path == "GPU0 -> GPU1"]
 
     def spread(runs: int, run_to_run: float, *machines: Machine) -> Spread:

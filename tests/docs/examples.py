@@ -43,7 +43,7 @@ def judged_run(tmp_path: Path) -> RunReport:
     """Return the run of an idle node, judged by the profile that ships."""
     report = load(unpacked("idle", tmp_path)).result
     assert isinstance(report, RunReport)
-    profile, reason = choose(report.machines[0], [profiles.load("hgx-h200")])
+    profile, reason = choose(report.machines[0], [profiles.load_profile("hgx-h200")])
     return with_verdict(report, profile, profile_reason=reason)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,3 +77,41 @@ SOURCE = re.compile(r"(?<![\w/-])(?:egmctl|tests|tools|benchmarks)/[a-z0-9_./-]+
 def test_the_source_files_that_a_document_names_exist(document: Path) -> None:
     named = set(SOURCE.findall(document.read_text()))
     assert sorted(name for name in named if not (ROOT / name).exists()) == []
+
+
+OF_DEVELOPERS = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "decisions").glob("*.md"))]
+"""The documents that name parts of the code."""
+OF_OTHERS = {"NO_PADDING", "evil.py"}
+"""What they name of other projects: a variable of NVIDIA's mock, and a file of an attacker."""
+IN_CODE = re.compile(r"`([^`\n]+)`")
+FILE = re.compile(r"(?<!\w)[a-z0-9_]+\.(?:py|toml|sh|S)\b")
+"""Capitals stand for a name to choose."""
+
+
+@functools.cache
+def names_in_code() -> frozenset[str]:
+    """Return the names of all files of sources, tests, tools and examples, and all words in them."""
+    folders = ("egmctl", "tests", "tools", "benchmarks", "docs/examples")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.*")]
+    texts = (path.read_text() for path in paths if path.suffix in (".py", ".toml", ".sh", ".c", ".h", ".S"))
+    words = (re.findall(r"\w+", text) for text in (*texts, *(path.stem for path in paths)))
+    return frozenset(itertools.chain((path.name for path in paths), *words))
+
+
+def lost_names(text: str) -> list[str]:
+    """Return the files, and the names with a capital or an underscore, that a document quotes and no source has."""
+    quotes = IN_CODE.findall(text)
+    words = {word for quote in quotes for word in re.findall(r"[A-Za-z_]\w*", quote)}
+    named = {word for word in words if "_" in word or re.search(r"[a-z][A-Z]", word)}
+    files = {name for quote in quotes for name in FILE.findall(quote)}
+    return sorted((named | files) - names_in_code() - OF_OTHERS)
+
+
+@pytest.mark.parametrize("document", OF_DEVELOPERS, ids=lambda path: path.name)
+def test_the_names_of_the_code_in_documents_for_developers_are_those_of_today(document: Path) -> None:
+    assert lost_names(document.read_text()) == []
+
+
+def test_a_name_that_is_no_more_is_seen() -> None:
+    gone = "_".join(("no", "such", "name"))
+    assert lost_names(f"`Engine` and `measure_transfers()`, as `{gone}` in `bench/{gone}.py`") == [gone, f"{gone}.py"]

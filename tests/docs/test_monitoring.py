@@ -91,7 +91,7 @@ def test_the_plugin_ends_with_the_codes_of_node_problem_detector_and_its_first_l
     (condition,) = PLUGIN["conditions"]
     assert rule["condition"] == condition["type"]
     path = tmp_path / "node.json"
-    path.write_text(replay.text(machine))
+    path.write_text(replay.machine_text(machine))
     done = run(*rule["args"], "--machine", path)
     assert (done.code, done.err) == (code, "")
     assert done.out.startswith(words)

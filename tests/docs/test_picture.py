@@ -44,7 +44,7 @@ CODES = {"doctor": 1, "compare": 3}
 def test_a_picture_is_what_the_command_draws(tmp_path: Path, name: str, words: str) -> None:
     for run_name in ("idle", "beside-traffic"):
         unpacked(run_name, tmp_path)
-    (tmp_path / f"{SCENE}.json").write_text(record.text(RECORDED[SCENE].machine()))
+    (tmp_path / f"{SCENE}.json").write_text(record.machine_text(RECORDED[SCENE].machine()))
     arguments = [str(tmp_path / word) if word.endswith(".json") else word for word in words.split()]
     drawn, picture = tmp_path / f"{name}.svg", IMAGES / f"{name}.svg"
     is_text = name in CODES

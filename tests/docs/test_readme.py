@@ -36,7 +36,7 @@ def test_an_example_shows_what_the_command_prints(
     words: list[str | Path] = []
     for word in shlex.split(arguments):
         if word.endswith(".json"):
-            (tmp_path / word).write_text(record.text(scenes()[word.removesuffix(".json")].machine()))
+            (tmp_path / word).write_text(record.machine_text(scenes()[word.removesuffix(".json")].machine()))
         words.append(tmp_path / word if word.endswith(".json") else word)
     ended = egmctl(*words)
     assert ended.out, ended.err

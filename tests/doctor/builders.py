@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from egmctl.doctor.check import EVERYTHING, Check, Scope
 from egmctl.doctor.findings import failed, passed, skipped, unknown, warned
+from egmctl.model import remedy
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, on_gpus
 from egmctl.model.machine import Machine
-from egmctl.model.remedy import GPUS as GPUS_OF_FINDING
 from egmctl.model.remedy import Need, Remedy
 from tests.answers import diagnose
 from tests.doctor.machines import shipped
@@ -48,7 +48,7 @@ DENIED = failed(
 )
 PERSISTENCE = warned(
     "persistence mode is off",
-    Remedy(text="Turn it on.", run=f"nvidia-smi -i {GPUS_OF_FINDING} -pm 1", needs=(Need.ROOT,)),
+    Remedy(text="Turn it on.", run=f"nvidia-smi -i {remedy.GPUS} -pm 1", needs=(Need.ROOT,)),
     place=on_gpus(GPUS),
     confidence=Confidence.MEDIUM,
     cause="each first start of a process waits for the GPUs",

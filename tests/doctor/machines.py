@@ -22,7 +22,7 @@ T = TypeVar("T")
 @functools.cache
 def shipped(name: str) -> Machine:
     """Return a machine that ships with the tool (gh200, gb200-tray, dgx-h100, ...), or that of a file; read once."""
-    return replay.load(name)
+    return replay.load_machine(name)
 
 
 def patched(record: T, path: str, /, **changes: Any) -> T:

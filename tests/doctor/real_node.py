@@ -156,7 +156,7 @@ def hgx_node(machine: Machine | str = "hgx-h200x4") -> Iterator[Node]:
     """
     with tempfile.TemporaryDirectory(prefix="egmctl-node-") as folder:
         Path(folder).chmod(0o755)
-        loaded = replay.load(machine) if isinstance(machine, str) else machine
+        loaded = replay.load_machine(machine) if isinstance(machine, str) else machine
         made = Node(loaded, Path(folder) / "root")
         with mounted("tmpfs", "dev,mode=755", made.root / "dev"):
             made.make_nodes()

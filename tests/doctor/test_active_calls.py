@@ -36,7 +36,7 @@ WITHOUT_RESULT = frozenset(
 def test_no_probe_passes_that_met_a_failing_call(
     egmctl: RunEgmctl, fake_node: MakeFakeNode, name: str, part: int
 ) -> None:
-    node = fake_node(with_imex_channel(of_two_gpus(replay.load(name))))
+    node = fake_node(with_imex_channel(of_two_gpus(replay.load_machine(name))))
     _, well = active(egmctl, node, *ONLY_ACTIVE)
     passing = {finding["check"] for finding in well if finding["status"] == "pass"}
     calls = sorted({call.name for call in node.calls() if call.name.startswith("cu")} - WITHOUT_RESULT)

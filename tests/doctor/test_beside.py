@@ -30,7 +30,7 @@ def spawn(target: str, uid: int, arguments: dict[str, Any] | None = None, **plac
     return launch.Child(
         f"tests.doctor.hooks:{target}",
         arguments or {},
-        before="egmctl.facts.inside:enter",
+        before="egmctl.facts.inside:enter_process",
         before_arguments=place,
         environment={"PYTHONPATH": str(ROOT)},
         sealed=True,

@@ -28,7 +28,7 @@ def test_findings(tmp_path: Path, name: str) -> None:
     """A golden shows a machine's own findings, as the text tells them: one more check that passes changes none."""
     scene = SCENES[name]
     file = tmp_path / f"{name}.json"
-    file.write_text(record.text(scene.machine()))
+    file.write_text(record.machine_text(scene.machine()))
     command: tuple[str | Path, ...] = ("doctor", "--machine", file, *scene.options, "-q")
     samples = run(*command, "--format", "prom")
     assert samples.err == ""

@@ -38,7 +38,7 @@ class Node:
     """A fake node of two GPUs of a machine, and what is known of it without a fault."""
 
     def __init__(self, name: str, directory: File, patch: pytest.MonkeyPatch) -> None:
-        self.fake = FakeNode(of_two_gpus(replay.load(name)), directory)
+        self.fake = FakeNode(of_two_gpus(replay.load_machine(name)), directory)
         with here(self.fake):
             self._files = collect(SECTIONS, cuda=False)
         self.answers: dict[str, JsonValue] = {}

@@ -252,7 +252,7 @@ class TestDomain:
 
     def test_bringup_takes_the_expectation_and_names_the_cause(self, tmp_path: Path) -> None:
         file = tmp_path / "tray07.json"
-        file.write_text(replay.text(fallen()))
+        file.write_text(replay.machine_text(fallen()))
         done = in_process.run("bringup", "--machine", file, "--expect", "domain")
         assert (done.code, "NO-GO: GPU0-3: outside the NVLink domain (clique 0)\n" in done.out) == (1, True)
         assert in_process.run("bringup", "--machine", file).code == 3

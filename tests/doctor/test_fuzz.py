@@ -55,7 +55,7 @@ def test_machines_with_any_values_of_their_types(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_documents_with_anything_in_them(tmp_path: Path, seed: int) -> None:
     choice = random.Random(seed)  # noqa: S311
-    original = record.document(replay.load("gh200"))
+    original = record.document(replay.load_machine("gh200"))
     path = tmp_path / "hostile.json"
     for _ in range(COUNT // 10 // ROUNDS):
         document = copy.deepcopy(original)
@@ -63,7 +63,7 @@ def test_documents_with_anything_in_them(tmp_path: Path, seed: int) -> None:
             mutate(document, choice, choice.choice(("", "\x1b[31m", 10**30, -1, 2.5, True, [], {}, None)))
         path.write_text(json.dumps(document))
         try:
-            machine = replay.load(str(path))
+            machine = replay.load_machine(str(path))
         except UsageError:
             continue
         examine(machine, choice)
@@ -100,7 +100,7 @@ def test_real_processes(egmctl: RunEgmctl, tmp_path: Path, seed: int) -> None:
             done = egmctl("doctor", format, env={SYSROOT_VARIABLE: str(tree)})
             mend(held)
         else:
-            path.write_text(record.text(mutated(shipped(choice.choice(replay.machine_names())), choice)))
+            path.write_text(record.machine_text(mutated(shipped(choice.choice(replay.machine_names())), choice)))
             done = egmctl("doctor", format, "--machine", path)
         assert 0 <= done.code <= 4, done
         assert "Traceback" not in done.err + done.out, done
@@ -117,7 +117,7 @@ def examine(machine: Machine, choice: random.Random) -> None:
         shown = str(render(diagnosis, choice.choice(DOCTOR.formats), verbose=choice.randint(0, 2)))
         assert all(line.isprintable() for line in shown.split("\n"))
     except BaseException:
-        sys.stdout.write(record.text(machine))
+        sys.stdout.write(record.machine_text(machine))
         raise
 
 

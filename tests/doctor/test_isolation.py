@@ -13,9 +13,8 @@ from egmctl.api.doctor import Doctor
 from egmctl.api.isolation import announced
 from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.isolation import planned
-from egmctl.doctor.isolation_findings import CHECKS
-from egmctl.doctor.runner import CHECKS as USUAL
-from egmctl.doctor.runner import diagnose
+from egmctl.doctor.isolation_findings import ISOLATION_CHECKS
+from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.errors import NothingToDo
 from egmctl.model.finding import Finding, Status
 from egmctl.model.gpu import GpuProcess
@@ -123,7 +122,7 @@ class TestOnAFakeNode:
 
 
 def test_no_other_run_of_doctor_has_these_checks() -> None:
-    assert not {check.id for check in CHECKS} & {check.id for check in USUAL}
+    assert not {check.id for check in ISOLATION_CHECKS} & {check.id for check in CHECKS}
 
 
 class TestRefusals:
@@ -176,7 +175,7 @@ def judged(**seen: Any) -> list[Finding]:
         "pid": 5,
     }
     trial = IsolationTrial(owner=first.bus_id, reader=second.bus_id, **plain | seen)
-    every = diagnose(replace(machine, isolation=(trial,)), EVERYTHING, CHECKS).findings
+    every = diagnose(replace(machine, isolation=(trial,)), EVERYTHING, ISOLATION_CHECKS).findings
     check = "isolation.legacy-block" if trial.kind is IsolationKind.LEGACY_BLOCK else "isolation.unshared"
     return [finding for finding in every if finding.check == check]
 

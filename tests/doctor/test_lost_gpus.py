@@ -39,7 +39,7 @@ class Node:
     """A fake node of two GPUs of a machine, and the machine that is read there without a fault."""
 
     def __init__(self, name: str, directory: Path) -> None:
-        self.fake = FakeNode(of_two_gpus(replay.load(name)), directory)
+        self.fake = FakeNode(of_two_gpus(replay.load_machine(name)), directory)
         with here(self.fake):
             self.machine = collect((*SECTIONS, "pairs"), cuda=False)
         self.calls = [name for name in calls(self.fake) if name not in NO_GPU]
@@ -146,5 +146,5 @@ def test_doctor_topo_and_bench_say_so_in_every_form(egmctl: RunEgmctl, fake_node
 
 
 def test_a_machine_file_that_lacks_the_calls_says_nothing_of_them() -> None:
-    machine: Machine = replay.load("hgx-h200x4")
+    machine: Machine = replay.load_machine("hgx-h200x4")
     assert [obstacle(machine, gpu) for gpu in machine.gpus or ()] == [None] * 4

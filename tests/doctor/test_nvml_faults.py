@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from egmctl import launch
-from egmctl.cli.options import read_machine
+from egmctl.cli.options import requested_machine
 from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.runner import CHECKS
 from egmctl.errors import ChildNotStarted, ExitCode
@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.needs("cc")]
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> FakeNode:
-    return FakeNode(of_two_gpus(replay.load("hgx-h200x4")), tmp_path_factory.mktemp("node"))
+    return FakeNode(of_two_gpus(replay.load_machine("hgx-h200x4")), tmp_path_factory.mktemp("node"))
 
 
 NEEDED = ("nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetPciInfo")
@@ -158,7 +158,7 @@ def test_who_waits_for_nvml_is_told_what_for(node: FakeNode, capsys: pytest.Capt
     with here(node, faults="nvmlInit=hang") as patch:
         patch.setattr(wait, "WAIT_UNTOLD_S", 1)
         patch.setattr(wait, "DEADLINE_S", 2)
-        diagnosis = diagnose(read_machine(None, SECTIONS, quiet=False, cuda=False), EVERYTHING, CHECKS)
+        diagnosis = diagnose(requested_machine(None, SECTIONS, quiet=False, cuda=False), EVERYTHING, CHECKS)
     (root,) = [finding for finding in diagnosis.findings if finding.check == "drv.libraries"]
     assert (diagnosis.exit_code, roots(diagnosis)) == (ExitCode.FAILED, ["drv.libraries"])
     assert "NVML did not answer in time, it hangs in nvmlInit" in root.summary

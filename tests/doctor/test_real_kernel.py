@@ -167,7 +167,7 @@ def test_null_bound_over_a_device_node_is_named(node: Node) -> None:
 
 @pytest.fixture
 def tray(tmp_path: Path) -> Node:
-    return Node(replay.load("gb200-tray"), tmp_path / "root")
+    return Node(replay.load_machine("gb200-tray"), tmp_path / "root")
 
 
 @pytest.mark.long

@@ -130,7 +130,7 @@ def test_its_own_root_directory(tmp_path: Path) -> None:
                     os._exit(0)
             try:
                 os.read(started, 1)
-                reading = inside.read_all(Root(), child, [0, 1, 2])
+                reading = inside.read_device_nodes_of(Root(), child, [0, 1, 2])
             finally:
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
@@ -141,5 +141,5 @@ def test_its_own_root_directory(tmp_path: Path) -> None:
 
 def test_a_process_that_has_ended() -> None:
     with pytest.raises(Unreadable) as caught:
-        inside.read_all(Root(), 4194305, [0])
+        inside.read_device_nodes_of(Root(), 4194305, [0])
     assert caught.value.unread.reason is Reason.NOT_PRESENT

@@ -150,6 +150,26 @@ def test_every_program_and_option_is_documented() -> None:
                 pytest.fail(f"{error}: {case}")
 
 
+def is_whole(sentence: str) -> bool:
+    """Return whether a sentence does not end within brackets, quotation marks or an abbreviation."""
+    pairs = all(sentence.count(first) == sentence.count(last) for first, last in ("()", "[]", "{}"))
+    # An apostrophe, as in "the GPUs' errors", ends like a quotation but begins none.
+    quoted = len(re.findall(r"(?<![^\s(])'", sentence)) <= len(re.findall(r"'(?!\w)", sentence))
+    return pairs and quoted and re.search(r"\b(e\.g|i\.e|cf|etc|vs|no|approx)$", sentence, re.IGNORECASE) is None
+
+
+def test_the_first_sentence_of_a_remedy_is_whole() -> None:
+    """A fleet's next step is that sentence."""
+    remedies = {case.remedy for case in cases()} | {cause.remedy for cause in known_causes()}
+    assert [remedy.first_sentence for remedy in remedies if not is_whole(remedy.first_sentence)] == []
+
+
+def test_a_sentence_that_was_cut_is_seen() -> None:
+    assert is_whole("Reset the GPU (see 'nvidia-smi -q'), or reboot the node's host")
+    cut = ("Load the module (it is not loaded", "Run 'nvidia-smi", "Use another driver, e.g")
+    assert [sentence for sentence in cut if is_whole(sentence)] == []
+
+
 def test_looking_changes_nothing_and_running_does() -> None:
     for case in cases():
         assert case.remedy.look is None or not changing(case.remedy.look), case

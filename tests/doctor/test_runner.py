@@ -155,6 +155,6 @@ class TestSelect:
             registry.select(**options)
 
     def test_one_to_explain(self) -> None:
-        assert registry.find("a.one").id == "a.one"
+        assert registry.find_check("a.one").id == "a.one"
         with pytest.raises(UsageError, match=re.escape("--explain 'a.on': there is no such check")):
-            registry.find("a.on")
+            registry.find_check("a.on")

@@ -60,7 +60,7 @@ def test_the_trap_works(uid: int) -> None:
 @USERS
 def test_what_cannot_be_followed_is_told(uid: int) -> None:
     with trap(uid) as set_up, pytest.raises(Unreadable) as caught:
-        inside.read_all(Root(), set_up.pid, [0])
+        inside.read_device_nodes_of(Root(), set_up.pid, [0])
     assert (caught.value.unread.reason, caught.value.unread.detail) == (Reason.FAILED, "/dev: ELOOP")
 
 
@@ -91,7 +91,7 @@ def test_links_lead_where_they_lead_the_process(root: Path, uid: int) -> None:
     (root / "dev/nvidia1").symlink_to("../../../../nodes/nvidia1")
     (root / "dev/nvidia2").symlink_to("/nodes/nvidia2")
     with process_in(root, uid) as pid:
-        readings = inside.read_all(Root(), pid, [])
+        readings = inside.read_device_nodes_of(Root(), pid, [])
     assert {minor: (node.access, node.minor) for minor, node in readings.gpus.items()} == {
         0: ("ok", 0),
         1: ("ok", 1),
@@ -107,7 +107,7 @@ def test_links_that_lead_out_of_the_root_or_nowhere_are_not_followed(root: Path,
     (root / "dev/nvidia1").symlink_to("/proc/self/fd/0")
     (root / "dev/nvidia2").symlink_to("nvidia2")
     with process_in(root, uid) as pid:
-        readings = inside.read_all(Root(), pid, [])
+        readings = inside.read_device_nodes_of(Root(), pid, [])
     for node in readings.gpus.values():
         assert (node.access, node.mode) == (None, None)
     assert readings.gpus[0].unread["access"].detail == "/dev/nvidia0: ELOOP"
@@ -121,7 +121,7 @@ def test_what_is_no_device_is_not_opened(root: Path) -> None:
     (root / "dev/nvidia-caps").write_text("a file in the place of a folder")
     os.mkfifo(root / "dev/nvidia-caps-imex-channels")
     with process_in(root, 0) as pid:
-        readings = inside.read_all(Root(), pid, [])
+        readings = inside.read_device_nodes_of(Root(), pid, [])
     assert [node.unread["major"].detail for node in readings.gpus.values()] == [
         "/dev/nvidia0: not a character device",
         "/dev/nvidia1: not a character device",
@@ -151,11 +151,11 @@ def test_a_refusal_that_the_process_may_pass_over_is_none(root: Path) -> None:
     os.chown(root / "dev/nvidia0", confined.NOBODY, confined.NOBODY)
     make_node(root / "dev/nvidia1", 1, mode=0o600)
     with process_in(root, 0) as pid:
-        root_sees = inside.read_all(Root(), pid, []).gpus
+        root_sees = inside.read_device_nodes_of(Root(), pid, []).gpus
     with process_in(root, 0, capable=False) as pid:
-        weak_root_sees = inside.read_all(Root(), pid, []).gpus
+        weak_root_sees = inside.read_device_nodes_of(Root(), pid, []).gpus
     with process_in(root, confined.NOBODY) as pid:
-        nobody_sees = inside.read_all(Root(), pid, []).gpus
+        nobody_sees = inside.read_device_nodes_of(Root(), pid, []).gpus
     assert [root_sees[minor].access for minor in (0, 1)] == [None, "ok"]
     assert root_sees[0].unread["access"].detail == "/dev/nvidia0: EACCES; the process has CAP_DAC_OVERRIDE"
     assert [weak_root_sees[minor].access for minor in (0, 1)] == ["EACCES", "ok"]
@@ -167,5 +167,5 @@ def test_a_folder_that_is_closed_to_it(root: Path) -> None:
     (root / "dev/closed").chmod(0o700)
     (root / "dev/nvidia0").symlink_to("closed/nvidia0")
     with process_in(root, confined.NOBODY) as pid:
-        (readings,) = inside.read_all(Root(), pid, []).gpus.values()
+        (readings,) = inside.read_device_nodes_of(Root(), pid, []).gpus.values()
     assert (readings.exists, readings.access) == (True, "EACCES")

@@ -13,7 +13,7 @@ import pytest
 
 from egmctl.driver.reading import Unreadable
 from egmctl.facts import confinement, system_calls
-from egmctl.facts.inside import device_cgroup, memory_left, memory_limit
+from egmctl.facts.inside import cgroup_memory_limit, device_cgroup, memory_left
 from egmctl.facts.root import Root
 from egmctl.model.codec import from_json
 from egmctl.model.host import INITIAL_NAMESPACES, Confinement
@@ -257,4 +257,4 @@ def test_the_largest_number_of_version_1_is_no_limit(tmp_path: Path) -> None:
     tree.write("/proc/self/cgroup", "9:memory:/job\n")
     tree.write("/proc/self/mountinfo", MOUNTED_V1)
     tree.write("/sys/fs/cgroup/memory/job/memory.limit_in_bytes", "9223372036854771712\n")
-    assert memory_limit(tree.root, "/proc/self") == -1
+    assert cgroup_memory_limit(tree.root, "/proc/self") == -1

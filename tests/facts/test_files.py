@@ -62,7 +62,7 @@ def test_a_file_of_another_user_is_no_permission() -> None:
         tree.directory.chmod(0o755)
         tree.write("/secret", "x")
         (tree.directory / "secret").chmod(0)
-        assert _as_nobody(lambda: system.read(tree.root, "/secret").access) == "EACCES"
+        assert _as_nobody(lambda: system.read_device_node(tree.root, "/secret").access) == "EACCES"
         assert _as_nobody(lambda: reason(tree.root, "/secret")) == "no-permission"
 
 
@@ -193,7 +193,7 @@ def test_this_machines_own_pci_functions() -> None:
 
 def test_nodes_that_are_there_and_one_that_is_missing(tree: Tree) -> None:
     (tree.directory / "dev/nvidia0").chmod(0o640)
-    nodes = system.read_all(tree.root, [0, 1])
+    nodes = system.read_device_nodes(tree.root, [0, 1])
     assert not nodes.unread
     there, missing = nodes.gpus[0], nodes.gpus[1]
     assert (there.exists, there.mode, there.access) == (True, 0o640, "ok")
@@ -211,7 +211,7 @@ def test_nodes_that_are_there_and_one_that_is_missing(tree: Tree) -> None:
 
 
 def test_a_real_character_device_has_its_numbers() -> None:
-    null = system.read(Root(), "/dev/null")
+    null = system.read_device_node(Root(), "/dev/null")
     assert not null.unread
     assert (null.exists, null.major, null.minor, null.access) == (True, 1, 3, "ok")
 
@@ -391,7 +391,7 @@ def test_where_there_is_nothing_there_is_none_or_a_reason(tmp_path: Path) -> Non
     assert set(driver.unread) == OF_FILES
     assert driver == Driver(modprobe_setuid=False, unread=driver.unread)
     assert system.nics(empty) == ()
-    nodes = system.read_all(empty, [])
+    nodes = system.read_device_nodes(empty, [])
     assert (nodes.gpus, nodes.imex_channels, nodes.unread) == ({}, (), {})
 
 
@@ -437,7 +437,7 @@ def assert_sound(root: Root) -> None:
     driver = gpus.driver(root)
     for name in OF_FILES:
         assert getattr(driver, name) is not None or name in driver.unread
-    system.read_all(root, [0, 1])
+    system.read_device_nodes(root, [0, 1])
     for section in (machine.host, machine.process, *(machine.nics or ()), *(machine.switches or ())):
         assert section is not None
         assert not broken_nulls(section)

@@ -17,7 +17,7 @@ from egmctl.driver import cuda as driver_cuda
 from egmctl.driver.nvml import Question, about, ask, ask_struct, field_values, read_record
 from egmctl.driver.reading import Unreadable
 from egmctl.facts import cuda, nvml
-from egmctl.facts.nvml import PLATFORM, decode_health, fabric, links
+from egmctl.facts.nvml import PLATFORM, decode_health, fabric_information, links
 from egmctl.model.record import Reason, Unread
 from tests.conftest import ROOT
 
@@ -376,7 +376,7 @@ def test_a_fabric_without_a_cluster_has_no_uuid_and_says_why(answer: Answer) -> 
     answer("nvmlDeviceGetGpuFabricInfoV", filling(state=3, status=0, cliqueId=0, healthMask=0, healthSummary=1))
     answer("nvmlDeviceGetGpuFabricInfo_v4", filling())
 
-    record = fabric(None)
+    record = fabric_information(None)
 
     values = {"state": "completed", "status": 0, "clique_id": 0, "health_summary": "healthy", "cluster_uuid": None}
     assert {name: record[name] for name in values} == values
@@ -393,7 +393,7 @@ def test_a_driver_that_knows_only_version_2_of_the_fabric_still_tells_it(answer:
 
     answer("nvmlDeviceGetGpuFabricInfoV", only_version_2)
 
-    record = fabric(None)
+    record = fabric_information(None)
 
     assert record["state"] == "in-progress"
     assert record["cluster_uuid"] == "00010203-0405-0607-0809-0a0b0c0d0e0f"
@@ -404,7 +404,7 @@ def test_a_driver_that_knows_only_version_2_of_the_fabric_still_tells_it(answer:
 def test_a_clique_is_no_fact_before_the_fabric_is_completed(answer: Answer, state: int) -> None:
     """Seen on a virtual machine with one H100: nvidia-smi prints N/A for a clique that NVML fills with 0."""
     answer("nvmlDeviceGetGpuFabricInfoV", filling(state=state, cliqueId=0))
-    record = fabric(None)
+    record = fabric_information(None)
     names = ("clique_id", "cliques", "cluster_uuid", "status")
     assert {name: record[name] for name in names} == dict.fromkeys(names)
     assert {record["unread"][name].detail for name in names} == {"valid once the state is completed"}
@@ -434,7 +434,7 @@ def test_cliques_have_types_where_the_driver_tells_them(
 ) -> None:
     answer("nvmlDeviceGetGpuFabricInfoV", filling(state=3, status=0, cliqueId=7))
     answer("nvmlDeviceGetGpuFabricInfo_v4", does)
-    record = fabric(None)
+    record = fabric_information(None)
     assert (record["clique_id"], record["cliques"]) == (7, cliques)
     assert cliques is not None or detail in record["unread"]["cliques"].detail
 

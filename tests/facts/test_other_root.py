@@ -88,9 +88,9 @@ def test_what_was_renamed_meanwhile_is_asked_again(
     def call(*arguments: Any) -> int:
         if answers:
             raise OSError(answers.pop(), arguments[0])
-        return system_calls.call(*arguments)
+        return system_calls.system_call(*arguments)
 
-    monkeypatch.setattr(other_root, "call", call)
+    monkeypatch.setattr(other_root, "system_call", call)
     assert folder.exists("/dev/nvidia0")
     answers += [errno.EAGAIN] * 1000
     assert not folder.exists("/dev/nvidia0")
@@ -104,7 +104,7 @@ def test_an_answer_that_is_not_about_the_node_is_no_answer(
     def call(name: str, *_: Any) -> int:
         raise OSError(number, name)
 
-    monkeypatch.setattr(other_root, "call", call)
+    monkeypatch.setattr(other_root, "system_call", call)
     with pytest.raises(Unreadable) as caught:
         folder.access("/dev/nvidia0")
     assert caught.value.unread.reason is Reason.FAILED
@@ -178,11 +178,11 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
 )
 def test_anything_but_nodes_is_no_answer(tree: Tree, answer: Callable[[Any], None], value: Any) -> None:
     answer({**NODES, "gpus": {"0": NODE}})
-    assert inside.read_all(tree.root, 77, []).gpus[0].exists
+    assert inside.read_device_nodes_of(tree.root, 77, []).gpus[0].exists
 
     answer(value)
     with pytest.raises(Unreadable) as caught:
-        inside.read_all(tree.root, 77, [])
+        inside.read_device_nodes_of(tree.root, 77, [])
     assert caught.value.unread.detail == "/proc/77: what the child beside it says is no answer"
 
 
@@ -202,7 +202,7 @@ def test_files_that_nobody_asked_for_are_not_found(tree: Tree, answer: Callable[
 def test_a_step_that_is_none_names_nothing(tree: Tree, answer: Callable[[Any], None], details: dict[str, Any]) -> None:
     answer(ChildFailed("a sentence", how="raised", kind="StepRefused", details=details))
     with pytest.raises(Unreadable) as caught:
-        inside.read_all(tree.root, 77, [])
+        inside.read_device_nodes_of(tree.root, 77, [])
     assert caught.value.unread.detail == "/proc/77: the child that stands beside it raised"
 
 
@@ -222,7 +222,7 @@ def test_a_cgroup_that_cannot_be_joined_is_no_missing_node(tree: Tree, own: str,
     tree.write("/proc/77/cgroup", other)
     tree.write("/sys/fs/cgroup/unified/job/cgroup.procs", "")
     with pytest.raises(Unreadable) as caught:
-        inside.read_all(tree.root, 77, [])
+        inside.read_device_nodes_of(tree.root, 77, [])
     assert caught.value.unread.reason is Reason.FAILED
     assert "is not mounted here" in caught.value.unread.detail
 
@@ -240,5 +240,5 @@ def test_into_a_copied_tree_nothing_is_written(tree: Tree, tmp_path: Path) -> No
     os.unlink(procs)
     os.symlink(victim, procs)
     with contextlib.suppress(Unreadable):
-        inside.read_all(tree.root, 77, [])
+        inside.read_device_nodes_of(tree.root, 77, [])
     assert victim.read_text() == "untouched"

@@ -15,7 +15,7 @@ from egmctl.fleet.folder import new_folder
 from egmctl.model.answer import State
 from egmctl.model.bringup import Bringup
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.fleet import FleetReport, Launcher, NodeCommand, NodeResult, Reach, counts
+from egmctl.model.fleet import FleetReport, Launcher, NodeCommand, NodeResult, Reach, reach_counts
 from egmctl.model.machine import Machine
 from egmctl.model.record import Command
 from egmctl.report.exports.json import result_json
@@ -85,7 +85,7 @@ def rack(tmp_path: Path) -> Ask:
             folder="results",
             started_at="2026-11-20T22:00:00Z",
             finished=True,
-            counts=counts(answers),
+            counts=reach_counts(answers),
             answers=tuple(answers),
         )
         return session.folded(report, lambda answer: load(folder.path / answer.file), lambda _sentence: None)

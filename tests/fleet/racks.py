@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from egmctl.comparison import compare
 from egmctl.doctor.check import Scope
 from egmctl.doctor.runner import CHECKS
-from egmctl.fleet.domain import gpus_of, judged_gpus
+from egmctl.fleet.domain import judged_gpus, node_gpus
 from egmctl.fleet.folder import groups, lines_of
 from egmctl.model.answer import State
 from egmctl.model.bringup import Bringup
@@ -24,7 +24,7 @@ from egmctl.model.fleet import (
     NodeGroup,
     NodeResult,
     Reach,
-    counts,
+    reach_counts,
 )
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport
@@ -83,7 +83,7 @@ def rack() -> FleetReport:
             folder="rack",
             started_at="2026-11-20T22:00:00Z",
             finished=True,
-            counts=counts(answers),
+            counts=reach_counts(answers),
             answers=answers,
             groups=groups(answers, {n: lines[odd.get(n, "go")] for n in nodes if n != "node71"}),
         )
@@ -120,7 +120,7 @@ REPORT = answered(
         folder="results",
         started_at="2026-11-20T22:00:00Z",
         finished=True,
-        counts=counts(ANSWERS),
+        counts=reach_counts(ANSWERS),
         answers=ANSWERS,
         groups=(
             NodeGroup(
@@ -165,7 +165,7 @@ def fleet(results: Mapping[str, Result | Reach], command: Command) -> FleetRepor
         if not isinstance(result, Reach)
     }
     asked = replace(REPORT.asked, command=command, arguments=(), nodes=tuple(results))
-    read = {answer.node: gpus_of(answer, loaded[answer.node]) for answer in answers if answer.node in loaded}
+    read = {answer.node: node_gpus(answer, loaded[answer.node]) for answer in answers if answer.node in loaded}
     answers, ready = judged_gpus(asked, answers, {node: gpus for node, gpus in read.items() if gpus is not None})
     alike = groups(answers, {node: lines_of(saved) for node, saved in loaded.items()})
     compared = compare(list(loaded.values())) if len(loaded) > 1 else None

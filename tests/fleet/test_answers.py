@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from egmctl.documents import FILE_LIMIT, packed
 from egmctl.errors import UsageError
 from egmctl.fleet.folder import Folder, groups, new_folder, old_folder
-from egmctl.fleet.judge import Ended, judge, read_output, remote_words
+from egmctl.fleet.judge import Ended, judge_node, read_output, remote_words
 from egmctl.fleet.run import ERRORS_KEPT, STANDARD_ERROR, Launch, Progress, _Fleet
 from egmctl.model.answer import TABLE, State
 from egmctl.model.fleet import GroupLine, Launcher, NodeCommand, NodeResult, Reach
@@ -56,7 +56,7 @@ def sent(version: str = "egmctl 0.1.0", document: str = DOCUMENT, end: int | Non
 def judged(folder: Folder, output: str, errors: str = "", **ended: object) -> NodeResult:
     folder.part("node01").write_text(output)
     usual = {"node": "node01", "code": 0, "duration_s": 1.0, "errors": errors}
-    return judge(ASKED, folder, Ended(**(usual | ended)), timeout_s=60)[0]  # type: ignore[arg-type]
+    return judge_node(ASKED, folder, Ended(**(usual | ended)), timeout_s=60)[0]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_how_asking_a_node_ended(
 def test_a_path_that_was_given_is_named_where_it_is_not(folder: Folder) -> None:
     folder.part("node01").write_text(LACKS)
     asked = replace(ASKED, remote_command="/opt/egmctl")
-    answer, _ = judge(asked, folder, Ended(node="node01", code=0, duration_s=1.0, errors=""), timeout_s=60)
+    answer, _ = judge_node(asked, folder, Ended(node="node01", code=0, duration_s=1.0, errors=""), timeout_s=60)
     assert answer.reason == "there is no /opt/egmctl there; give its path with --remote-command"
 
 

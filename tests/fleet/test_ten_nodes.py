@@ -16,7 +16,7 @@ from egmctl.doctor.check import EVERYTHING, Expectation, Scope
 from egmctl.doctor.runner import CHECKS
 from egmctl.fleet import session
 from egmctl.fleet.folder import Folder, new_folder
-from egmctl.fleet.judge import Ended, judge
+from egmctl.fleet.judge import Ended, judge_node
 from egmctl.model.answer import TABLE, State
 from egmctl.model.bringup import Bringup
 from egmctl.model.fleet import FleetReport, Launcher, NodeCommand, Reach
@@ -74,7 +74,7 @@ def fleet(names: Mapping[str, object], folder: Folder) -> FleetReport:
         result = NODES[name][1]
         folder.part(name).write_text(sent(result) if result is not None else "")
         ended = Ended(node=name, code=0, duration_s=1.0, errors="", interrupted=result is None)
-        nodes.append(judge(ASKED, folder, ended, timeout_s=60)[0])
+        nodes.append(judge_node(ASKED, folder, ended, timeout_s=60)[0])
     report = session.report_of(ASKED, nodes, "2026-11-20T22:00:00Z", Launcher.SSH, str(folder.path))
     return session.folded(report, lambda node: load(folder.path / node.file), lambda _sentence: None)
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from egmctl.cli.output import _encodable
-from egmctl.model.fleet import FleetReport, Reach
+from egmctl.model.answer import State
+from egmctl.model.fleet import Condition, FleetGpu, FleetReport, NodeResult, Reach, Unready
 from egmctl.model.measurement import MeasurementStatus
 from egmctl.model.record import Command
 from egmctl.model.remedy import Remedy
@@ -183,3 +184,24 @@ def test_a_terminal_that_has_only_ascii_has_a_mark_for_each_state_too() -> None:
         "1 other node: 4 GPUs ready",
         "GPUs: # ready, X fault, ? unknown",
     ]
+
+
+@pytest.mark.parametrize(
+    ("state", "gpus", "condition"),
+    [
+        (State.GOOD, (FleetGpu(), FleetGpu()), Condition.READY),
+        (State.GOOD, (FleetGpu(), FleetGpu(reason="slow")), Condition.WARNING),
+        (State.WARN, (FleetGpu(),), Condition.WARNING),
+        (State.INCOMPLETE, (FleetGpu(reason="slow"),), Condition.UNKNOWN),
+        (State.WARN, (FleetGpu(kind=Unready.OUTSIDE), FleetGpu(kind=Unready.UNKNOWN)), Condition.OUTSIDE),
+        (State.BAD, (FleetGpu(kind=Unready.MISSING),), Condition.FAULT),
+    ],
+)
+def test_the_condition_of_a_node_is_the_worst_of_its_answer_and_of_its_gpus(
+    state: State, gpus: tuple[FleetGpu, ...], condition: Condition
+) -> None:
+    assert NodeResult(node="a", reach=Reach.ANSWERED, state=state, word="", gpus=gpus).condition is condition
+
+
+def test_each_reason_why_a_gpu_is_not_ready_is_a_condition() -> None:
+    assert {FleetGpu(kind=kind).condition for kind in Unready} == {*Condition} - {Condition.WARNING, Condition.READY}

@@ -36,7 +36,7 @@ from egmctl.report.exports.json import result_json
 from egmctl.topology.topology import topology
 from egmctl.verdict.bringup import bringup_answer
 from egmctl.verdict.judge import with_verdict
-from egmctl.verdict.profiles import load
+from egmctl.verdict.profiles import load_profile
 from tests.answers import diagnose
 from tests.fleet.racks import REPORT
 from tests.in_process import run
@@ -55,7 +55,7 @@ def judged_run(value: float = 100.0) -> RunReport:
     logged = () if line is None else (line,)
     messages = KernelMessages(source="/dev/kmsg", began_s=1.0, ended_s=9.0, events=logged)
     report = replace(report, kernel_messages=messages)
-    report = with_verdict(report, load("hgx-h200"), profile_reason="it fits")
+    report = with_verdict(report, load_profile("hgx-h200"), profile_reason="it fits")
     lost = Finding(check="gpu.lost", status=Status.FAIL, summary="one GPU is lost")
     return replace(report, causes=(Cause(status=Status.FAIL, finding=lost, measurements=(0, 3)),))
 
@@ -96,7 +96,7 @@ def _diagnosed() -> Diagnosis:
 
 
 _ORIGINALS: dict[str, Callable[[Path], str]] = {
-    "machine": lambda _: record.text(machine_of(MACHINE)),
+    "machine": lambda _: record.machine_text(machine_of(MACHINE)),
     "bench": lambda _: json.dumps(bench_document(judged_run())),
     "doctor": lambda _: result_json(_diagnosed()),
     "topo": lambda _: result_json(topology(machine_of(MACHINE))),
@@ -171,7 +171,7 @@ def _typed(document: dict[str, Any], choice: random.Random) -> bytes | None:
     if isinstance(found, saved.Digest):
         return json.dumps({**document, "result": to_json(mutated(found, choice))}).encode()
     if document["schema"] == "egmctl.machine/1":
-        return record.text(mutated(found.machines[0], choice)).encode()
+        return record.machine_text(mutated(found.machines[0], choice)).encode()
     if found.result is None or document["schema"] == Bringup.SCHEMA:
         return None
     return json.dumps({**document, "result": to_json(mutated(found.result, choice))}).encode()

@@ -16,7 +16,7 @@ import pytest
 from egmctl.errors import UsageError
 from egmctl.report.kinds import Format
 from egmctl.verdict.judge import with_verdict
-from egmctl.verdict.profiles import load
+from egmctl.verdict.profiles import load_profile
 from tests.answers import render
 from tests.fuzz.documents import KINDS, Totals, faulty, judged_run, original, readers, spoiled
 
@@ -57,7 +57,7 @@ def test_any_document(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def judging(path: Path) -> str:
     """Judge a run by a profile, and show that."""
     try:
-        profile = load(str(path))
+        profile = load_profile(str(path))
     except UsageError:
         return ""
     try:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from egmctl.verdict.profiles import load, match_profile
+from egmctl.verdict.profiles import load_profile, match_profile
 from tests.doctor.cgroups import denying_v2
 from tests.gpu.commands import minor, started
 from tests.gpu.node import Node
@@ -57,7 +57,7 @@ def bringup(folder: Path, *arguments: str, before: Callable[[], None] | None = N
 
 
 def test_a_healthy_node_goes_in_less_than_30_seconds(node: Node, tmp_path: Path) -> None:
-    if not match_profile(node.machine, load("hgx-h200")).fits:
+    if not match_profile(node.machine, load_profile("hgx-h200")).fits:
         pytest.skip("only of HGX H200 does this project know what is normal")
     run = bringup(tmp_path)
     assert run.text.startswith("GO: "), run.text

@@ -17,7 +17,7 @@ import pytest
 
 from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.checks.active import CHECKS
-from egmctl.doctor.prober import Prober, attempt
+from egmctl.doctor.prober import Prober, attempt_probe
 from egmctl.model.finding import Status
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine, Origin, OriginKind
@@ -61,7 +61,7 @@ def table(gpus: tuple[str, str], owner: Prober, start_importer: Callable[[], Pro
     importer = start_importer()
     for kind, node in COLUMNS:
         blank = Probe(kind=kind, gpus=gpus, numa_node=node, outcome=ProbeOutcome.NOT_RUN)
-        probes[kind, node] = attempt(blank, (owner, importer))
+        probes[kind, node] = attempt_probe(blank, (owner, importer))
         assert not owner.is_lost, shown(probes)
         if importer.is_lost:
             importer = start_importer()

@@ -18,7 +18,7 @@ import pytest
 
 from egmctl.bench.nccl.collectives import COLLECTIVES
 from egmctl.bench.nccl.plan import installed, nccl_plan
-from egmctl.bench.nccl.run import measure
+from egmctl.bench.nccl.run import measure_plan
 from egmctl.facts import replay
 from egmctl.facts.collect import collect
 from egmctl.launch import Child
@@ -141,7 +141,7 @@ def test_with_a_gpu_a_task_nccl_dies_and_the_cgroup_is_the_cause(
                 before_arguments={"directory": str(own[rank].directory)},
             )
 
-        nccl = measure(plan, machine, settings.timeout_s, start)
+        nccl = measure_plan(plan, machine, settings.timeout_s, start)
         snapshot = tmp_path / "machine.json"
         done = started("snapshot", "-o", snapshot, before=first.join)
         assert done.code == 0, done.err
@@ -149,7 +149,7 @@ def test_with_a_gpu_a_task_nccl_dies_and_the_cgroup_is_the_cause(
     assert nccl.status is NcclStatus.FAILED
     warnings = [failure.warning.text for failure in nccl.failures if failure.warning is not None]
     assert any("invalid device ordinal" in text for text in warnings), nccl.failures
-    denied = replay.load(str(snapshot))
+    denied = replay.load_machine(str(snapshot))
     report = RunReport(
         settings=settings,
         gpus=(),

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from egmctl.model.profile import Profile
-from egmctl.verdict.learning import dump
-from egmctl.verdict.profiles import load, match_profile
+from egmctl.verdict.learning import profile_toml
+from egmctl.verdict.profiles import load_profile, match_profile
 from tests.bench.four import cases
 from tests.gpu.node import Node
 from tests.gpu.traffic import pushing
@@ -22,7 +22,7 @@ WRITE, READ = "device_to_device_memcpy_write_ce", "device_to_device_memcpy_read_
 @pytest.fixture(scope="module")
 def profile(node: Node) -> Profile:
     """Return the profile that this project has measured itself."""
-    profile = load("hgx-h200")
+    profile = load_profile("hgx-h200")
     if not match_profile(node.machine, profile).fits:
         pytest.skip("only of HGX H200 does this project know what is normal")
     return profile
@@ -48,7 +48,7 @@ def test_a_wrong_expectation_fails_where_it_is_wrong(node: Node, profile: Profil
         for r in profile.references
     )
     path = tmp_path / "doctored.toml"
-    path.write_text(dump(replace(profile, name="doctored", references=higher)))
+    path.write_text(profile_toml(replace(profile, name="doctored", references=higher)))
     options = ("--samples", "3", "--profile", str(path))
     code, result = node.bench_with_code(*cases(WRITE, READ), *options, timeout_s=110)
     failed = {

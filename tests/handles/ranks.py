@@ -74,7 +74,9 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
             die_at(death["call"], death["nth"])
         try:
             if tasks[0].engine is Engine.LIFE_CYCLE:
-                measured = life_cycle.measure(worker, tasks, replace(SETTINGS, samples=message["lives"]), least=1)
+                measured = life_cycle.measure_life_cycles(
+                    worker, tasks, replace(SETTINGS, samples=message["lives"]), least=1
+                )
             else:
                 measured = engine_for(tasks[0].engine)(worker, tasks, SETTINGS)
             said: dict[str, Any] = {"measurements": [to_json(measurement) for measurement in measured]}

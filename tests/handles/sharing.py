@@ -13,7 +13,7 @@ from typing import Any
 from egmctl.driver.cuda import call, initialise
 from egmctl.gpu.context import Context
 from egmctl.gpu.handles import ImportedEvent, ImportedMemory, SharedEvent, SharedMemory
-from egmctl.gpu.isolation_trials import result_of
+from egmctl.gpu.isolation_trials import call_result
 from egmctl.gpu.memory import DeviceMemory, MappedMemory
 from egmctl.gpu.timing import Stream
 from egmctl.launch import Channel, Child, close_all
@@ -183,7 +183,7 @@ class _Orders:
         results = {}
         for name, (allocate, flags) in asked.items():
             pointer = call(allocate, 2 << 20, *flags)
-            results[name] = result_of("cuIpcGetMemHandle", pointer)
+            results[name] = call_result("cuIpcGetMemHandle", pointer)
             call("cuMemFreeHost" if name == "pinned" else "cuMemFree", pointer)
         return results, []
 

@@ -211,6 +211,6 @@ def test_the_first_life_initializes_the_driver_and_is_not_counted(monkeypatch: p
 
     monkeypatch.setattr(life_cycle, "_live", live)
     worker: Any = SimpleNamespace(exchange=SimpleNamespace(rank=0), ranks=RANKS, stopwatch=Stopwatch())
-    (measured,) = life_cycle.measure(worker, [life_cycle_task(RANKS, POSIX_FD)], SETTINGS, least=3)
+    (measured,) = life_cycle.measure_life_cycles(worker, [life_cycle_task(RANKS, POSIX_FD)], SETTINGS, least=3)
     (stage,) = measured.stages
     assert (stage.name, stage.ms.min, stage.ms.max) == ("allocate", 2.0, 4.0)

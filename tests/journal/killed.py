@@ -32,4 +32,4 @@ class Told(events.Journal):
 
 
 events.Journal = Told  # type: ignore[misc]
-sys.exit(app.run(sys.argv[1:]))
+sys.exit(app.run_command(sys.argv[1:]))

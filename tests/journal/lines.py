@@ -19,7 +19,7 @@ from tests.bench.four import OPTIONS
 def stamped(entry: dict[str, Any]) -> bytes:
     """Return the line of a journal that holds this, with its number and event among it."""
     content = {key: value for key, value in entry.items() if key not in ("line", "event", "crc32")}
-    return events.line(entry["line"], entry["event"], content)
+    return events.journal_line(entry["line"], entry["event"], content)
 
 
 def changed(line: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
@@ -43,7 +43,7 @@ def ended(content: bytes) -> bytes:
 
 def read(content: bytes) -> JournalContent:
     """Return what a journal holds, read as every document is."""
-    return reading.read(content, "journal x", partial(saved._result, RunReport))
+    return reading.read_journal(content, "journal x", partial(saved._result, RunReport))
 
 
 BENCH = ("bench", "--numa", "1", "--gpus", "0-1", "--size", "1M", "--samples", "2", "--copies", "2", *OPTIONS)

@@ -179,7 +179,7 @@ def test_a_full_one_ends_and_the_run_goes_on(env: dict[str, str | None], folder:
         "        super()._begin(*arguments)\n"
         f"        events.FILE_LIMIT = self._size + {room}\n"
         "events.Journal = Small\n"
-        "from egmctl.cli.app import run; sys.exit(run(sys.argv[1:]))\n"
+        "from egmctl.cli.app import run_command; sys.exit(run_command(sys.argv[1:]))\n"
     )
     command = [sys.executable, str(tmp_path / "small.py"), *BENCH, "--json"]
     done = subprocess.run(command, cwd=ROOT, env=command_environment(env), capture_output=True, text=True, timeout=60)

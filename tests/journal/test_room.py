@@ -30,7 +30,7 @@ def node(fake_node: MakeFakeNode) -> FakeNode:
 
 LIMITED = """
 import resource, sys
-from egmctl.cli.app import run
+from egmctl.cli.app import run_command
 from egmctl.journal import events
 
 class Limited(events.Journal):
@@ -40,7 +40,7 @@ class Limited(events.Journal):
         super()._begin(*arguments)
 
 events.Journal = Limited
-sys.exit(run(sys.argv[2:]))
+sys.exit(run_command(sys.argv[2:]))
 """
 
 

@@ -57,6 +57,7 @@ def test_a_child_that_ends_without_a_result_has_crashed(
     with pytest.raises(ChildFailed, match=message) as caught:
         run(target, arguments)
     assert (caught.value.how, caught.value.last_call) == ("crashed", last_call)
+    assert str(caught.value) == f"tests.launch.targets:{target} {caught.value.ending}"
     assert output in caught.value.output
 
 

@@ -149,6 +149,7 @@ def test_an_exception_of_the_target_keeps_its_class_and_ours_their_sentence_and_
     error = caught.value
     assert (str(error), error.how, error.kind, error.last_call) == (sentence, "raised", kind, None)
     assert (error.exit_code, error.details) == (exit_code, details)
+    assert error.ending == ("raised ValueError: seven is not even" if kind == "ValueError" else "")
     assert "Traceback" in error.output
 
 

@@ -11,7 +11,7 @@ from egmctl.model.gpu import Gpu, GpuNvml
 from egmctl.model.host import NumaKind, NumaNode
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.model.record import Reason
-from egmctl.topology.links import pcie
+from egmctl.topology.links import pcie_hop
 from egmctl.topology.notes import narrow_pcie
 from egmctl.units import parse_kernel_list
 from tests.doctor.machines import patched, shipped
@@ -175,7 +175,7 @@ def test_a_vera_rubin_tray_states_no_nvlinks_and_an_idle_link_of_few_lanes_is_no
         assert {said.unread[name].reason for name in ("nvlinks", "nvlink_count", "c2c_links")} == {Reason.NOT_STATED}
         assert said.unread["power_profiles"].reason is Reason.NOT_SUPPORTED
         assert (known(said.link).width, narrow_pcie(gpu)) == (2, "")
-        assert pcie(gpu).nominal_gb_s == pytest.approx(64 * 16 / 8 * 242 / 256)
+        assert pcie_hop(gpu).nominal_gb_s == pytest.approx(64 * 16 / 8 * 242 / 256)
         assert len(known(known(said.fabric).cliques)) == 4
     slower = patched(tray, "gpus[*].nvml.link", speed_gt_s=32.0)
     assert {narrow_pcie(gpu) for gpu in gpus(slower)} == {"PCIe x2 of x16"}

@@ -5,8 +5,8 @@ Its bench measures as little as that of ``tests/little.py``.
 
 from __future__ import annotations
 
+from egmctl.api import rack
 from egmctl.bench.processes import group
-from egmctl.cli import rack
 from tests.little import measure_little
 from tests.mpi.rank import run
 

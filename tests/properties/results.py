@@ -41,12 +41,12 @@ from egmctl.verdict.answers.run import of_run
 from egmctl.verdict.bringup import bringup_answer
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import with_verdict
-from egmctl.verdict.profiles import load_all
+from egmctl.verdict.profiles import all_profiles
 from tests.doctor.machines import shipped
 from tests.doctor.sick import SICK
 from tests.verdict.runs import D2H, H2D, H200, LATENCY, LOCAL, WRITE, run, usual
 
-PROFILE = next(profile for profile, _ in load_all() if profile.name == "hgx-h200")
+PROFILE = next(profile for profile, _ in all_profiles() if profile.name == "hgx-h200")
 DENIED = shipped("h200-cgroup-denied")
 NODES = (H200, H200, DENIED, shipped("h200-links-down"), shipped("gb200-nvl72"), shipped("gh200"))
 REFUTED = TaskEvidence(

@@ -57,7 +57,7 @@ def note(event, arguments):
 sys.addaudithook(note)
 from egmctl.cli import app
 try:
-    code = app.run(["doctor", "-q"])
+    code = app.run_command(["doctor", "-q"])
 except SystemExit:
     pass
 print("\\n".join(map(" ".join, started)), file=sys.stderr)

@@ -29,7 +29,7 @@ COUNTED = {
 def both(tmp_path: Path, name: str, *words: str) -> tuple[str, dict[str, Any]]:
     """Return what a command prints of a machine of the corpus, and its document."""
     file = tmp_path / f"{name}.json"
-    file.write_text(record.text(SCENES[name].machine()))
+    file.write_text(record.machine_text(SCENES[name].machine()))
     text, document = run(*words, "--machine", file), run(*words, "--machine", file, "--json")
     read: dict[str, Any] = json.loads(document.out)
     assert (text.code, read["exit_code"]) == (document.code, document.code)

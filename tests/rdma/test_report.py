@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from egmctl.bench.evidence import parse, path_of
+from egmctl.bench.evidence import parse_protocols, path_taken
 from egmctl.gpu import ucx
 from egmctl.launch.channel import memory_file
 from egmctl.model.codec import from_json
@@ -125,14 +125,14 @@ def task(source: MemoryKind, destination: MemoryKind, *, round_trip: bool = Fals
 
 
 def path(of: Task, sender: str, receiver: str = "", size: int = MIB) -> UcxPath:
-    protocols = [*parse(sender, 0), *parse(receiver, 1)]
-    return path_of(of, size, protocols, "1.22.0", ("self", "tcp"), {"UCX_TLS": "all"})
+    protocols = [*parse_protocols(sender, 0), *parse_protocols(receiver, 1)]
+    return path_taken(of, size, protocols, "1.22.0", ("self", "tcp"), {"UCX_TLS": "all"})
 
 
 def test_every_line_of_a_report_is_read() -> None:
     lines = [
         (one.rank, one.operation, one.sizes, one.description, one.transports, one.messages)
-        for one in parse(HOST_RECEIVER, 1)
+        for one in parse_protocols(HOST_RECEIVER, 1)
     ]
     fetch = "rendezvous data fetch into host memory from host"
     assert lines == [
@@ -144,7 +144,7 @@ def test_every_line_of_a_report_is_read() -> None:
 
 def test_ucx_1_21_says_the_same_in_fewer_cells() -> None:
     sent = "tagged message by ucp_tag_send* from host memory"
-    assert [(one.operation, one.sizes, one.transports, one.messages) for one in parse(UCX_1_21, 0)] == [
+    assert [(one.operation, one.sizes, one.transports, one.messages) for one in parse_protocols(UCX_1_21, 0)] == [
         (sent, "0..8184", "self/memory", 0),
         (sent, "8185..8191", "self/memory", 0),
         (sent, "8K..inf", "self/memory", 1),
@@ -152,13 +152,13 @@ def test_ucx_1_21_says_the_same_in_fewer_cells() -> None:
 
 
 def test_lanes_over_several_lines_are_one_protocol() -> None:
-    (one,) = parse(GPUDIRECT_SENDER, 0)
+    (one,) = parse_protocols(GPUDIRECT_SENDER, 0)
     assert one.transports == "50% on rc_mlx5/mlx5_0:1/path0, 50% on rc_mlx5/mlx5_1:1/path0"
 
 
 @pytest.mark.parametrize("text", ["", "no table at all", "| one |", "| 1 | 2 |", "|||||", "| x | y | z | w |"])
 def test_what_is_no_table_tells_nothing(text: str) -> None:
-    assert list(parse(text, 0)) == []
+    assert list(parse_protocols(text, 0)) == []
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def recorded_path(case: str, message_bytes: int, protocols: list[dict[str, Any]]
     match = re.fullmatch(r"ucx_(.*)_to_(host_numa|host|device)(_round_trip|_\d+[km])?", case)
     assert match is not None
     of = task(memory[match[1]], memory[match[2]], round_trip=match[3] == "_round_trip")
-    return path_of(of, message_bytes, [from_json(UcxProtocol, one) for one in protocols], "1.22.0", (), {})
+    return path_taken(of, message_bytes, [from_json(UcxProtocol, one) for one in protocols], "1.22.0", (), {})
 
 
 def test_what_the_sender_only_expects_of_the_receiver_is_called_so() -> None:
@@ -270,8 +270,8 @@ def test_the_shortest_messages_from_host_memory_are_found_although_ucx_does_not_
 @pytest.mark.parametrize("count", ["\u00b2", "9" * 5000, "\u0663", "-1", "1e9"])
 def test_a_count_that_is_no_number_is_no_line(count: str) -> None:
     text = f"| tagged message by ucp_tag_send* from host |\n| {count} | 0..inf | copy | tcp/lo |\n"
-    assert list(parse(text, 0)) == []
-    assert next(iter(parse(text.replace(count, "3"), 0))).messages == 3
+    assert list(parse_protocols(text, 0)) == []
+    assert next(iter(parse_protocols(text.replace(count, "3"), 0))).messages == 3
 
 
 def test_no_more_of_a_report_is_read_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:

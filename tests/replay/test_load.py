@@ -63,7 +63,7 @@ def load(tmp_path: Path, content: object) -> Machine:
         path.write_bytes(content)
     else:
         path.write_text(content if isinstance(content, str) else json.dumps(content))
-    return replay.load(str(path))
+    return replay.load_machine(str(path))
 
 
 def refusal(tmp_path: Path, content: object) -> str:
@@ -76,7 +76,7 @@ def refusal(tmp_path: Path, content: object) -> str:
 
 
 def test_a_recorded_machine_is_what_was_written_and_knows_its_name(tmp_path: Path, document: Document) -> None:
-    machine = load(tmp_path, replay.text(MACHINE))
+    machine = load(tmp_path, replay.machine_text(MACHINE))
     assert document["origin"]["kind"] == "recorded", "a file is not live"
     assert (machine.origin.kind, machine.origin.name) == (OriginKind.RECORDED, "node7")
     assert machine.gpus == MACHINE.gpus
@@ -119,9 +119,9 @@ def test_any_machine_fits_the_schema_and_survives_writing_and_reading(
 ) -> None:
     machine = dataclasses.replace(machine, sections={})
     path = tmp_path_factory.getbasetemp() / "any.json"
-    path.write_text(replay.text(machine))
+    path.write_text(replay.machine_text(machine))
     validate(json.loads(path.read_text()), "machine")
-    loaded = replay.load(str(path))
+    loaded = replay.load_machine(str(path))
     assert {name for name in loaded.sections if getattr(machine, name) is not None} == set(), "only nulls need a reason"
     assert dataclasses.replace(loaded, origin=machine.origin, sections={}) == machine
 
@@ -132,7 +132,7 @@ def test_any_machine_fits_the_schema_and_survives_writing_and_reading(
 def test_shipped_machines_load_by_their_names() -> None:
     assert replay.machine_names() == sorted(path.stem for path in data.machines_dir().glob("*.json"))
     for name in replay.machine_names():
-        machine = replay.load(name)
+        machine = replay.load_machine(name)
         assert machine.origin.kind is not OriginKind.LIVE
         assert machine.origin.name == name
 
@@ -146,26 +146,26 @@ def test_a_machine_that_does_not_exist_names_those_that_do(
     monkeypatch.chdir(tmp_path / "cwd")
     monkeypatch.setattr(data, "machines_dir", lambda: tmp_path)
     with pytest.raises(UsageError, match="valid are a file that 'egmctl snapshot' wrote and gh200") as caught:
-        replay.load(name)
+        replay.load_machine(name)
     assert name[:20] in str(caught.value) or "\0" in name
 
 
 def test_a_directory_and_a_huge_file_are_no_machine(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read: Is a directory"):
-        replay.load(str(tmp_path))
+        replay.load_machine(str(tmp_path))
     path = tmp_path / "huge.json"
     with path.open("wb") as file:
         file.truncate(documents.FILE_LIMIT + 1)
     for huge in (str(path), "/dev/zero"):
         with pytest.raises(UsageError, match="larger than 64 MiB"):
-            replay.load(huge)
+            replay.load_machine(huge)
 
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
         (b"", "is not JSON, or is truncated: Expecting value at line 1 column 1"),
-        (replay.text(MACHINE)[:400], "is not JSON, or is truncated: "),
+        (replay.machine_text(MACHINE)[:400], "is not JSON, or is truncated: "),
         (b'{"schema": "egmctl', "is not JSON, or is truncated: Unterminated string starting at line 1 column 12"),
         (b'{"schema": "\xff"}', "is not UTF-8 text: byte 12 is 0xff"),
         ('{"schema": NaN}', "holds NaN, which JSON has no number for"),

@@ -39,9 +39,9 @@ def test_each_has_its_fault_here() -> None:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_doctor_names_the_fault_and_its_gpus(name: str) -> None:
-    machine = replay.load(name)
+    machine = replay.load_machine(name)
     causes = [cause.finding for cause in root_causes(diagnose(machine, Scope(), CHECKS).findings)]
-    healthy = diagnose(replay.load(_like(name)), Scope(), CHECKS).findings
+    healthy = diagnose(replay.load_machine(_like(name)), Scope(), CHECKS).findings
     known = {finding.check for finding in healthy if finding.status in TOLD}
     named = {finding.check: finding.place.label for finding in causes if finding.check not in known}
     assert named | FAULTS[name] == named
@@ -56,7 +56,7 @@ def _like(name: str) -> str:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_each_is_a_model_of_a_few_changes_that_says_what_is_wrong(name: str) -> None:
-    machine = replay.load(name)
+    machine = replay.load_machine(name)
     assert (machine.origin.kind, machine.origin.name) == (OriginKind.MODELLED, name)
     assert machine.origin.description.startswith(_like(name))
     assert (machines_dir() / "sick" / f"{name}.json").stat().st_size < 1000
@@ -76,7 +76,7 @@ def test_each_is_a_model_of_a_few_changes_that_says_what_is_wrong(name: str) -> 
     ],
 )
 def test_the_changes_make_the_machine_that_doctors_tests_build(name: str, built: Callable[[], Machine]) -> None:
-    machine = replay.load(name)
+    machine = replay.load_machine(name)
     assert replay.document(machine) == replay.document(replace(built(), origin=machine.origin))
 
 
@@ -86,4 +86,4 @@ def test_the_list_has_them_after_the_healthy_ones_and_a_wrong_name_is_told() -> 
     assert "two NVLinks of GPU2 down" in text
     assert replay.machine_names() + replay.sick() == [line.split()[0] for line in text.splitlines() if line[:1].strip()]
     with pytest.raises(UsageError, match="did you mean h200-links-down"):
-        replay.load("h200-links")
+        replay.load_machine("h200-links")

@@ -30,7 +30,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
-shipped = functools.cache(lambda name: replay.document(replay.load(name)))
+shipped = functools.cache(lambda name: replay.document(replay.load_machine(name)))
 
 
 def show(machine: Machine) -> None:
@@ -70,7 +70,7 @@ def test_a_shipped_machine_with_anything_in_it_is_refused_or_shown(
     path = tmp_path_factory.getbasetemp() / "hostile.json"
     path.write_text(json.dumps(document))
     try:
-        machine = replay.load(str(path))
+        machine = replay.load_machine(str(path))
     except UsageError:
         return
     show(machine)

@@ -26,7 +26,7 @@ from egmctl.report.render.text import STYLES
 from egmctl.report.views.lists import machine_list, match_document
 from egmctl.topology.topology import Topology, topology
 from egmctl.verdict.bringup import bringup_answer
-from egmctl.verdict.profiles import load_all, match_profile
+from egmctl.verdict.profiles import all_profiles, match_profile
 from tests.answers import diagnose, render
 from tests.doctor.machines import shipped
 from tests.fleet.racks import REPORT as RACK
@@ -62,7 +62,7 @@ HISTORY = History(
         ),
     )
 )
-PROFILES = ProfileList(profiles=tuple(ProfileFile(file=str(path), profile=one) for one, path in load_all()))
+PROFILES = ProfileList(profiles=tuple(ProfileFile(file=str(path), profile=one) for one, path in all_profiles()))
 MATCHED = MatchResult(
     origin=GH200.origin,
     profile=None,

@@ -16,15 +16,18 @@ import pytest
 from egmctl.doctor.check import Scope
 from egmctl.doctor.runner import CHECKS
 from egmctl.facts.redact import redact
+from egmctl.model.answer import Answer, Clauses, State
 from egmctl.model.gpu import FAKE
 from egmctl.model.machine import OriginKind
 from egmctl.model.measurement import MeasurementStatus
-from egmctl.report.document import Better, Cell, Matrix, Series
+from egmctl.report.document import Better, Cell, Document, Matrix, Series
 from egmctl.report.kinds import Format
+from egmctl.report.render.html import html
 from egmctl.report.render.page import style
 from egmctl.report.render.tables import matrix_html
+from egmctl.report.views.findings import verdict
 from egmctl.topology.topology import topology
-from egmctl.verdict.answers import answered
+from egmctl.verdict.answers import answered, with_clauses
 from tests.answers import diagnose, render
 from tests.conftest import RunEgmctl
 from tests.doctor.machines import patched, shipped
@@ -113,6 +116,35 @@ def test_the_answer_is_the_heading_and_the_first_of_the_report(tree: Element) ->
         assert report[0].get("id") == "answer"
         assert heading in list(report[0])
         assert "subject" in [node.get("class") for node in elements(tree, "strong")]
+
+
+def headline(sentence: str) -> tuple[str, str]:
+    """Return the largest text of a page that answers with a sentence, and the smaller text below it."""
+    answer = with_clauses(Answer(state=State.BAD, word="FAIL", sentence=sentence))
+    page = parse(html(Document(body=(verdict(answer),))))
+    (heading,) = (element for element in elements(page, "span") if element.get("class") == "sentence")
+    reasons = [words(element) for element in elements(page, "p") if element.get("class") == "why"]
+    return words(heading), "".join(reasons)
+
+
+LONG_REASON = f"GPU2: {'a reason, ' * 12}and its end"
+
+
+def test_of_a_long_clause_what_is_so_is_largest_and_its_reason_smaller() -> None:
+    explained = Clauses.explained("2 of 4 GPUs are ready", LONG_REASON)
+    assert headline(explained) == ("2 of 4 GPUs are ready", LONG_REASON)
+    assert headline(Clauses.of(explained, "and 1 more cause")) == (
+        "2 of 4 GPUs are ready",
+        f"{LONG_REASON}; and 1 more cause",
+    )
+    short = Clauses.explained("2 of 4 GPUs are ready", "GPU2: broken")
+    assert headline(short) == ("2 of 4 GPUs are ready: GPU2: broken", "")
+
+
+def test_a_clause_without_a_reason_is_not_cut_at_a_colon() -> None:
+    """Such as the words of a finding, which begin with its GPU."""
+    assert headline(LONG_REASON) == (LONG_REASON, "")
+    assert headline(Clauses.of(LONG_REASON, "and 1 more cause")) == (LONG_REASON, "and 1 more cause")
 
 
 def test_the_first_link_skips_to_the_report_and_the_language_is_stated(tree: Element) -> None:

@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 from egmctl.doctor.check import Scope
 from egmctl.doctor.runner import CHECKS
 from egmctl.report.kinds import Format
-from egmctl.report.render.markdown import code, code_block, escaped, table
+from egmctl.report.render.markdown import code, code_block, escaped, markdown_table
 from egmctl.topology.topology import topology
 from egmctl.units import printable
 from tests.answers import diagnose, render
@@ -41,7 +41,7 @@ def test_a_text_is_shown_as_it_is(text: str) -> None:
 @given(st.text(min_size=1).filter(str.strip))
 def test_a_cell_of_a_table_holds_its_text_and_is_one_cell(text: str) -> None:
     told = printable(text).strip()
-    html = READER.render(table(("a", "b"), [[escaped(told), "2"]], (False, False)))
+    html = READER.render(markdown_table(("a", "b"), [[escaped(told), "2"]], (False, False)))
     assert html.count("<td>") == 2
     (cell, _) = elements(html5lib.parse(html, namespaceHTMLElements=False), "td")
     assert words(cell) == told

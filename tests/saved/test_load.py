@@ -102,7 +102,7 @@ def test_a_topology(tmp_path: Path, name: str) -> None:
 
 def test_a_snapshot(tmp_path: Path) -> None:
     machine = machine_of("hgx-h200x4")
-    loaded = saved.load(write(tmp_path, replay.text(machine)))
+    loaded = saved.load(write(tmp_path, replay.machine_text(machine)))
     assert (loaded.kind, loaded.name) == (Command.SNAPSHOT, "node7")
     assert loaded.tool.startswith("egmctl ")
     assert loaded.machines[0].gpus == machine.gpus

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from egmctl.comparison.facts import MachineFacts, joined
+from egmctl.comparison.facts import MachineFacts, joined_statements
 from egmctl.model.codec import Pool
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.record import Reason, Unread
@@ -57,8 +57,8 @@ def test_statements_about_equal_parts_are_one_object_and_those_about_others_are_
     first, other, same, denied = (facts.of(node) for node in (machine, width, uuid, unread))
     for node, stated in ((machine, first), (width, other), (uuid, same), (unread, denied)):
         alone = MachineFacts().of(node)
-        assert {section: joined(parts) for section, parts in stated.items()} == {
-            section: joined(parts) for section, parts in alone.items()
+        assert {section: joined_statements(parts) for section, parts in stated.items()} == {
+            section: joined_statements(parts) for section, parts in alone.items()
         }
     assert all(
         part is again for section, parts in first.items() for part, again in zip(parts, same[section], strict=True)
@@ -68,4 +68,4 @@ def test_statements_about_equal_parts_are_one_object_and_those_about_others_are_
         False,
         *[True] * 7,
     ]
-    assert joined(denied["host"]) != joined(first["host"])
+    assert joined_statements(denied["host"]) != joined_statements(first["host"])

@@ -11,7 +11,7 @@ from egmctl.doctor.situation import loss, usable
 from egmctl.model.host import LibraryFailure
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
-from egmctl.topology.access import Block, Obstacle, Step, classify, node_obstacle, obstacle
+from egmctl.topology.access import Block, Obstacle, Step, classify, device_node_obstacle, obstacle
 from egmctl.topology.routes import RouteKind, route
 from tests.doctor.machines import patched, shipped
 from tests.known import known
@@ -160,6 +160,6 @@ def test_only_the_steps_that_count_are_asked_about(through: Step) -> None:
 
 def test_control_nodes_are_judged_as_the_gpus_own() -> None:
     node = patched(known(known(HGX.driver).nodes)[0], "", major=195, minor=255, access="ok")
-    assert node_obstacle(node, (195, 255)) is None
+    assert device_node_obstacle(node, (195, 255)) is None
     for changes, expected in (({"major": 511}, Block.STALE_NODE), ({"kind": "fifo"}, Block.NOT_A_DEVICE)):
-        assert known(node_obstacle(patched(node, "", **changes), (195, 255))).block is expected
+        assert known(device_node_obstacle(patched(node, "", **changes), (195, 255))).block is expected

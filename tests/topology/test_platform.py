@@ -11,7 +11,7 @@ from egmctl.data import read_toml
 from egmctl.model.gpu import Fabric, Gpu, Platform
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
-from egmctl.topology.platform import PlatformKind, cpu_memory, gpu_memory, platform
+from egmctl.topology.platform import PlatformKind, cpu_memory_rate, gpu_memory_rate, platform
 from tests.doctor.machines import patched, shipped
 from tests.topology import builders
 from tests.topology.builders import CLUSTER, NO_CLUSTER, gpu, grace, grace_gpu, hgx, out_of_sight
@@ -104,7 +104,7 @@ def test_the_rate_of_a_cpus_memory_is_that_of_its_module_and_capacity_or_unknown
     machine = patched(shipped(model), "host.numa_nodes[0]", memory_total_bytes=size)
     if name is not None:
         machine = patched(machine, "gpus[0].nvml", name=name)
-    known = cpu_memory(machine, 0)
+    known = cpu_memory_rate(machine, 0)
     assert (known and known.gb_s) == rate
 
 
@@ -114,18 +114,18 @@ def test_the_rate_of_a_cpus_memory_is_that_of_its_module_and_capacity_or_unknown
 )
 def test_the_rate_of_a_gpus_memory_is_that_of_its_product_or_unknown(model: str, rate: float) -> None:
     gpu = (shipped(model).gpus or ())[0]
-    known = gpu_memory(gpu)
+    known = gpu_memory_rate(gpu)
     assert known is not None
     assert known.gb_s == rate
-    assert gpu_memory(patched(gpu, "nvml", name="NVIDIA RTX 0000")) is None
+    assert gpu_memory_rate(patched(gpu, "nvml", name="NVIDIA RTX 0000")) is None
 
 
 def test_a_product_without_a_name_is_known_by_its_pci_id() -> None:
     rubin = (shipped("vr-nvl72").gpus or ())[0]
-    known = gpu_memory(rubin)
+    known = gpu_memory_rate(rubin)
     assert known is not None
     assert (known.name, known.gb_s) == ("HBM4", 22000)
-    assert gpu_memory(patched(rubin, "pci", device_id=0x2941)) is None
+    assert gpu_memory_rate(patched(rubin, "pci", device_id=0x2941)) is None
 
 
 def test_every_published_rate_names_its_publication() -> None:

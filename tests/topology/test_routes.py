@@ -10,7 +10,7 @@ from egmctl.model.gpu import Gpu
 from egmctl.model.host import NumaKind, PcieLink
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
-from egmctl.topology import links as rates
+from egmctl.topology import links
 from egmctl.topology.access import Block
 from egmctl.topology.routes import HostRoute, RouteKind, route
 from egmctl.topology.topology import topology
@@ -234,18 +234,18 @@ def test_every_gpu_has_exactly_one_route_to_every_cpu_node_and_each_says_all(mac
 class TestRates:
     @pytest.mark.parametrize(("part", "gb_s"), [(gpu(0), 450.0), (grace_gpu(0), 900.0)], ids=["H200", "GB200"])
     def test_nvlink(self, part: Gpu, gb_s: float) -> None:
-        assert rates.nvlink(part, 18).nominal_gb_s == pytest.approx(gb_s, abs=0.02)
+        assert links.nvlink_hop(part, 18).nominal_gb_s == pytest.approx(gb_s, abs=0.02)
 
     @pytest.mark.parametrize("speed", [0, -5])
     def test_an_active_link_without_speed_has_no_rate_and_topo_says_so(self, speed: int) -> None:
-        hop = rates.nvlink(gpu(0, speed=speed), 18)
+        hop = links.nvlink_hop(gpu(0, speed=speed), 18)
         assert (hop.nominal_gb_s, hop.reason) == (None, f"NVML reports an active NVLink of {speed} MB/s")
         stopped = gpu(0, speed=0)
         said = [note.words for note in topology(hgx(2), [stopped]).notes]
         assert "GPU0: NVML calls NVLinks 0-17 active at 0 MB/s, so their rate is unknown" in said
 
     def test_a_generation_without_a_published_rule_stays_unknown(self) -> None:
-        hop = rates.nvlink(gpu(0, nvlink_version=5), 12)
+        hop = links.nvlink_hop(gpu(0, nvlink_version=5), 12)
         assert (hop.nominal_gb_s, "no published rule" in hop.reason) == (None, True)
 
     @pytest.mark.parametrize(
@@ -254,4 +254,4 @@ class TestRates:
     )
     def test_pcie(self, gt_s: float, width: int, gb_s: float) -> None:
         link = PcieLink(speed_gt_s=2.5, width=width, max_speed_gt_s=gt_s, max_width=16)
-        assert rates.pcie(gpu(0, link=link)).nominal_gb_s == pytest.approx(gb_s, abs=0.01)
+        assert links.pcie_hop(gpu(0, link=link)).nominal_gb_s == pytest.approx(gb_s, abs=0.01)

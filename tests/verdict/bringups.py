@@ -15,7 +15,7 @@ from egmctl.model.measurement import RunReport
 from egmctl.model.remedy import Remedy
 from egmctl.model.task import Flow, Task
 from egmctl.verdict.judge import with_verdict
-from egmctl.verdict.profiles import load
+from egmctl.verdict.profiles import load_profile
 from tests.answers import diagnose
 from tests.doctor.builders import check, diagnosis
 from tests.doctor.machines import shipped
@@ -30,7 +30,7 @@ LINKS = failed(
 )
 
 WELL = diagnose(H200, EVERYTHING, CHECKS)
-PROFILE = load("hgx-h200")
+PROFILE = load_profile("hgx-h200")
 
 
 def healthy(machine: Machine = H200) -> Diagnosis:

@@ -14,12 +14,12 @@ from egmctl.model.measurement import (
 )
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import with_verdict
-from egmctl.verdict.profiles import load
+from egmctl.verdict.profiles import load_profile
 from tests.doctor.machines import patched, shipped
 from tests.verdict.runs import H2D, WRITE, run, slow_at
 
 H200 = shipped("hgx-h200x4")
-PROFILE = load("hgx-h200")
+PROFILE = load_profile("hgx-h200")
 Change = Callable[[RunReport], RunReport]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from egmctl.bench.evidence import gpus_of, route_evidence
+from egmctl.bench.evidence import gpu_labels, link_evidence
 from egmctl.gpu.telemetry import Traffic
 from egmctl.model.measurement import GpuEvidence, Measurement, TaskEvidence
 from tests.doctor.machines import shipped
@@ -34,8 +34,8 @@ def counted(measurement: Measurement, owner: Owner, at: tuple[str, ...]) -> Meas
                 rises[bus_id(label)] = Traffic({"nvlink": sent, "pcie": 0}, {"nvlink": received, "pcie": 0})
     gpus = tuple(
         GpuEvidence(bus_id=one, label=label, sent_bytes=rises[one].sent_bytes, received_bytes=rises[one].received_bytes)
-        for one, label in gpus_of([measurement]).items()
+        for one, label in gpu_labels([measurement]).items()
         if one in rises
     )
-    found = TaskEvidence(gpus=gpus, route=route_evidence(measurement, len(measurement.samples), rises))
+    found = TaskEvidence(gpus=gpus, route=link_evidence(measurement, len(measurement.samples), rises))
     return replace(measurement, evidence=found)

@@ -14,7 +14,7 @@ from egmctl.model.measurement import MeasurementStatus, RunReport
 from egmctl.verdict.changes import changes
 from egmctl.verdict.explain import CHANGED, with_causes
 from egmctl.verdict.judge import with_verdict
-from egmctl.verdict.profiles import load
+from egmctl.verdict.profiles import load_profile
 from tests.doctor.machines import patched, shipped, with_gpu_denied
 from tests.verdict.runs import H2D, H200, WRITE, run, with_status
 
@@ -69,7 +69,7 @@ def test_a_gpu_that_is_denied_during_a_run_is_the_first_cause_of_what_failed() -
     made = run(WRITE, H2D)
     failed = [number for number, m in enumerate(made.measurements) if "GPU1" in m.path]
     broke = with_status(made, MeasurementStatus.FAILED, failed)
-    broke = with_verdict(replace(broke, changes=changes(H200, denied())), load("hgx-h200"))
+    broke = with_verdict(replace(broke, changes=changes(H200, denied())), load_profile("hgx-h200"))
     first = with_causes(broke, denied()).causes[0]
     assert first.finding.check == CHANGED
     assert set(first.measurements) == set(failed)
@@ -109,6 +109,6 @@ def test_a_gpu_that_falls_off_during_a_run_is_a_fault() -> None:
     made = run(WRITE)
     failed = [number for number, m in enumerate(made.measurements) if "GPU1" in m.path]
     broke = with_status(made, MeasurementStatus.FAILED, failed)
-    broke = with_verdict(replace(broke, changes=changes(H200, lost)), load("hgx-h200"))
+    broke = with_verdict(replace(broke, changes=changes(H200, lost)), load_profile("hgx-h200"))
     first = with_causes(broke, lost).causes[0]
     assert (first.finding.check, first.status) == (CHANGED, Status.FAIL)

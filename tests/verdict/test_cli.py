@@ -12,8 +12,8 @@ import pytest
 
 from egmctl.model.codec import from_json
 from egmctl.model.profile import MachineSignature, Profile, Reference, Unit
-from egmctl.verdict.learning import dump
-from egmctl.verdict.profiles import load
+from egmctl.verdict.learning import profile_toml
+from egmctl.verdict.profiles import load_profile
 from tests.conftest import RunEgmctl
 from tests.fake.node import FakeNode
 from tests.fake.plugin import MakeFakeNode
@@ -52,7 +52,7 @@ def profile_of(warn: float, fail: float) -> Profile:
     match = MachineSignature(
         gpu_names=("FAKE NVIDIA H200",), device_ids=("10de:2335",), most_gpus=8, nvlinks=18, c2c=False, source="runs"
     )
-    return replace(load("hgx-h200"), name="site", match=match, references=(reference,), links=())
+    return replace(load_profile("hgx-h200"), name="site", match=match, references=(reference,), links=())
 
 
 @pytest.mark.long
@@ -77,7 +77,7 @@ def test_a_profile_that_is_asked_for_judges_and_the_exit_code_follows(
     answer: tuple[str, int],
 ) -> None:
     path = tmp_path / "site.toml"
-    path.write_text(dump(profile_of(warn, fail)))
+    path.write_text(profile_toml(profile_of(warn, fail)))
     ended = egmctl(*BENCH, "--profile", path, *options, env=node.environment())
     (judged,) = result(ended.out)["verdict"]["classes"]
     assert (judged["by_profile"], ended.code) == answer
@@ -98,14 +98,14 @@ def test_what_is_learnt_of_a_nodes_runs_judges_its_next_run(
     ended = run("profile", "learn", measured, again, "-o", profile)
     assert (ended.code, ended.out) == (0, "")
     assert "learnt from 2 runs on 1 machine" in ended.err
-    assert load(str(profile)).sources["runs"].text.startswith("by egmctl, 2 runs on 1 machine")
+    assert load_profile(str(profile)).sources["runs"].text.startswith("by egmctl, 2 runs on 1 machine")
     verdict = result(egmctl(*BENCH, env=node.environment() | {"XDG_CONFIG_HOME": str(tmp_path)}).out)["verdict"]
     assert (verdict["profile"], verdict["classes"][0]["by_profile"] != "no-reference") == ("fake", True)
 
 
 def test_a_broken_profile_is_told_before_anything_is_measured(egmctl: RunEgmctl, tmp_path: Path) -> None:
     path = tmp_path / "site.toml"
-    text = dump(profile_of(1.0, 1.0)).replace("\ntypical", "\ntipical")
+    text = profile_toml(profile_of(1.0, 1.0)).replace("\ntypical", "\ntipical")
     path.write_text(text)
     line = text.splitlines().index("tipical = 1.0") + 1
     ended = egmctl("bench", "--profile", path)
@@ -135,7 +135,7 @@ def test_show_has_each_number_and_its_source() -> None:
     assert "device_to_device_memcpy_write_ce    274.4  243.7     -  [4][7]\n" in ended.out
     assert "  [4] published: p2pBandwidthLatencyTest" in ended.out
     shown = result(run("profile", "show", "hgx-a100", "--json").out)["profiles"][0]
-    assert from_json(Profile, shown["profile"]) == load("hgx-a100")
+    assert from_json(Profile, shown["profile"]) == load_profile("hgx-a100")
 
 
 def test_match_says_why() -> None:

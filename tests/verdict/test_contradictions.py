@@ -34,7 +34,7 @@ from egmctl.verdict.bringup import bringup_answer
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.learning import Run, learn
-from egmctl.verdict.profiles import load
+from egmctl.verdict.profiles import load_profile
 from tests.answers import diagnose
 from tests.doctor.machines import patched, shipped
 from tests.doctor.scenes import scenes
@@ -99,7 +99,7 @@ def of_rack(change: Change) -> Bringup:
     tray = shipped("gb200-nvl72")
     made = run(WRITE, machine=tray, value=lambda *_: 700.0)
     first, *rest = made.measurements
-    made = with_verdict(replace(made, measurements=(change(first), *rest)), load("gb200-nvl72"))
+    made = with_verdict(replace(made, measurements=(change(first), *rest)), load_profile("gb200-nvl72"))
     return bringup_answer(diagnose(tray, EVERYTHING, CHECKS), with_causes(made))
 
 

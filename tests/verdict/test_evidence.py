@@ -23,7 +23,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.measurement import BufferCost, Measurement, MeasurementStatus, Placement, RunReport
 from egmctl.model.probes import ProbeKind, ProbeOutcome
 from egmctl.report.kinds import Format
-from egmctl.verdict.evidence import cases, evidence, questions
+from egmctl.verdict.evidence import evidence, evidence_cases, questions
 from egmctl.verdict.judge import with_verdict
 from tests.answers import diagnose, render
 from tests.conftest import ROOT, RunEgmctl
@@ -63,17 +63,17 @@ def test_the_guide_lists_every_question() -> None:
 
 def test_questions_name_checks_and_cases_that_exist() -> None:
     assert {check for each in questions().values() for check in each.checks} <= {check.id for check in CHECKS}
-    assert set(cases()) <= {case.name for case in CASES}
+    assert set(evidence_cases()) <= {case.name for case in CASES}
 
 
 @pytest.mark.parametrize("name", ["gb200-nvl72", "gb300-nvl72", "gh200", "gh200x4", "dgx-h100", "hgx-b200"])
 def test_it_takes_less_than_ten_minutes(name: str) -> None:
-    assert plan_seconds(Bench(cases=cases()).plan(shipped(name))) < 300
+    assert plan_seconds(Bench(cases=evidence_cases()).plan(shipped(name))) < 300
 
 
 def measured(owner: Owner = EACH_ITSELF, name: str = GB200, **changes: Any) -> RunReport:
     """Return a run of the cases with the counters of this owner."""
-    made = run(name, cases=cases())
+    made = run(name, cases=evidence_cases())
 
     def shown(each: Measurement) -> Measurement:
         labels = tuple(EACH_ITSELF)
@@ -227,7 +227,7 @@ def test_a_granularity_that_is_not_known_settles_nothing() -> None:
 
 
 def test_without_a_coherent_gpu_or_a_bench_each_question_says_why_it_is_open() -> None:
-    h200 = settled(run("hgx-h200x4", cases=cases()), shipped("hgx-h200x4"))
+    h200 = settled(run("hgx-h200x4", cases=evidence_cases()), shipped("hgx-h200x4"))
     reasons = {answer.question: answer.observations[0].value for answer in h200.answers if answer.state != "settled"}
     assert {name for name, reason in reasons.items() if reason == "no coherent GPU here"} == {
         name for name, question in questions().items() if not question.anywhere
@@ -252,7 +252,7 @@ def test_one_command_makes_a_file_that_show_reads_back(
     validate(document, "evidence")
     result = document["result"]
     assert (ended.code, document["schema"], "secret-tray" in file.read_text()) == (0, "egmctl.evidence/1", False)
-    assert {each["case"] for each in result["run"]["measurements"]} == set(cases())
+    assert {each["case"] for each in result["run"]["measurements"]} == set(evidence_cases())
     assert result["diagnosis"]["machines"][0]["probes"]
     assert re.search(r"^[0-9]+ of [0-9]+ questions are settled: ", ended.out, re.M)
     assert egmctl("show", file).out == ended.out

@@ -29,7 +29,7 @@ from egmctl.report.views.bench_answer import seen_by_bench
 from egmctl.verdict.bringup import bringup_answer
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import with_verdict
-from egmctl.verdict.profiles import load
+from egmctl.verdict.profiles import load_profile
 from tests.answers import code_of, diagnose, render
 from tests.doctor.faults import weak_switch
 from tests.doctor.machines import patched, shipped
@@ -202,7 +202,7 @@ class TestMemoryOfGrace:
             return triad_gb_s if task.case == self.TRIAD else copy_gb_s
 
         made = run(self.TRIAD, self.COPY, value=value, machine=shipped("gh200"))
-        return with_causes(with_verdict(replace(made, host_load=load_now), load("gh200-480gb")))
+        return with_causes(with_verdict(replace(made, host_load=load_now), load_profile("gh200-480gb")))
 
     def test_memory_that_its_own_cpus_find_slow_is_the_cause_of_slow_copies(self) -> None:
         report = self.explained(250, 240)
@@ -223,7 +223,7 @@ class TestMemoryOfGrace:
         assert list(told(self.explained(*values))) == causes
 
     def test_a_profile_with_a_fault_threshold_only_explains_as_well(self) -> None:
-        profile = load("gh200-480gb")
+        profile = load_profile("gh200-480gb")
         references = [replace(each, warn=None, fail=300.0) for each in profile.references if each.case == self.TRIAD]
         made = run(self.TRIAD, value=lambda _task, _flow: 250, machine=shipped("gh200"))
         (cause,) = with_causes(with_verdict(made, replace(profile, references=tuple(references)))).causes
@@ -233,7 +233,7 @@ class TestMemoryOfGrace:
         made = run(self.TRIAD, value=lambda _task, _flow: 250, machine=shipped("gh200"))
         (triad,) = made.measurements
         made = replace(made, measurements=(triad, replace(triad, size_bytes=4 * triad.size_bytes)))
-        (cause,) = with_causes(with_verdict(made, load("gh200-480gb"))).causes
+        (cause,) = with_causes(with_verdict(made, load_profile("gh200-480gb"))).causes
         assert len(cause.measurements) == 2
 
     def test_a_path_far_slower_than_its_memory_has_another_cause(self) -> None:
@@ -246,7 +246,7 @@ class TestMemoryOfGrace:
             return {self.TRIAD: 250.0, self.COPY: 240.0}.get(task.case, 5_000.0)
 
         made = run(self.TRIAD, self.COPY, latency, value=value, machine=shipped("gh200"))
-        profile = load("gh200-480gb")
+        profile = load_profile("gh200-480gb")
         bound = replace(profile.references[0], case=latency, link="C2C", unit=Unit.NS, typical=700, warn=900, fail=1100)
         report = with_verdict(made, replace(profile, references=(*profile.references, bound)))
         (weak,) = (c for c in with_causes(report).causes if c.finding.check == "bench.weak-memory")

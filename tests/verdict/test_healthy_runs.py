@@ -15,8 +15,8 @@ from egmctl.report.render.text import text
 from egmctl.report.views.bench import bench_document
 from egmctl.verdict.answers import answered
 from egmctl.verdict.judge import with_verdict
-from egmctl.verdict.learning import Run, dump, learn, raises_alarm
-from egmctl.verdict.profiles import load, parse
+from egmctl.verdict.learning import Run, learn, profile_toml, raises_alarm
+from egmctl.verdict.profiles import load_profile, parse_profile
 from tests.conftest import ROOT
 from tests.doctor.machines import shipped
 from tests.verdict.runs import LOCAL, WRITE, run, slow_at, usual
@@ -24,7 +24,7 @@ from tests.verdict.runs import LOCAL, WRITE, run, slow_at, usual
 FOLDER = ROOT / "tests/data/runs"
 IDLE = ("idle", "idle-again", "standard-2xh200", "standard-4xh200")
 """Recorded on 2026-11-20 and 2026-11-27: two runs of one machine, and one each of two others."""
-HGX_H200 = load("hgx-h200")
+HGX_H200 = load_profile("hgx-h200")
 
 
 def recorded(name: str) -> RunReport:
@@ -120,4 +120,4 @@ def test_a_learnt_profile_counts_its_own_runs(tmp_path: Path) -> None:
     learnt = learn(runs, "ours", "2026-11-28")
     assert learnt.healthy is not None
     assert (learnt.healthy.machines, learnt.healthy.runs, learnt.healthy.alarms) == (2, 3, 0)
-    assert parse(dump(learnt), tmp_path / "ours.toml").healthy == learnt.healthy
+    assert parse_profile(profile_toml(learnt), tmp_path / "ours.toml").healthy == learnt.healthy

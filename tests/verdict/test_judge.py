@@ -16,11 +16,12 @@ from egmctl.model.machine import Machine
 from egmctl.model.measurement import GpuEvidence, MeasurementStatus, RunReport, TaskEvidence
 from egmctl.model.profile import Profile
 from egmctl.model.route import Route
-from egmctl.model.task import Flow, Task
+from egmctl.model.task import Flow, Quantity, Task
 from egmctl.model.verdict import Direction, Grade, Judgement, RunVerdict, Yardstick
 from egmctl.units import MIB
-from egmctl.verdict.judge import judge
-from egmctl.verdict.profiles import load
+from egmctl.verdict.answers import answered
+from egmctl.verdict.judge import judge, with_verdict
+from egmctl.verdict.profiles import load_profile
 from tests.answers import code_of
 from tests.bench.routes import C2C, PCIE, SMP, nv, over, to_host
 from tests.doctor.machines import patched, shipped
@@ -41,7 +42,7 @@ from tests.verdict.runs import (
     with_status,
 )
 
-PROFILE = load("hgx-h200")
+PROFILE = load_profile("hgx-h200")
 REAL = json.loads((Path(__file__).parent / "h200_quick_runs.json").read_text())["runs"]
 ALL = (WRITE, READ, BOTH, H2D, D2H, LOCAL, LATENCY, RING)
 
@@ -238,7 +239,7 @@ def by_way_of(report: RunReport, route: Route) -> RunReport:
 
 
 def test_a_gh200_of_120_gb_warns_before_it_has_lost_an_eighth() -> None:
-    board = load("gh200-120gb")
+    board = load_profile("gh200-120gb")
     for gb_s, grade in ((419.9, Grade.PASS), (0.88 * 419.9, Grade.WARN)):
         made = run(PINNED, machine=GH200, value=lambda *_, gb_s=gb_s: gb_s)
         assert grades(verdict_of(made, board)) == {PINNED: grade}
@@ -250,7 +251,7 @@ def test_memory_of_another_node_warns_below_half_of_the_c2c_that_makes_it_egm() 
         route = replace(to_host(nv(18), C2C), across_nodes=True)
         (m,) = by_way_of(local, route).measurements
         report = replace(local, measurements=(replace(m, case="fabric_host_numa_read_ce"),))
-        assert {j.grade for j in by(verdict_of(report, load("gb200-nvl72")), Yardstick.PROFILE)} == {grade}
+        assert {j.grade for j in by(verdict_of(report, load_profile("gb200-nvl72")), Yardstick.PROFILE)} == {grade}
 
 
 def test_fewer_links_than_the_platform_has_are_held_against_all_of_them() -> None:
@@ -384,3 +385,26 @@ class TestUnlikeGpus:
         labels = {culprit.label for culprit in verdict_of(self.mixed(slow="GPU2"), None).culprits}
         assert "GPU2" in labels
         assert not labels & {"GPU6", "GPU7"}
+
+
+@pytest.mark.parametrize(
+    ("quantity", "value", "expected", "share"),
+    [
+        (Quantity.BANDWIDTH, 200.0, 400.0, 0.5),
+        (Quantity.BANDWIDTH, 0.0, 400.0, 0.0),
+        (Quantity.LATENCY, 1600.0, 800.0, 0.5),
+        (Quantity.LATENCY, 0.0, 800.0, None),
+        (Quantity.DURATION, 2.0, 1.0, 0.5),
+        (Quantity.BANDWIDTH, 200.0, None, None),
+    ],
+)
+def test_a_share_of_the_expected_speed_is_less_for_what_is_slower(
+    quantity: Quantity, value: float, expected: float | None, share: float | None
+) -> None:
+    judgement = Judgement(Yardstick.PROFILE, Grade.FAIL, "", value=value, expected=expected)
+    assert judgement.speed_share(quantity) == share
+
+
+def test_one_measurement_without_a_reference_is_it() -> None:
+    answer = answered(with_verdict(run(LOCAL, gpus=1), None, profile_reason="no profile matches")).answer
+    assert str(answer.sentence).startswith("1 measurement and nothing to judge it by: no profile matches")

@@ -16,8 +16,8 @@ from egmctl.errors import UsageError
 from egmctl.model.profile import LinkFacts, Reference, Source, SourceKind, Unit
 from egmctl.model.verdict import Grade
 from egmctl.verdict.judge import judge
-from egmctl.verdict.learning import dump
-from egmctl.verdict.profiles import FILE_LIMIT, folders, load, load_all, parse
+from egmctl.verdict.learning import profile_toml
+from egmctl.verdict.profiles import FILE_LIMIT, all_profiles, folders, load_profile, parse_profile
 from tests.schemas import validate
 from tests.verdict.runs import H200, WRITE, run
 
@@ -75,7 +75,7 @@ def _no_profiles_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def test_every_shipped_profile_fits_the_schema_and_names_the_source_of_each_number(path: Path) -> None:
     document = read_toml(path.read_text())
     validate(document, "profile")
-    profile = load(path.stem)
+    profile = load_profile(path.stem)
     assert profile.sources, "without a source there is no number"
     for reference in profile.references:
         kind = profile.sources[reference.source].kind
@@ -137,18 +137,20 @@ def test_all_platforms_have_a_profile() -> None:
 def test_what_is_broken_is_named_by_file_line_and_key(old: str, new: str, line: int, what: str, tmp_path: Path) -> None:
     path = tmp_path / "site.toml"
     with pytest.raises(UsageError) as refused:
-        parse(GOOD.replace(old, new), path)
+        parse_profile(GOOD.replace(old, new), path)
     assert str(refused.value).startswith(f"profile {path}, line {line}: {what}")
 
 
 def test_one_case_over_two_links_is_two_references() -> None:
-    assert len(parse(GOOD.replace("device_to_device_memcpy_write_ce", "device_local_copy"), SITE).references) == 2
+    assert (
+        len(parse_profile(GOOD.replace("device_to_device_memcpy_write_ce", "device_local_copy"), SITE).references) == 2
+    )
 
 
 @given(st.text() | st.binary().map(lambda data: data.decode("latin-1")))
 def test_any_text_is_a_profile_or_one_sentence(text: str) -> None:
     with pytest.raises(UsageError, match=r"line [0-9]+: "):
-        parse(text, SITE)
+        parse_profile(text, SITE)
 
 
 @pytest.mark.parametrize("lost", range(len(GOOD.splitlines())))
@@ -157,7 +159,7 @@ def test_a_profile_that_lost_a_line_is_a_profile_or_one_sentence(lost: int) -> N
     del lines[lost]
     said = ""
     try:
-        parse("\n".join(lines), SITE)
+        parse_profile("\n".join(lines), SITE)
     except UsageError as refused:
         said = str(refused)
     assert re.match(r"(profile site\.toml, line [0-9]+: .+)?$", said)
@@ -169,10 +171,10 @@ def test_a_sites_own_profiles_come_before_those_that_ship(tmp_path: Path) -> Non
         folder.mkdir(parents=True)
         (folder / "hgx-h200.toml").write_text(GOOD.replace('"site"', '"hgx-h200"').replace("A node", title))
     (systems / "site.toml").write_text(GOOD)
-    names = [(profile.name, profile.title) for profile, _ in load_all()]
+    names = [(profile.name, profile.title) for profile, _ in all_profiles()]
     assert names[:2] == [("hgx-h200", "the user's"), ("site", "A node")]
     assert [name for name, _ in names].count("hgx-h200") == 1
-    assert load("hgx-h200").title == "the user's"
+    assert load_profile("hgx-h200").title == "the user's"
 
 
 def test_without_a_variable_the_users_are_in_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,21 +189,21 @@ def test_a_broken_profile_is_not_passed_over(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "site.toml").write_text("nonsense")
     with pytest.raises(UsageError, match=r"site\.toml, line 1: not TOML"):
-        load_all()
+        all_profiles()
 
 
 def test_a_profile_is_no_larger_than_its_bound(tmp_path: Path) -> None:
     path = tmp_path / "site.toml"
     path.write_text((profiles_dir() / "hgx-h200.toml").read_text().replace('"hgx-h200"', '"site"') + "#" * FILE_LIMIT)
     with pytest.raises(UsageError, match=rf"site\.toml, line 1: larger than {FILE_LIMIT} bytes, which no profile is"):
-        load(str(path))
+        load_profile(str(path))
 
 
 def test_a_profile_that_there_is_none_of_names_those_that_are() -> None:
     with pytest.raises(UsageError, match=r"there is no profile 'dgx'; there are gb200-nvl72, gb200-tray, .*hgx-h200"):
-        load("dgx")
+        load_profile("dgx")
     with pytest.raises(UsageError, match="cannot be read: No such file or directory"):
-        load("./nowhere.toml")
+        load_profile("./nowhere.toml")
 
 
 texts = st.text(st.characters(codec="utf-8"), min_size=1)
@@ -213,12 +215,12 @@ numbers = st.floats(50, 1e9)
 def test_what_is_written_is_read_as_it_was(
     title: str, cited: str, source: Source, number: float, spread: float | None
 ) -> None:
-    kept = parse(GOOD, SITE)
+    kept = parse_profile(GOOD, SITE)
     link = LinkFacts(link="nvlink", links=18, rate_gb_s=number, payload=0.94, source=cited)
     reference = Reference(case=title, link=cited, unit=Unit.NS, typical=number, run_to_run=spread, source=cited)
     sources, references = {**kept.sources, cited: source}, (*kept.references, reference)
     profile = replace(kept, title=title, sources=sources, links=(link,), references=references)
-    assert parse(dump(profile), SITE) == profile
+    assert parse_profile(profile_toml(profile), SITE) == profile
 
 
 def test_a_broken_one_is_passed_over_only_where_somebody_is_told() -> None:
@@ -227,9 +229,9 @@ def test_a_broken_one_is_passed_over_only_where_somebody_is_told() -> None:
     (folder / "broken.toml").write_text("schema = 1")
     (folder / "site.toml").write_text(GOOD)
     with pytest.raises(UsageError, match=r"broken\.toml, line 1"):
-        load_all()
+        all_profiles()
     told: list[UsageError] = []
-    names = [profile.name for profile, _ in load_all(told.append)]
+    names = [profile.name for profile, _ in all_profiles(told.append)]
     assert "site" in names
     assert len(names) == len(SHIPPED) + 1
     assert [str(error).partition(", line")[0] for error in told] == [f"profile {folder / 'broken.toml'}"]
@@ -242,7 +244,7 @@ def test_what_is_long_is_cut_in_the_sentence(tmp_path: Path, text: str) -> None:
     path = tmp_path / "long.toml"
     path.write_text(text)
     with pytest.raises(UsageError) as caught:
-        load(str(path))
+        load_profile(str(path))
     assert len(str(caught.value)) < 400 + len(str(path))
 
 
@@ -262,9 +264,9 @@ def test_a_broken_profile_stops_no_run_and_is_named() -> None:
 def test_a_profile_that_expects_more_than_the_link_carries_is_blamed_itself_and_not_the_node() -> None:
     references = [
         replace(each, typical=None, warn=None, fail=900.0) if each.case == WRITE else each
-        for each in load("hgx-h200").references
+        for each in load_profile("hgx-h200").references
     ]
-    verdict = judge(run(WRITE), replace(load("hgx-h200"), references=tuple(references)))
+    verdict = judge(run(WRITE), replace(load_profile("hgx-h200"), references=tuple(references)))
     assert verdict.warnings == (
         f"the profile hgx-h200 is wrong: it expects 900 GB/s of {WRITE}, and NV18 carries 450 GB/s",
     )

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from egmctl.model.machine import Machine
-from egmctl.verdict.profiles import choose, load_all, match_profile
+from egmctl.verdict.profiles import all_profiles, choose, match_profile
 from tests.doctor.machines import patched, shipped, with_gpu_denied
 
-PROFILES = [profile for profile, _ in load_all()]
+PROFILES = [profile for profile, _ in all_profiles()]
 H200 = shipped("hgx-h200x4")
 
 

@@ -12,7 +12,7 @@ from egmctl.model.profile import Profile
 from egmctl.model.task import Flow, Task
 from egmctl.report.render.text import WIDTH
 from egmctl.verdict.judge import with_verdict
-from egmctl.verdict.profiles import load
+from egmctl.verdict.profiles import load_profile
 from tests.golden import compare
 from tests.report.texts import text_of
 from tests.verdict.runs import BOTH, H2D, LATENCY, LOCAL, READ, RING, WRITE, run, usual
@@ -49,7 +49,7 @@ def shown(report: RunReport, profile: Profile | None) -> str:
 def test_the_text(name: str) -> None:
     report, profile = CASES[name]
     # What hgx-h200 says changes with each run that it is learnt from.
-    kept = load(profile) if profile else None
+    kept = load_profile(profile) if profile else None
     if kept is not None:
         references = [(r, ROUND[r.case]) for r in kept.references if r.case in ROUND]
         kept = replace(kept, references=tuple(replace(r, typical=t, warn=w, fail=f) for r, (t, w, f) in references))

@@ -14,7 +14,7 @@ from egmctl.doctor.runner import CHECKS, diagnose
 from egmctl.facts import replay
 from egmctl.model.answer import State
 from egmctl.model.machine import SECTION_VERSIONS, Machine
-from egmctl.report.views.topo import summary
+from egmctl.report.views.topo import topology_summary
 from egmctl.topology.topology import SECTIONS, Topology
 from egmctl.verdict.answers import answered
 from tests.doctor.faults import faults
@@ -26,7 +26,7 @@ NO_FAULT = "link is degraded"
 
 
 def sentences(topology: Topology) -> str:
-    return repr(tuple(summary(topology))) if topology.missing is None else ""
+    return repr(tuple(topology_summary(topology))) if topology.missing is None else ""
 
 
 def never_better(machine: Machine) -> None:
@@ -76,7 +76,7 @@ def test_what_stops_gpus_that_nvlinks_join_is_in_its_words(machine: Machine, wor
 
 
 def test_a_fault_is_a_problem_of_topo_only_where_that_is_asked() -> None:
-    machine = replay.load("h200-links-down")
+    machine = replay.load_machine("h200-links-down")
     usual, strict = topology_of(machine), topology_of(machine, strict=True)
     assert (usual.answer.state, usual.answer.exit_code) == (State.WARN, 0)
     assert (strict.answer.state, strict.answer.exit_code) == (State.BAD, 1)
@@ -85,6 +85,6 @@ def test_a_fault_is_a_problem_of_topo_only_where_that_is_asked() -> None:
 
 
 def test_faults_of_gpus_that_are_not_shown_do_not_count() -> None:
-    machine = replay.load("h200-links-down")
+    machine = replay.load_machine("h200-links-down")
     assert topology_of(machine, gpus="0-1").answer.state is State.GOOD
     assert topology_of(machine, gpus="1-2").answer.state is State.WARN

@@ -32,12 +32,12 @@ from egmctl.verdict.answers import answered
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.learning import Run, learn
-from egmctl.verdict.profiles import load
+from egmctl.verdict.profiles import load_profile
 from egmctl.verdict.trust import MeasurementUse, unbelieved, with_doubts, with_effect
 from tests.doctor.machines import shipped
 from tests.verdict.runs import H2D, H200, LATENCY, LOCAL, USUAL, WRITE, run
 
-PROFILE = load("hgx-h200")
+PROFILE = load_profile("hgx-h200")
 PATH = "GPU0 -> GPU1"
 FLAPS = (112.0, 396.0, 396.0)
 Change = Callable[[Measurement], Measurement]

@@ -19,7 +19,7 @@ from egmctl.model.measurement import MeasurementStatus, RunReport, Settings, wai
 from egmctl.units import MIB
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import with_verdict
-from egmctl.verdict.profiles import load
+from egmctl.verdict.profiles import load_profile
 from tests.answers import code_of
 from tests.answers import shown as answer
 from tests.doctor.faults import healthy
@@ -37,7 +37,7 @@ def measured(machine: Machine, *cases: str, nodes: Sequence[int] = (0,)) -> RunR
     made = run(
         *cases, value=lambda task, _: USUAL.get(task.case, USUAL[H2D]), machine=machine, nodes=nodes, waives=True
     )
-    return with_verdict(made, load("hgx-h200"))
+    return with_verdict(made, load_profile("hgx-h200"))
 
 
 def explained(made: RunReport, *, asked: bool = False) -> RunReport:

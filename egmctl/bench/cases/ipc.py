@@ -69,7 +69,7 @@ def shared() -> Iterator[Shared]:
             yield Shared(handle, MemoryKind.HOST_NUMA)
 
 
-def copies(memory: Shared, among: Among) -> Iterator[Case]:
+def shared_copies(memory: Shared, among: Among) -> Iterator[Case]:
     """Yield the cases that copy into and out of shared memory, by the process that opened it."""
     for engine, suffix, way in _WAYS:
         writes = way == "write"
@@ -88,7 +88,7 @@ def copies(memory: Shared, among: Among) -> Iterator[Case]:
         )
 
 
-def at_once(memory: Shared, among: Among, pattern: Pattern, word: str) -> Case:
+def shared_at_once(memory: Shared, among: Among, pattern: Pattern, word: str) -> Case:
     """Return a case in which several processes copy at the same time."""
     return Case(
         f"{among.prefix}{memory.word}_{word}_write_ce",
@@ -150,9 +150,9 @@ def _round_trip(
 def _node_cases() -> Iterator[Case]:
     # One kind after the other, so that the memory of each kind is freed before the next kind is allocated.
     for memory in shared():
-        yield from copies(memory, NODE)
+        yield from shared_copies(memory, NODE)
         if memory.memory is MemoryKind.DEVICE:
-            yield at_once(memory, NODE, Pattern.RING, "ring")
+            yield shared_at_once(memory, NODE, Pattern.RING, "ring")
         yield latency(memory, NODE)
     both = Pattern.BOTH_DIRECTIONS
     yield _round_trip("flag_device", Engine.PING_PONG, MemoryKind.DEVICE, both, "device_to_device_ping_pong_latency")
@@ -167,7 +167,7 @@ def _node_cases() -> Iterator[Case]:
 def _shared_cases() -> Iterator[Case]:
     """Yield the cases of memory that is allocated once for all GPUs, as applications use EGM."""
     memory = Shared(HandleKind.POSIX_FD, MemoryKind.HOST_NUMA)
-    for case in (*copies(memory, NODE), life_cycle(memory)):
+    for case in (*shared_copies(memory, NODE), life_cycle(memory)):
         name = case.name.removeprefix(f"{NODE.prefix}{memory.word}")
         yield (alone := replace(case, name=f"egm_shared{name}", family="egm_shared", for_all=True))
         if case.quantity is Quantity.BANDWIDTH:
@@ -179,8 +179,8 @@ def _shared_cases() -> Iterator[Case]:
 
 def _job_cases() -> Iterator[Case]:
     device, host = (Shared(HandleKind.FABRIC, memory) for memory in (MemoryKind.DEVICE, MemoryKind.HOST_NUMA))
-    yield from copies(device, JOB)
-    yield from copies(host, JOB)
+    yield from shared_copies(device, JOB)
+    yield from shared_copies(host, JOB)
     for engine, suffix, way in _WAYS:
         # EGM to EGM, through the GPU of the process that issues the copy.
         yield Case(
@@ -189,12 +189,12 @@ def _job_cases() -> Iterator[Case]:
             processes=JOB.processes,
             handle=host.handle,
         )
-    yield at_once(device, JOB, Pattern.BOTH_DIRECTIONS, "bidirectional")
+    yield shared_at_once(device, JOB, Pattern.BOTH_DIRECTIONS, "bidirectional")
     for memory in (device, host):
-        yield at_once(memory, JOB, Pattern.RING, "ring")
-        yield at_once(memory, JOB, Pattern.BISECT, "bisect")
-        yield at_once(memory, JOB, Pattern.ONE_TO_ALL, "one_to_all")
-        yield at_once(memory, JOB, Pattern.ALL_TO_ONE, "all_to_one")
+        yield shared_at_once(memory, JOB, Pattern.RING, "ring")
+        yield shared_at_once(memory, JOB, Pattern.BISECT, "bisect")
+        yield shared_at_once(memory, JOB, Pattern.ONE_TO_ALL, "one_to_all")
+        yield shared_at_once(memory, JOB, Pattern.ALL_TO_ONE, "all_to_one")
     yield latency(device, JOB)
     yield latency(host, JOB)
 

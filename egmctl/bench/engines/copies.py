@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from egmctl.bench.buffers import Window
-from egmctl.bench.engines.transfer import THREADS, FlowPart, Mover, Transfer, measure
+from egmctl.bench.engines.transfer import THREADS, FlowPart, Mover, Transfer, measure_transfers
 from egmctl.gpu.pattern import VECTOR_BYTES, WORD_BYTES, Difference, PatternCheck, first_difference
 from egmctl.gpu.timing import FlowParts, Stream
 from egmctl.model.measurement import Verification
@@ -118,10 +118,10 @@ def check_counts(flow: FlowPart, part: Window, passes: int) -> PatternCheck | No
 
 READ = Transfer(read_vectors, clear_sum, check_sum, Verification.CHECKSUM_EVERY_SAMPLE)
 MEASURE = {
-    Engine.COPY_ENGINE: partial(measure, Transfer(copy)),
-    Engine.SM_COPY: partial(measure, Transfer(copy_vectors)),
-    Engine.SM_READ: partial(measure, READ),
-    Engine.SM_WRITE: partial(measure, Transfer(write_vectors)),
-    Engine.BULK: partial(measure, Transfer(copy_bulk)),
-    Engine.ATOMIC: partial(measure, Transfer(add_ones, clear_counts, check_counts)),
+    Engine.COPY_ENGINE: partial(measure_transfers, Transfer(copy)),
+    Engine.SM_COPY: partial(measure_transfers, Transfer(copy_vectors)),
+    Engine.SM_READ: partial(measure_transfers, READ),
+    Engine.SM_WRITE: partial(measure_transfers, Transfer(write_vectors)),
+    Engine.BULK: partial(measure_transfers, Transfer(copy_bulk)),
+    Engine.ATOMIC: partial(measure_transfers, Transfer(add_ones, clear_counts, check_counts)),
 }

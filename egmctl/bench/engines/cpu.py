@@ -40,7 +40,7 @@ _WORD = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 
-def measure(
+def measure_by_cpu(
     engine: type[Passes | Walks], worker: WorkerContext, tasks: Sequence[Task], settings: Settings
 ) -> list[Measurement]:
     """Measure tasks one after the other. An error ends only its own task."""
@@ -200,7 +200,7 @@ class Walks:
 
 
 MEASURE = {
-    Engine.CPU: partial(measure, Passes),
-    Engine.CPU_TRIAD: partial(measure, Triad),
-    Engine.CPU_CHASE: partial(measure, Walks),
+    Engine.CPU: partial(measure_by_cpu, Passes),
+    Engine.CPU_TRIAD: partial(measure_by_cpu, Triad),
+    Engine.CPU_CHASE: partial(measure_by_cpu, Walks),
 }

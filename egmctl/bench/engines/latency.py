@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from egmctl.bench.buffers import assign
+from egmctl.bench.buffers import assign_buffers
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.processes.collective import (
     CollectiveStep,
@@ -51,7 +51,7 @@ class TaskPart(ABC):
         self.held = held
         self.task = collective.tasks[place]
         self.flow = self.task.flows[0]
-        self.buffers = assign(collective.tasks)[place]
+        self.buffers = assign_buffers(collective.tasks)[place]
         self.samples: list[Sample] = []
         self.discarded = 0
         """The number of samples that are missing because one side timed out waiting for its peer."""
@@ -90,7 +90,7 @@ class TaskPart(ABC):
         return self.held.own.keep(Reader(stream, self.worker.kernels[stream.context.bus_id]))
 
 
-def measure(
+def measure_latencies(
     part_type: type[TaskPart], worker: WorkerContext, tasks: Sequence[Task], settings: Settings
 ) -> list[Measurement]:
     """Measure the latencies of a step at the same time in all processes; every process returns the same result."""
@@ -127,7 +127,7 @@ def measure_chase(worker: WorkerContext, tasks: Sequence[Task], settings: Settin
         walker = Loaded
     elif task.chase is not None and task.chase.order is ChaseOrder.SEQUENTIAL:
         walker = Nvbandwidth if task.engine is Engine.CHASE else BulkNvbandwidth
-    return measure(walker, worker, tasks, settings)
+    return measure_latencies(walker, worker, tasks, settings)
 
 
 class Walker(TaskPart):
@@ -148,7 +148,9 @@ class Walker(TaskPart):
     @staticmethod
     def prepare(collective: CollectiveStep, worker: WorkerContext, parts: Sequence[Walker]) -> None:
         """Make the owners of memory write their chains and send the seeds to the walkers."""
-        open_buffers(collective, worker, assign(collective.tasks), before=lambda place: parts[place].take_reader())
+        open_buffers(
+            collective, worker, assign_buffers(collective.tasks), before=lambda place: parts[place].take_reader()
+        )
         for part, items in zip(parts, collective.each(parts, lambda part: part.write_chain()), strict=True):
             part.seed = next((item.data for item in items if item.data is not None), 0)
         collective.each(parts, lambda part: part.get_ready())
@@ -333,5 +335,5 @@ class Additions(Walker):
 MEASURE = {
     Engine.CHASE: measure_chase,
     Engine.CHASE_BULK: measure_chase,
-    Engine.ATOMIC_LATENCY: partial(measure, Additions),
+    Engine.ATOMIC_LATENCY: partial(measure_latencies, Additions),
 }

@@ -31,7 +31,9 @@ STAGES = ("allocate", "set-access", "export", "transfer", *_IMPORTED, "free")
 ``set-access`` is the owner's, ``import-access`` the importer's, for all GPUs of its node at once."""
 
 
-def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings, least: int = LIVES) -> list[Measurement]:
+def measure_life_cycles(
+    worker: WorkerContext, tasks: Sequence[Task], settings: Settings, least: int = LIVES
+) -> list[Measurement]:
     """Repeat the life cycle of each task's shared memory in the same processes, and time its stages.
 
     The plan gives each task a step of its own. It has one flow: rank ``Endpoint.rank`` owns the memory of the end with
@@ -151,4 +153,4 @@ class _Life:
         return Region(memory.address, self._task.size_bytes, self._seed)
 
 
-MEASURE = {Engine.LIFE_CYCLE: measure}
+MEASURE = {Engine.LIFE_CYCLE: measure_life_cycles}

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from egmctl.bench.engine import ENGINES
-from egmctl.bench.engines.latency import TaskPart, measure
+from egmctl.bench.engines.latency import TaskPart, measure_latencies
 from egmctl.bench.processes.collective import CollectiveStep, Item, ResourceScope
 from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.results import FAILURES, of_latency, round_trips
@@ -257,7 +257,7 @@ class Events(SocketRoundTrips):
 
 
 MEASURE = {
-    Engine.PING_PONG: partial(measure, Flags),
-    Engine.EVENT: partial(measure, Events),
-    Engine.SOCKET: partial(measure, SocketRoundTrips),
+    Engine.PING_PONG: partial(measure_latencies, Flags),
+    Engine.EVENT: partial(measure_latencies, Events),
+    Engine.SOCKET: partial(measure_latencies, SocketRoundTrips),
 }

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from functools import cached_property, partial
 from typing import Any
 
-from egmctl.bench.buffers import Buffer, Window, assign, window
+from egmctl.bench.buffers import Buffer, Window, assign_buffers, window
 from egmctl.bench.case import End
 from egmctl.bench.engine import ENGINES
 from egmctl.bench.processes.collective import CollectiveStep, Item, OpenBuffers, open_buffers, with_evidence
@@ -202,14 +202,16 @@ class Transfer:
     verification: Verification = Verification.GPU_EVERY_SAMPLE
 
 
-def measure(transfer: Transfer, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
+def measure_transfers(
+    transfer: Transfer, worker: WorkerContext, tasks: Sequence[Task], settings: Settings
+) -> list[Measurement]:
     """Measure the bandwidths of a step at the same time in all processes; every process returns the same result."""
     collective = CollectiveStep(worker, tasks)
     phase = worker.stopwatch.phase
     parts = [TransferPart(collective, worker, transfer, place) for place in range(len(tasks))]
     streams_taken: Counter[str] = Counter()
     opened = open_buffers(
-        collective, worker, assign(tasks), before=lambda place: parts[place].take_streams(streams_taken)
+        collective, worker, assign_buffers(tasks), before=lambda place: parts[place].take_streams(streams_taken)
     )
     # The number of kernels on each GPU.
     flows = [flow for task in tasks for flow in task.flows if ENGINES[task.engine].needs_kernels]
@@ -317,7 +319,7 @@ class TransferPart:
         self._collective = collective
         self._worker = worker
         self._transfer = transfer
-        self._buffers = assign(collective.tasks)[place]
+        self._buffers = assign_buffers(collective.tasks)[place]
         self._streams: dict[int, list[Stream]] = {}
         """The streams of the flows that this process issues, by flow index."""
         self._flows: list[FlowPart] = []

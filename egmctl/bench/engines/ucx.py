@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from egmctl.bench.buffers import Buffer, Window, assign, window
+from egmctl.bench.buffers import Buffer, Window, assign_buffers, window
 from egmctl.bench.engines.round_trips import WARM_UP_LAPS
 from egmctl.bench.engines.transfer import OwnBuffer
-from egmctl.bench.evidence import OVER_NETWORK, network_devices, parse, path_of
+from egmctl.bench.evidence import OVER_NETWORK, network_devices, parse_protocols, path_taken
 from egmctl.bench.plan.task import SAMPLE_S
 from egmctl.bench.processes.collective import CollectiveStep, Item
 from egmctl.bench.processes.context import WorkerContext
@@ -81,7 +81,7 @@ class Side:
     @property
     def _own(self) -> Buffer:
         """The buffer of this side."""
-        ((buffers,),) = assign([self.task])
+        ((buffers,),) = assign_buffers([self.task])
         source, destination = buffers.there
         return source if self._sends else destination
 
@@ -207,7 +207,7 @@ class Side:
         first = items[self._clock].data
         self.devices = first["devices"]
         chase = self.task.chase
-        path = path_of(
+        path = path_taken(
             self.task,
             self.task.size_bytes if chase is None else chase.stride_bytes,
             [from_json(UcxProtocol, protocol) for rank_data in data for protocol in rank_data["protocols"]],
@@ -232,7 +232,7 @@ class Side:
     def _ended(self, link: UcxConnection) -> dict[str, Any]:
         """Close the link; return this rank's data as JSON."""
         version, components, devices = link.version, link.components, network_devices(link.devices)
-        protocols = parse(self.close(), self._me)
+        protocols = parse_protocols(self.close(), self._me)
         return {
             "version": version,
             "components": components,
@@ -359,7 +359,7 @@ BY_DEVICE_BYTES = 64 << 20
 """The minimum message size for an additional measurement over each network device."""
 
 
-def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
+def measure_messages(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
     """Measure tasks one after the other, some also over each network device."""
     measurements = []
     for task in tasks:
@@ -410,4 +410,4 @@ def _by_device(worker: WorkerContext, task: Task, name: str) -> UcxDevice:
     return UcxDevice(name, reached.median if reached else None, measurement.reason, transports)
 
 
-MEASURE = {Engine.UCX: measure, Engine.UCX_PUT: measure, Engine.UCX_GET: measure}
+MEASURE = {Engine.UCX: measure_messages, Engine.UCX_PUT: measure_messages, Engine.UCX_GET: measure_messages}

@@ -40,7 +40,7 @@ def collective_names() -> tuple[str, ...]:
     return tuple(f"{PREFIX}{name}" for name in COLLECTIVES)
 
 
-def result_of(
+def collective_result(
     name: str, ranks: int, size_bytes: int, elapsed_ms: Sequence[float], verified: bool | None
 ) -> CollectiveResult:
     """Return the result of a collective from the time of one in each sample, in milliseconds.

@@ -22,14 +22,14 @@ from egmctl.bench.nccl.plan import (
     ITERATIONS,
     NcclRequest,
     fitting_bytes,
-    free_bytes,
+    free_gpu_bytes,
     installed,
     room_of,
     waivers_of,
 )
 from egmctl.bench.nccl.rounds import TORCH, RankReports, Round, failure_of, next_round
 from egmctl.bench.nccl.run import (
-    end,
+    end_ranks,
     environment_of,
     log_file,
     rank_arguments,
@@ -40,7 +40,7 @@ from egmctl.bench.nccl.run import (
 )
 from egmctl.bench.plan import bench_gpu
 from egmctl.bench.plan.flows import busy_waiver
-from egmctl.bench.plan.placement import RankInfo, assign, check_agreement, hosts, merge_gpus, rank_info
+from egmctl.bench.plan.placement import RankInfo, assign_gpus, check_agreement, hosts, merge_gpus, rank_info
 from egmctl.bench.processes.group import REPORT_S
 from egmctl.dataclass import dataclass
 from egmctl.errors import ChildNotStarted, UsageError
@@ -79,7 +79,7 @@ class RankFacts:
     busy: Waiver | None
 
 
-def measure_job(
+def measure_nccl_job(
     world: World, facts: Callable[[], tuple[Machine, Sequence[Gpu]]], request: NcclRequest
 ) -> tuple[RunReport, Machine] | None:
     """Measure between the tasks of a job, one GPU each.
@@ -109,7 +109,7 @@ def measure_job(
         return rank_info(machine, (machine.host.hostname if machine.host else None) or world.host, __version__, chosen)
 
     (machine, _), infos = world.share(RankInfo, facts, described, GATHER_S)
-    bus_ids = assign(infos)
+    bus_ids = assign_gpus(infos)
     check_agreement(infos, bus_ids, one_domain=False)
     if len(hosts(infos)) > 1:
         raise UsageError(f"--suite nccl is for the GPUs of one node, and this job has {len(hosts(infos))} nodes")
@@ -120,7 +120,7 @@ def measure_job(
             gpu=gpu,
             folder=None if folder is None else str(folder),
             has_torch=installed() is NcclProgram.TORCH,
-            free_bytes=free_bytes(machine, gpu),
+            free_bytes=free_gpu_bytes(machine, gpu),
             busy=None if request.settings.allow_busy else busy_waiver(gpu),
         )
         parts = [from_json(RankFacts, part) for part in world.all_gather(to_json(own), GATHER_S)]
@@ -221,7 +221,7 @@ def _measure(world: World, plan: NcclPlan, own: RankFacts, folders: tuple[Path, 
                 not_started.failures.append(failure_of(plan, world.rank, Ending(error.how), str(error)))
             gathering.gather(of_all, timeout_s)
             if not gathering.failures:
-                end(members)
+                end_ranks(members)
             ended.close()
             # After this no process uses rank 0's folder.
             logs = dict(enumerate(world.all_gather(read_text(log)[:LOG_LIMIT], GATHER_S)))

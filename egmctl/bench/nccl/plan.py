@@ -87,7 +87,7 @@ def nccl_plan(
         Whether a program is assumed to be there, as for a model of a machine.
     """
     able = [gpu for gpu in gpus if not any(_against(machine, gpu, settings))]
-    room = room_of((free_bytes(machine, gpu) for gpu in able), settings)
+    room = room_of((free_gpu_bytes(machine, gpu) for gpu in able), settings)
     plan = NcclPlan(
         collectives=tuple(collectives),
         gpus=tuple(gpu.bus_id for gpu in able),
@@ -173,12 +173,12 @@ def _unit(ranks: int) -> int:
     return BLOCK * VALUE_BYTES * max(ranks, 1)
 
 
-def free_bytes(machine: Machine, gpu: Gpu) -> int | None:
+def free_gpu_bytes(machine: Machine, gpu: Gpu) -> int | None:
     """Return the free bytes of a GPU, or all of them for a model; ``None`` if unknown."""
     return most_bytes(machine, Peak(Endpoint(memory=MemoryKind.DEVICE, label=f"GPU{gpu.index}", bus_id=gpu.bus_id), 0))
 
 
-def plan_seconds(plan: NcclPlan | None) -> float:
+def nccl_seconds(plan: NcclPlan | None) -> float:
     """Return the estimated time of NCCL's measurement in seconds; 0 if it is not made."""
     return 0.0 if plan is None or plan.waivers else START_S + STEP_S * len(plan.collectives)
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 
-from egmctl.bench.nccl.collectives import result_of
+from egmctl.bench.nccl.collectives import collective_result
 from egmctl.bench.nccl.table import is_complete, read_table
 from egmctl.dataclass import dataclass
 from egmctl.errors import ChildFailed
@@ -164,7 +164,7 @@ class RankReports:
             raise ValueError(f"{name} took no time in a rank")
         slowest = [max(times) for times in zip(*(each.elapsed_ms for each in measured), strict=True)]
         right = all(each.right for each in measured)
-        self.results.append(result_of(name, len(measured), self.plan.size_bytes, slowest, right))
+        self.results.append(collective_result(name, len(measured), self.plan.size_bytes, slowest, right))
 
     def _take_table(self, name: str, ran: _Ran) -> None:
         """Take one collective of nccl-tests: the mean of its iterations, out of place."""
@@ -178,14 +178,13 @@ class RankReports:
             return
         row = rows[-1]
         # The binary rounds the size to a whole number of values for each rank.
-        self.results.append(result_of(name, len(self.plan.gpus), row.size_bytes, [row.time_us / 1e3], row.verified))
+        self.results.append(
+            collective_result(name, len(self.plan.gpus), row.size_bytes, [row.time_us / 1e3], row.verified)
+        )
 
 
 def _ending(error: ChildFailed, timeout_s: float) -> str:
     """Return how a process failed, without the name of its target."""
     if Ending(error.how) is Ending.TIMED_OUT:
         return f"no response for {timeout_s:g} s"
-    words = str(error)
-    for target in (TORCH, TESTS):
-        words = words.replace(f"{target} ", "its process ")
-    return words
+    return f"its process {error.ending}" if error.ending else str(error)

@@ -35,7 +35,7 @@ def start_process(_rank: int, target: str, arguments: dict[str, Any], environmen
     return Child(target, arguments, environment=environment)
 
 
-def measure(plan: NcclPlan, machine: Machine, timeout_s: float, start: Start = start_process) -> NcclRun:
+def measure_plan(plan: NcclPlan, machine: Machine, timeout_s: float, start: Start = start_process) -> NcclRun:
     """Measure a plan without waivers, and return how it went; waived if the plan has waivers.
 
     KeyboardInterrupt ends it: the result then has the collectives so far, and a waiver that it was interrupted.
@@ -64,7 +64,7 @@ def measure(plan: NcclPlan, machine: Machine, timeout_s: float, start: Start = s
                 members = dict(enumerate(children))
                 gathering.gather(lambda limit_s: next_round(plan, members, limit_s), timeout_s)
                 if not gathering.failures:
-                    end(members)
+                    end_ranks(members)
         except ChildNotStarted as error:
             gathering.failures.append(failure_of(plan, None, Ending(error.how), str(error)))
         except KeyboardInterrupt:
@@ -149,7 +149,7 @@ def rank_arguments(plan: NcclPlan, rank: int, device: int, folder: Path, timeout
     }
 
 
-def end(members: Mapping[int, Child]) -> None:
+def end_ranks(members: Mapping[int, Child]) -> None:
     """Wait for processes that have measured everything; how they end does not change it."""
     deadline = time.monotonic() + END_S
     for child in members.values():

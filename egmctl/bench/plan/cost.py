@@ -9,11 +9,11 @@ from dataclasses import replace
 from egmctl.bench.buffers import Buffer, buffers_of, uses_host_memory
 from egmctl.bench.case import Case
 from egmctl.bench.engine import moved_bytes
-from egmctl.bench.nccl import plan as nccl
+from egmctl.bench.nccl.plan import listed_cases, nccl_seconds
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.budget import most_bytes
 from egmctl.bench.plan.placement import RankLayout
-from egmctl.bench.plan.task import flows_on_a_link, shortened
+from egmctl.bench.plan.task import flows_on_a_link, shortened_task
 from egmctl.bench.suites import SUITES
 from egmctl.model import listing
 from egmctl.model.machine import Origin
@@ -71,7 +71,7 @@ def case_list(plan: Plan, cases: Sequence[Case], origin: Origin) -> listing.Case
         origin=origin,
         cases=(
             *(_listed(case, by_case.get(case.name, [])) for case in cases),
-            *nccl.listed_cases(plan.nccl),
+            *listed_cases(plan.nccl),
         ),
         suites={name: suite.description for name, suite in SUITES.items()},
     )
@@ -138,8 +138,7 @@ def plan_seconds(plan: Plan, of_steps: Sequence[float] | None = None) -> float:
     steps_s = sum(steps_seconds(plan) if of_steps is None else of_steps)
     if plan.ranks:
         steps_s += RANKS_START_S
-    nccl_s = 0.0 if plan.nccl is None else nccl.plan_seconds(plan.nccl)
-    return plan.settings.duration_s or START_S + steps_s + nccl_s
+    return plan.settings.duration_s or START_S + steps_s + nccl_seconds(plan.nccl)
 
 
 def plan_bytes(plan: Plan) -> int:
@@ -191,7 +190,7 @@ def _new_host_bytes(tasks: Sequence[listing.PlannedTask], allocated: set[Buffer]
 
 
 def _asked(task: listing.PlannedTask, step: listing.PlanStep) -> listing.PlannedTask:
-    return shortened(task) if step.proof else task
+    return shortened_task(task) if step.proof else task
 
 
 def task_seconds(task: listing.PlannedTask, samples: int) -> float:

@@ -186,7 +186,7 @@ def _host_tasks(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterat
         return Ends(node, gpu) if case.source in HOST_MEMORY else Ends(gpu, node)
 
     if case.pattern in (Pattern.OWN_NODE, Pattern.OWN_NODE_BOTH):
-        own_nodes = [(gpu, node) for gpu in gpus if (node := own_node(gpu, nodes)) is not None]
+        own_nodes = [(gpu, node) for gpu in gpus if (node := own_node_among(gpu, nodes)) is not None]
         if len(own_nodes) > 1:
             yield tuple(
                 flow
@@ -196,7 +196,7 @@ def _host_tasks(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterat
         return
     if case.by_owner:
         for node in nodes:
-            local = [gpu for gpu in gpus if own_node(gpu, nodes) == node]
+            local = [gpu for gpu in gpus if own_node_among(gpu, nodes) == node]
             if len(local) > 1:
                 yield from ((ends(gpu, node)._replace(allocated_by=owner),) for owner in local for gpu in local)
         return
@@ -213,7 +213,7 @@ def _host_tasks(case: Case, gpus: Sequence[Gpu], nodes: Sequence[int]) -> Iterat
                 yield from ((ends(gpu, node),) for gpu in gpus)
 
 
-def own_node(gpu: Gpu, nodes: Sequence[int]) -> int | None:
+def own_node_among(gpu: Gpu, nodes: Sequence[int]) -> int | None:
     """Return the NUMA node in ``nodes`` that is a GPU's own; ``None`` if its own is another one or unknown."""
     if gpu.host_numa_id is None:
         return nodes[0] if len(nodes) == 1 else None

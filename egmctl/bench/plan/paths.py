@@ -25,10 +25,9 @@ from egmctl.model.route import (
     MemoryKind,
     Route,
 )
-from egmctl.topology import links as rates
 from egmctl.topology.access import Block, Step, classify, without_nvml
-from egmctl.topology.links import Link, active_nvlinks, gpu_link
-from egmctl.topology.platform import C2c, c2c, cpu_memory, egm, gpu_memory
+from egmctl.topology.links import Link, active_nvlinks, c2c_hop, gpu_link, nvlink_hop, pcie_hop
+from egmctl.topology.platform import C2c, c2c, cpu_memory_rate, egm, gpu_memory_rate
 from egmctl.topology.routes import RouteKind, across, route, smp
 
 _NEEDS_ATTRIBUTE = {
@@ -109,7 +108,7 @@ class DevicePaths:
 
     def _find(self, initiator: Gpu, other: Gpu, source: Gpu | None, staging: Staging) -> Path:
         if initiator is other:
-            return Path(route=Route(memory_rate=gpu_memory(other)), rate_gb_s=_LOCAL_GB_S, disjoint=True)
+            return Path(route=Route(memory_rate=gpu_memory_rate(other)), rate_gb_s=_LOCAL_GB_S, disjoint=True)
         missing = _peer_waiver(self._machine, initiator, other)
         if staging is Staging.ALWAYS or (staging is Staging.WITHOUT_ACCESS and missing is not None):
             destination = initiator if source is other else other
@@ -133,11 +132,11 @@ class DevicePaths:
 def _path_over(initiator: Gpu, link: Link) -> Path:
     """Return the path over the link between two GPUs."""
     if link.kind is LinkClass.NVLINK:
-        hop = rates.nvlink(initiator, link.nvlinks or 1, direct=link.through == "direct")
+        hop = nvlink_hop(initiator, link.nvlinks or 1, direct=link.through == "direct")
     elif link.kind is LinkClass.UNKNOWN:
         hop = Hop(link=LinkKind.UNKNOWN, reason=link.reason)
     else:
-        hop = rates.pcie(initiator, link.kind)
+        hop = pcie_hop(initiator, link.kind)
     return _path_of_hop(hop, disjoint=link.kind is LinkClass.NVLINK)
 
 
@@ -149,7 +148,7 @@ def _path_of_hop(hop: Hop, *, disjoint: bool) -> Path:
 
 def _staged_path(machine: Machine, source: Gpu, destination: Gpu, missing: str) -> Path:
     """Return the path through host memory that copies between GPUs use without peer access."""
-    hops = tuple(rates.c2c(gpu) if c2c(machine, gpu) is C2c.UP else rates.pcie(gpu) for gpu in (source, destination))
+    hops = tuple(c2c_hop(gpu) if c2c(machine, gpu) is C2c.UP else pcie_hop(gpu) for gpu in (source, destination))
     route = Route(hops=hops, staged=True, staged_reason=missing)
     # Each byte crosses host memory twice, one chunk after the other.
     return Path(route=route, rate_gb_s=_planned(hops) / 2)
@@ -186,17 +185,17 @@ def host_path(machine: Machine, gpu: Gpu, node: int, memory: MemoryKind, *, allo
     if own:
         hops = links.hops or links.otherwise or (Hop(link=LinkKind.UNKNOWN, reason=links.reason),)
         if allocated_by is not None and allocated_by.bus_id in links.siblings and links.to_sibling is not None:
-            hops = (links.to_sibling, rates.c2c(allocated_by))
+            hops = (links.to_sibling, c2c_hop(allocated_by))
         state, reason = _EGM[links.egm], f"the EGM route is blocked: {links.reason}" if degraded else links.reason
     else:
         coherent = c2c(machine, gpu) is C2c.UP
-        hops = (rates.c2c(gpu) if coherent else rates.pcie(gpu), *across(machine, gpu, node))
+        hops = (c2c_hop(gpu) if coherent else pcie_hop(gpu), *across(machine, gpu, node))
         state, reason = Egm.NO, _NEVER
         if managed:
             state, reason = (Egm.NO, links.reason) if links.egm is False else (Egm.UNKNOWN, _BY_UVM)
     if state is Egm.YES:
         reason = ""
-    rate = cpu_memory(machine, node)
+    rate = cpu_memory_rate(machine, node)
     return Path(
         route=Route(memory=memory, hops=hops, memory_rate=rate, egm=state, egm_reason=reason, degraded=degraded),
         waiver=waiver,
@@ -252,7 +251,7 @@ def path_without_memory(memory: MemoryKind, label: str) -> Path:
 
 def coherent_path(machine: Machine, gpu: Gpu, cpu_node: int) -> Path:
     """Return the path between the CPUs of a NUMA node and a GPU's memory that is also a NUMA node."""
-    hops = (rates.c2c(gpu),) if cpu_node == gpu.host_numa_id else (smp(machine), rates.c2c(gpu))
+    hops = (c2c_hop(gpu),) if cpu_node == gpu.host_numa_id else (smp(machine), c2c_hop(gpu))
     name = "PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES"
     reason = None
     if gpu.attribute(name) == 0:
@@ -275,7 +274,7 @@ def path_across(initiator: Gpu, owner_machine: Machine, owner: Gpu, memory: Memo
     memory
         The kind of memory on the owner's nearest NUMA node; ``None`` for the owner's own memory.
     """
-    nvlinks = rates.nvlink(initiator, active_nvlinks(initiator) or 0)
+    nvlinks = nvlink_hop(initiator, active_nvlinks(initiator) or 0)
     if not nvlinks.nvlinks:
         blocked = Route(carrier=Carrier.NONE, memory=memory, across_nodes=True)
         waiver = Waiver.about(WaiverKind.NO_NVLINK, f"GPU{initiator.index} has no active NVLink", initiator)
@@ -289,8 +288,8 @@ def path_across(initiator: Gpu, owner_machine: Machine, owner: Gpu, memory: Memo
     if missing is not None:
         reason = f"GPU{missing.index} cannot share host memory across nodes: CU_DEVICE_ATTRIBUTE_{name} is 0"
         refused = Waiver.about(WaiverKind.UNSUPPORTED_MEMORY, reason, missing)
-    own, rate = egm(owner_machine, owner), cpu_memory(owner_machine, owner.host_numa_id)
-    hops = (nvlinks, rates.c2c(owner))
+    own, rate = egm(owner_machine, owner), cpu_memory_rate(owner_machine, owner.host_numa_id)
+    hops = (nvlinks, c2c_hop(owner))
     return Path(
         route=Route(
             memory=memory, hops=hops, memory_rate=rate, across_nodes=True, egm=_EGM[own.able], egm_reason=own.cause
@@ -342,7 +341,7 @@ def path_between(
     host = next(kind for kind in memory if kind in HOST_MEMORY)
     if initiator is None:
         hops = () if nodes[0] == nodes[1] else (smp(machine),)
-        rate = cpu_memory(machine, nodes[memory.index(host)])
+        rate = cpu_memory_rate(machine, nodes[memory.index(host)])
         return Path(route=Route(carrier=Carrier.CPU, memory=host, hops=hops, memory_rate=rate), rate_gb_s=_CPU_GB_S)
     if len(nodes) > 1:
         return joined(*(host_path(machine, initiator, node, kind) for node, kind in zip(nodes, memory, strict=True)))

@@ -117,7 +117,7 @@ def domain(gpu: Gpu) -> NvlinkDomain:
     return NvlinkDomain(cluster=fabric.cluster_uuid, clique=fabric.clique_id)
 
 
-def assign(infos: Sequence[RankInfo]) -> tuple[str, ...]:
+def assign_gpus(infos: Sequence[RankInfo]) -> tuple[str, ...]:
     """Return the GPU of each rank. Every rank gets a GPU of its own node.
 
     Ranks with few usable GPUs choose first (a launcher that binds gives each rank one). Each takes its first free GPU.

@@ -116,7 +116,7 @@ def flows_on_a_link(pattern: Pattern, flows: Sequence[Flow]) -> int:
     return 1
 
 
-def shortened(task: AnyTask) -> AnyTask:
+def shortened_task(task: AnyTask) -> AnyTask:
     """Return a bandwidth task with a quarter of the copies, enough for a proof to see a difference of 1 %.
 
     A latency stays as it is: its first loads are slower than the rest, so a shorter walk would be another quantity.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from egmctl.bench.buffers import Buffer, FlowBuffers
 from egmctl.bench.case import End
-from egmctl.bench.evidence import Watch, gpus_of, route_evidence
+from egmctl.bench.evidence import Watch, gpu_labels, link_evidence
 from egmctl.bench.processes.protocol import Event, Request
 from egmctl.bench.results import FAILURES, failure
 from egmctl.dataclass import dataclass
@@ -429,24 +429,23 @@ class Observations:
     """The reason why NVML was not used."""
 
 
-def evidence_of(task: Task, samples: int, ranks: Sequence[Rank], items: Sequence[Item]) -> TaskEvidence:
+def task_evidence(task: Task, samples: int, ranks: Sequence[Rank], items: Sequence[Item]) -> TaskEvidence:
     """Return the evidence of a task from the :class:`Observations` of all ranks.
 
     Link counters confirm routes on one node only, because GPUs of different nodes may have the same bus id.
     """
     parts = [from_json(Observations, item.data) for item in items]
-    gpus = [
-        replace(gpu, label=ranks[number].label) if ranks else gpu
-        for number, part in enumerate(parts)
-        if number in (task.ranks or (0,))
-        for gpu in _in_task(task, part.gpus)
-    ]
+    gpus: list[GpuEvidence] = []
+    for number, part in enumerate(parts):
+        if number in (task.ranks or (0,)):
+            of_rank = _in_task(task, part.gpus)
+            gpus += [replace(gpu, label=ranks[number].label) for gpu in of_rank] if ranks else of_rank
     traffic = {bus_id: rises for part in parts for bus_id, rises in part.traffic.items()}
     one_node = len({rank.host for rank in ranks}) <= 1
     return TaskEvidence(
         # Two processes may use one GPU.
         gpus=tuple({gpu.label: gpu for gpu in gpus}.values()),
-        route=route_evidence(task, samples, traffic) if one_node else None,
+        route=link_evidence(task, samples, traffic) if one_node else None,
         unread=next((part.no_counters for part in parts if part.no_counters), None),
     )
 
@@ -459,7 +458,7 @@ def with_evidence(
     observations = collective.do(lambda _place: own)
     measurements = [outcome or conclude(index) for index, outcome in enumerate(collective.outcomes)]
     return [
-        replace(m, evidence=evidence_of(m, len(m.samples), worker.ranks, items)) if m.samples else m
+        replace(m, evidence=task_evidence(m, len(m.samples), worker.ranks, items)) if m.samples else m
         for m, items in zip(measurements, observations, strict=True)
     ]
 
@@ -469,4 +468,4 @@ def _in_task(task: Task, gpus: Sequence[GpuEvidence]) -> list[GpuEvidence]:
     if len(gpus) == 1:
         return list(gpus)
     by_bus_id = {gpu.bus_id: gpu for gpu in gpus}
-    return [by_bus_id[bus_id] for bus_id in gpus_of([task]) if bus_id in by_bus_id]
+    return [by_bus_id[bus_id] for bus_id in gpu_labels([task]) if bus_id in by_bus_id]

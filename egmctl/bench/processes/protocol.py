@@ -94,4 +94,4 @@ class OrderedStep:
     proof: bool = False
     """Whether the only task was measured before, together with others, so that one sample alone is enough."""
     release: tuple[Buffer, ...] = ()
-    """The buffers (:func:`egmctl.bench.buffers.assign`) to free after the step, because no later step uses them."""
+    """The buffers (:func:`egmctl.bench.buffers.assign_buffers`) to free after the step: no later step uses them."""

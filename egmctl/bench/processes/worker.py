@@ -49,7 +49,7 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
         settings = replace(preparation.settings, samples=1) if step.proof else preparation.settings
         try:
             with worker.stopwatch.phase(Phase.SET_UP):
-                measurements = measure(worker, [ordered.task for ordered in step.tasks], settings)
+                measurements = measure_step(worker, [ordered.task for ordered in step.tasks], settings)
             with worker.stopwatch.phase(Phase.TEAR_DOWN):
                 broken = (
                     any(measurement.status is MeasurementStatus.FAILED for measurement in measurements)
@@ -106,7 +106,7 @@ def start_driver() -> None:
     program.compile_ahead(architectures())
 
 
-def measure(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
+def measure_step(worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
     """Measure the tasks of a step, all of one engine, in all processes."""
     started = time.perf_counter()
     worker.begin_step()

@@ -18,7 +18,7 @@ from egmctl.model.host import Confinement, DeviceNode, Driver, Process
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
 from egmctl.model.remedy import Remedy
-from egmctl.topology.access import Block, Obstacle, classify, elsewhere, given_some, node_mounts, node_obstacle
+from egmctl.topology.access import Block, Obstacle, classify, device_node_obstacle, elsewhere, given_some, node_mounts
 
 UVM = "/dev/nvidia-uvm"
 _NO_NODE = "no GPU has a device node"
@@ -84,7 +84,7 @@ def _nodes_missing(machine: Machine, scope: Scope) -> Verdicts:
     if unmade:
         numbers = " ".join(f"-c {minor}" for gpu in unmade if (minor := restrictions.minor_of(gpu)) is not None)
         yield failed(
-            f"there is no device node: {restrictions.node_names(unmade)}",
+            f"there is no device node: {restrictions.device_node_names(unmade)}",
             as_root(restrictions.MAKE_NODES, run=f"nvidia-modprobe {numbers}" if numbers else None),
             unmade,
             evidence=restrictions.accesses(unmade),
@@ -174,7 +174,7 @@ def _partial(
 
 
 def _named(sentence: str, gpus: Sequence[Gpu]) -> str:
-    return sentence.format(restrictions.node_names(gpus))
+    return sentence.format(restrictions.device_node_names(gpus))
 
 
 def _blocked_routes(machine: Machine, scope: Scope, gpus: Sequence[Gpu], left: list[Gpu]) -> str:
@@ -198,12 +198,11 @@ def _local_only(machine: Machine, scope: Scope) -> bool:
 
 @check("dev.permissions", *Guard)
 def _permissions(machine: Machine, scope: Scope) -> Verdicts:
-    faults = [
-        fault
-        for gpu in machine.gpus or ()
-        if gpu.node is not None and (obstacle := classify(machine, gpu)) and obstacle.block in _NODE_BLOCKS
-        for fault in findings_on(gpu, _node_fault(machine, gpu.node, obstacle))
-    ]
+    faults: list[Finding] = []
+    for gpu in machine.gpus or ():
+        obstacle = classify(machine, gpu)
+        if gpu.node is not None and obstacle is not None and obstacle.block in _NODE_BLOCKS:
+            faults += findings_on(gpu, _node_fault(machine, gpu.node, obstacle))
     yield from faults
     if not faults:
         accessible = [gpu for gpu in scope.gpus_of(machine) if gpu.node is not None and gpu.node.access == "ok"]
@@ -351,7 +350,7 @@ def _fault(machine: Machine, node: DeviceNode, user: str) -> Iterator[Finding]:
     majors = (machine.driver or Driver()).majors or {}
     major = majors.get("nvidiactl", majors.get("nvidia", 195)) if is_control else majors.get("nvidia-uvm")
     # The minor numbers are from nv-chardev-numbers.h and nvidia-uvm.h; uvm.c uses the first of its region.
-    stopped = node_obstacle(node, (major, 255 if is_control else 0))
+    stopped = device_node_obstacle(node, (major, 255 if is_control else 0))
     if opened and not elsewhere(machine):
         # A library has opened the node, whatever access(2) returned before.
         return

@@ -36,7 +36,7 @@ from egmctl.model.host import DeviceNode, Driver, Imex, Process, System
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
 from egmctl.model.remedy import IN_CONTAINER, Need, Remedy, Site
-from egmctl.topology.access import Block, node_obstacle
+from egmctl.topology.access import Block, device_node_obstacle
 
 MAJOR = "nvidia-caps-imex-channels"
 CHANNELS = f"/dev/{MAJOR}"
@@ -82,7 +82,7 @@ def _channel(machine: Machine, _scope: Scope) -> Verdicts:
     driver = machine.driver or Driver()
     major = (driver.majors or {}).get(MAJOR)
     channels = known(driver.imex_channels, f"{CHANNELS} was not read")
-    good = [node for node in channels if node.access == "ok" and node_obstacle(node, (major, None)) is None]
+    good = [node for node in channels if node.access == "ok" and device_node_obstacle(node, (major, None)) is None]
     bad = [node for node in channels if node not in good]
     yield from node_evidence((good or bad)[:4])
     if not channels:
@@ -142,7 +142,7 @@ def _create(machine: Machine) -> Remedy:
 
 def _refusal(machine: Machine, node: DeviceNode, major: int | None) -> tuple[str, Remedy]:
     """Return the summary and remedy for a channel that cannot be used."""
-    stopped = node_obstacle(node, (major, None))
+    stopped = device_node_obstacle(node, (major, None))
     remedy = todo(
         "Ask for a channel of this user's own, or for membership of the group that owns this one: a channel keeps the "
         "memory of its users apart from others'.",

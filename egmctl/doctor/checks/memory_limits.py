@@ -10,7 +10,7 @@ from egmctl.model.gpu import Gpu
 from egmctl.model.host import Process
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
-from egmctl.topology.memory_limit import memory_limit, own_memory
+from egmctl.topology.memory_limit import gpu_memory_bytes, memory_limit
 from egmctl.units import format_size
 
 _ASK = todo(
@@ -32,7 +32,7 @@ def _memory_limit(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
     yield fact("dmem.capacity", _size((process.device_memory_capacity or {}).get(gpu.bus_id)))
     yield fact("nvmlDeviceGetMemoryLimits_v1", _size(nvml.memory_limit_bytes if nvml else None))
     if limit is not None:
-        own = own_memory(machine, gpu)
+        own = gpu_memory_bytes(machine, gpu)
         of_all = "" if own is None else f" of {format_size(own)}"
         # In a container its own cgroup is the visible root. The real root has no limits.
         names = {None: "by its cgroup or MPS (NVML)", "/": "by the cgroup of this process"}

@@ -26,7 +26,7 @@ from egmctl.model.remedy import Need
 from egmctl.model.route import LinkClass
 from egmctl.topology.access import nvml_failure, without_nvml
 from egmctl.topology.links import device_link
-from egmctl.topology.memory_limit import memory_limit, own_memory
+from egmctl.topology.memory_limit import gpu_memory_bytes, memory_limit
 from egmctl.topology.platform import C2c, MemoryMode, c2c, memory_mode
 from egmctl.units import format_size, grouped, several
 
@@ -206,7 +206,7 @@ def _bar1(machine: Machine, _scope: Scope, gpu: Gpu) -> Verdicts:
     if gpu.nvml is None and nvml_failure(machine):
         end(unknown(without_nvml(machine, "these GPUs")))
     nvml, link = gpu.nvml or skip("NVML does not list these GPUs"), c2c(machine, gpu)
-    bar1, memory = nvml.bar1_total_bytes, own_memory(machine, gpu)
+    bar1, memory = nvml.bar1_total_bytes, gpu_memory_bytes(machine, gpu)
     yield fact("nvmlDeviceGetBAR1MemoryInfo", None if bar1 is None else format_size(bar1))
     if link in (C2c.UP, C2c.DOWN):
         skip("these GPUs have NVLink-C2C")

@@ -173,9 +173,9 @@ def compare_csv(comparison: Comparison) -> str:
     ``subject`` is ``path``, ``finding``, ``fact`` (of snapshots) or ``machine`` (a fact of the machine of a bench or
     doctor). ``warning`` names in each row the files that are not from hardware, so that any extract shows it.
     """
-    from egmctl.report.views.compare import banners
+    from egmctl.report.views.compare import comparison_banners
 
-    warning = {"warning": "; ".join(banners(comparison))} | _answered(comparison)
+    warning = {"warning": "; ".join(comparison_banners(comparison))} | _answered(comparison)
     subject = "finding" if comparison.kind is Command.DOCTOR else "fact"
     attributes = ((subject, comparison.words), ("machine", comparison.machines))
     rows = [{"subject": "path"} | _cells(path) | warning for path in comparison.paths]

@@ -146,7 +146,7 @@ _DASH = 9
 
 
 def plot(what: Chart, *, phone: bool = False, titled: bool = False) -> Element:
-    """Return the drawing of a chart; that for a phone has no names, as a list below it has them (:func:`ends`).
+    """Return the drawing of a chart; that for a phone has no names, as a list below it has them (:func:`curve_ends`).
 
     Parameters
     ----------
@@ -174,7 +174,7 @@ def plot(what: Chart, *, phone: bool = False, titled: bool = False) -> Element:
     return element(
         "svg",
         element("title", arrows(what.caption)),
-        element("desc", arrows("; ".join(f"{end} {what.y} {name}" for _, end, name in ends(what)))),
+        element("desc", arrows("; ".join(f"{end} {what.y} {name}" for _, end, name in curve_ends(what)))),
         None if area is _SMALL else element("text", arrows(what.caption), x=0.0, y=12.0, class_="title"),
         list(_axes(what, x_ticks, y_ticks, x, y, area)),
         [
@@ -203,7 +203,7 @@ def plot(what: Chart, *, phone: bool = False, titled: bool = False) -> Element:
     )
 
 
-def ends(what: Chart) -> list[tuple[str, str, str]]:
+def curve_ends(what: Chart) -> list[tuple[str, str, str]]:
     """Return the style of each curve that has points, its last value and its name."""
     return [
         (f"fill-{number % _STYLES}", doc.number(curve[-1].y), name)
@@ -349,7 +349,7 @@ def _curve(what: Chart, number: int, x: Scale, y: Scale, turn: _Turn) -> Element
 def _names(what: Chart, y: Scale, area: _Area) -> Iterator[Element]:
     """Yield the last values and names of curves at their right ends, moved apart if two would overlap."""
     drawn = [curve for _, curve in what.curves if curve]
-    places = sorted((y(curve[-1].y), end) for curve, end in zip(drawn, ends(what), strict=True))
+    places = sorted((y(curve[-1].y), end) for curve, end in zip(drawn, curve_ends(what), strict=True))
     lowest = -math.inf
     spare = area.height - 4 - _LINE * len(places)
     for number, (at, (look, value, name)) in enumerate(places):

@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element, tostring
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words
 from egmctl.report.render import figures, page
-from egmctl.report.render.page import LOOKS, HtmlContent, arrows, class_of, element, span_html, words_html
+from egmctl.report.render.page import LOOKS, HtmlContent, arrows, css_class, element, span_html, words_html
 from egmctl.report.render.tables import matrix_html
 
 _SHADES = (
@@ -37,7 +37,7 @@ def fragment(document: doc.Document) -> str:
     sheet = page.style("colors", "figure", "page").replace(":root", "&")
     style = page.raw("style", f".egmctl {{\n{sheet}}}\n")
     cards = (page.section(card) if isinstance(card, page.PageSection) else card for card in _cards(blocks))
-    root = element("div", style, page.head_line(head), page.banners(head), head.answer, cards, class_="egmctl")
+    root = element("div", style, page.head_line(head), page.banner_lines(head), head.answer, cards, class_="egmctl")
     return tostring(root, encoding="unicode", method="html")
 
 
@@ -61,10 +61,10 @@ def _head(document: doc.Document, blocks: Sequence[doc.DocumentBlock]) -> page.H
 def _answer(block: doc.Verdict) -> Element:
     """Return the answer: the largest text of a page. The clauses after the first one explain it and are smaller."""
     first, *others = block.clauses or (doc.plain(block.sentence),)
+    if len(first) > _HEADLINE and block.lead is not None:
+        first, reason = block.lead
+        others.insert(0, reason)
     rest = "; ".join(others)
-    if len(first) > _HEADLINE and ": " in first:
-        first, _, more = first.partition(": ")
-        rest = "; ".join(filter(None, (more, rest)))
     short = " short" if len(block.word) <= _SHORT_WORD else ""
     heading = element(
         "h1",
@@ -81,7 +81,7 @@ def _answer(block: doc.Verdict) -> Element:
 
 _SIGNS = dict.fromkeys(Tone, "") | {Tone.GOOD: "✓ ", Tone.BAD: "✕ ", Tone.WARN: "▲ ", Tone.UNKNOWN: "? "}
 _HEADLINE = 100
-"""The length of a sentence above which what follows its colon is smaller, too."""
+"""The length of a clause above which its reason is smaller, too."""
 _SHORT_WORD = 6
 """The length of words that are shown larger than the sentence: ``GO``, ``NO-GO``, ``FAIL``."""
 
@@ -143,7 +143,7 @@ def _squares(marks: Sequence[Tone]) -> HtmlContent:
     if not marks:
         return None
     squares = [
-        element("i", _SIGNS[tone].strip() if tone is not Tone.GOOD else "", class_=class_of(tone)) for tone in marks
+        element("i", _SIGNS[tone].strip() if tone is not Tone.GOOD else "", class_=css_class(tone)) for tone in marks
     ]
     return element("span", squares, class_="squares", aria_hidden="true")
 
@@ -236,7 +236,7 @@ def _bar(bar: doc.Bar) -> Element:
     sign = {Tone.GOOD: "✓ ", Tone.BAD: "✕ ", Tone.WARN: "▲ "}.get(bar.state.tone, "")
     rest = (f" {bar.unit}", f" {arrows(bar.worst.label)}{share}", limit)
     values = (bar.median, bar.worst.value, bar.expected)
-    tones = (None, class_of(bar.worst.tone), None)
+    tones = (None, css_class(bar.worst.tone), None)
     numbers = [
         element(
             "p",
@@ -259,7 +259,7 @@ def _chart(chart: doc.Chart) -> Element:
         return element("figure", caption, figures.plot(chart), class_="small")
     names = [
         element("li", element("strong", f"{value} ", class_=look), arrows(name))
-        for look, value, name in figures.ends(chart)
+        for look, value, name in figures.curve_ends(chart)
     ]
     return element(
         "figure",
@@ -278,7 +278,7 @@ def _block(block: doc.DocumentBlock) -> HtmlContent:
         case doc.Verdict():
             return _verdict(block)
         case doc.Paragraph():
-            return element("p", words_html(block.words), class_=class_of(block.tone))
+            return element("p", words_html(block.words), class_=css_class(block.tone))
         case doc.Hint():
             return []
         case doc.Bullets():

@@ -37,7 +37,7 @@ def code_block(*lines: str, language: str = "") -> str:
     return f"{fence}{language}\n{shown}\n{fence}\n"
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[bool]) -> str:
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[bool]) -> str:
     """Return a table of cells that are already Markdown.
 
     Parameters
@@ -154,7 +154,7 @@ def _matrix(block: doc.Matrix) -> str:
     names = f" {code(block.names)}" if block.names else ""
     notes = "".join(f"<br>{escaped(note)}" for note in (*block.notes, *block.after))
     right = (False, *(column.align is Align.RIGHT for column in series))
-    return f"{caption}{names}{notes}\n\n{table(head, rows, right)}".lstrip()
+    return f"{caption}{names}{notes}\n\n{markdown_table(head, rows, right)}".lstrip()
 
 
 def _cell(cell: doc.Cell) -> str:

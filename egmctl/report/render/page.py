@@ -143,7 +143,7 @@ def page(head: Head, sections: Sequence[Element]) -> str:
     body = element(
         "body",
         element("a", "Skip to the report", href="#report", class_="skip"),
-        element("header", head_line(head), banners(head)),
+        element("header", head_line(head), banner_lines(head)),
         element("main", head.answer, sections, id="report", tabindex="-1"),
         element("footer", element("p", f"Made by egmctl {__version__}. This page fetches nothing and runs nothing.")),
     )
@@ -158,7 +158,7 @@ def head_line(head: Head) -> Element:
     return element("div", element("code", head.command), " ", subject, element("p", facts), class_="about")
 
 
-def banners(head: Head) -> Iterable[Element]:
+def banner_lines(head: Head) -> Iterable[Element]:
     """Return the warnings of a page."""
     return [element("p", text, class_="banner") for text in head.banners]
 
@@ -201,10 +201,10 @@ def span_html(span: doc.Span) -> HtmlContent:
     """Return a part of a line of text."""
     if span.code:
         return element("code", span.text)
-    look = class_of(span.tone)
+    look = css_class(span.tone)
     return element("span", arrows(span.text), class_=look) if look else arrows(span.text)
 
 
-def class_of(tone: Tone) -> str | None:
+def css_class(tone: Tone) -> str | None:
     """Return the class of words with a tone; ``None`` for plain ones."""
     return f"word-{LOOKS[tone]}" if tone in LOOKS else tone.value or None

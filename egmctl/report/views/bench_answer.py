@@ -162,12 +162,11 @@ def egm_line(report: RunReport) -> str | None:
 
 def staged_lines(report: RunReport) -> Iterator[str]:
     """Yield for each reason the number of measurements staged through host memory without peer access."""
-    reasons = Counter(
-        reason
-        for m in report.measurements
-        for reason in {flow.route.staged_reason: None for flow in m.flows if flow.route.staged_reason}
-        if m.measured
-    )
+    reasons: Counter[str] = Counter()
+    for m in report.measurements:
+        if m.measured:
+            staged = (flow.route.staged_reason for flow in m.flows if flow.route.staged_reason)
+            reasons.update(tuple(dict.fromkeys(staged)))
     for reason, count in reasons.items():
         yield f"{several(count, 'measurement')} staged through host memory: {printable(reason)}"
 

@@ -201,17 +201,12 @@ def _short_name(m: Measurement) -> str:
 def _bar(entry: _Class, name: str, frame: Frame, case: str = "") -> doc.Bar:
     latency = entry.first.quantity is Quantity.LATENCY
     tones = {mark.tone: mark.few for mark in (*marks.GRADES.values(), marks.EXCUSED)}
-    dots = tuple(
-        doc.Dot(
-            label=m.path,
-            value=m.headline.median,
-            tone=tone if tone in tones else Tone.PLAIN,
-            doubted=id(m) in frame.doubted,
-        )
-        for m in entry.measurements
-        if m.headline is not None
-        for tone, _ in (frame.brands.get(id(m), (Tone.PLAIN, "")),)
-    )
+    dots = []
+    for m in entry.measurements:
+        if m.headline is not None:
+            tone, _ = frame.brands.get(id(m), (Tone.PLAIN, ""))
+            shown = tone if tone in tones else Tone.PLAIN
+            dots.append(doc.Dot(label=m.path, value=m.headline.median, tone=shown, doubted=id(m) in frame.doubted))
     worst = (max if latency else min)(dots, key=lambda dot: dot.value)
     tone, (limit, limit_of) = entry.mark.tone, _limit(entry.first)
     if tone in tones:
@@ -233,7 +228,7 @@ def _bar(entry: _Class, name: str, frame: Frame, case: str = "") -> doc.Bar:
         less=latency,
         state=state,
         mark=entry.mark.sign,
-        dots=dots,
+        dots=tuple(dots),
     )
 
 

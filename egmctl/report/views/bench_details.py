@@ -21,7 +21,7 @@ from egmctl.model.task import UCX_ENGINES, Axis, Engine, Quantity
 from egmctl.report import document as doc
 from egmctl.report.document import EMPTY, Better, Body, Cell, Chart, CurvePoint, Matrix, grid
 from egmctl.report.views.bench_classes import plain_name
-from egmctl.report.views.bench_matrix import Frame, matrices, tone_of
+from egmctl.report.views.bench_matrix import Frame, matrices, status_tone
 from egmctl.units import MIB, format_size, grouped, printable, several, shortened
 
 _FAMILIES = {
@@ -80,7 +80,7 @@ def _family(report: RunReport, family: str) -> Iterator[Matrix]:
     tried = [m for m in members if m.status is not MeasurementStatus.WAIVED]
     yield from life_cycles([m for m in tried if m.quantity is Quantity.DURATION])
     yield beside(tried)
-    yield from messages([m for m in tried if m.engine in UCX_ENGINES])
+    yield from message_matrices([m for m in tried if m.engine in UCX_ENGINES])
 
 
 def _table_of(measurement: Measurement) -> object:
@@ -151,12 +151,12 @@ def _stage(measurements: Sequence[Measurement], name: str) -> str | Cell:
     medians = [stage.ms.median for m in measurements for stage in m.stages if stage.name == name]
     if not medians:
         bad = next((m for m in measurements if m.status is not MeasurementStatus.OK), None)
-        return "-" if bad is None else Cell(bad.status.value, tone_of(bad))
+        return "-" if bad is None else Cell(bad.status.value, status_tone(bad))
     us = 1e3 * median(medians)
     return f"{us:.1f}" if us < _FEW_US else f"{us:.0f}"
 
 
-def messages(measurements: Sequence[Measurement]) -> Iterator[Matrix]:
+def message_matrices(measurements: Sequence[Measurement]) -> Iterator[Matrix]:
     """Yield the tables of UCX: bandwidths of one-sided copies and messages, then round trips."""
     moved = [m for m in measurements if m.quantity is Quantity.BANDWIDTH]
     trips = [m for m in measurements if m.quantity is Quantity.LATENCY]

@@ -91,7 +91,7 @@ class Frame:
         own
             Whether the verdict on the measurement marks this number.
         """
-        tone = tone_of(measurement)
+        tone = status_tone(measurement)
         if value is None:
             return doc.Cell(measurement.status.value, tone)
         mark = UNSTABLE if measurement.status is MeasurementStatus.UNSTABLE else ""
@@ -124,7 +124,7 @@ class Frame:
         return doc.grid(caption, rows, names=names, notes=notes, after=after, better=better)
 
 
-def tone_of(measurement: Measurement) -> Tone:
+def status_tone(measurement: Measurement) -> Tone:
     """Return the tone of a measurement's status."""
     return marks.STATUSES.get(measurement.status, Tone.BAD)
 

@@ -46,7 +46,7 @@ def compare_document(comparison: Comparison) -> doc.Document:
         subject=arrows(heading(comparison)),
         subtitle=f"{heading(comparison)}: {several(len(comparison.nodes), 'file')}{when}",
         facts=tuple(_facts(comparison)),
-        banners=tuple(banners(comparison)),
+        banners=tuple(comparison_banners(comparison)),
         body=tuple(_body(comparison)),
     )
 
@@ -60,7 +60,7 @@ def _facts(comparison: Comparison) -> Iterator[str]:
     yield from dict.fromkeys(node.tool for node in comparison.nodes if node.tool)
 
 
-def banners(comparison: Comparison) -> Iterator[str]:
+def comparison_banners(comparison: Comparison) -> Iterator[str]:
     """Yield banners that name the compared files that are not from hardware."""
     nodes = comparison.nodes
     warnings = {

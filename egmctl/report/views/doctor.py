@@ -50,7 +50,7 @@ def _on_page(answer: Answer) -> doc.Verdict:
     if cause is None:
         return verdict(answer)
     clauses = (cause.title, *(answer.clauses or (answer.sentence,)))
-    return verdict(replace(answer, sentence="; ".join(clauses), clauses=clauses))
+    return verdict(replace(answer, sentence="; ".join(clauses), clauses=clauses, lead=()))
 
 
 def _body(diagnosis: Diagnosis) -> Iterator[doc.DocumentBlock]:

@@ -38,7 +38,9 @@ def verdict(answer: Answer, *, advice: bool = True) -> Verdict:
     """
     step = answer.next_step if advice else None
     words = "" if step is None else step.words.removesuffix(".")
-    return Verdict(answer.word, tone_of(answer.state), answer.sentence, words, answer.clauses)
+    # A document may have anything.
+    lead = (answer.lead[0], answer.lead[1]) if len(answer.lead) == 2 else None
+    return Verdict(answer.word, tone_of(answer.state), answer.sentence, words, answer.clauses, lead)
 
 
 def commands_of(remedy: Remedy) -> tuple[ShellCommand, ...]:

@@ -18,9 +18,17 @@ from egmctl.report.views.bench import bench_banners, bench_document
 from egmctl.report.views.bench_answer import tally
 from egmctl.report.views.bringup import part
 from egmctl.report.views.causes import cause_entry
-from egmctl.report.views.compare import FILES, FINDINGS, SPEED, banners, compare_document, heading, speed_by_node
+from egmctl.report.views.compare import (
+    FILES,
+    FINDINGS,
+    SPEED,
+    compare_document,
+    comparison_banners,
+    heading,
+    speed_by_node,
+)
 from egmctl.report.views.findings import commands_of, tone_of, verdict
-from egmctl.report.views.fleet_drawing import NODES_WITH_GPUS, counted, is_rack, ordered, tray_lines, trays
+from egmctl.report.views.fleet_drawing import NODES_WITH_GPUS, is_rack, ordered, state_counts, tray_lines, trays
 from egmctl.report.views.machine import time_words
 from egmctl.units import grouped, several
 
@@ -34,7 +42,7 @@ _ORDER = list(dict.fromkeys(["fail", "interrupted", "broke", *_REACHES, "incompl
 def fleet_document(report: FleetReport) -> doc.Document:
     """Return the document of a fleet report."""
     run = report.fabric.run if report.fabric else None
-    of_nodes = () if report.comparison is None else banners(report.comparison)
+    of_nodes = () if report.comparison is None else comparison_banners(report.comparison)
     of_run = bench_banners(run) if run and not report.comparison else ()
     return doc.Document(
         command="egmctl bringup" if report.fabric else "egmctl fleet",
@@ -148,7 +156,8 @@ def answer(report: FleetReport) -> Iterator[doc.DocumentBlock]:
         yield doc.Parts(tuple(reversed(parts)), level=Level.PAGE)
     elif len(report.answers) > NODES_WITH_GPUS:
         short = (
-            doc.Part(name=several(n, "node"), word=word, tone=tone, sentence="") for word, tone, n in counted(report)
+            doc.Part(name=several(n, "node"), word=word, tone=tone, sentence="")
+            for word, tone, n in state_counts(report)
         )
         yield doc.Parts(tuple(short), level=Level.PAGE)
 

@@ -7,7 +7,7 @@ from textwrap import wrap
 from xml.etree.ElementTree import Element
 
 from egmctl.model.answer import WORDS, State, asked
-from egmctl.model.fleet import FleetGpu, FleetReport, NodeResult, Unready, unready_words
+from egmctl.model.fleet import Condition, FleetGpu, FleetReport, NodeResult, unready_words
 from egmctl.report import document as doc
 from egmctl.report.document import Tone
 from egmctl.report.render.page import HtmlContent, element
@@ -24,25 +24,16 @@ _RACK_TRAYS, _RACK_TRAY_GPUS, _BELOW, _SWITCHES = 18, 4, 8, 9
 (https://docs.nvidia.com/dgx/dgxgb200-user-guide/hardware.html)."""
 
 _MARKS = {
-    "ready": ("\N{BLACK SQUARE}", Tone.PLAIN),
-    "warning": ("\N{BLACK UP-POINTING TRIANGLE}", Tone.WARN),
-    Unready.FAULT: ("\N{MULTIPLICATION X}", Tone.BAD),
-    Unready.OUTSIDE: ("\N{WHITE SQUARE}", Tone.BAD),
-    Unready.MISSING: ("\N{MIDDLE DOT}", Tone.BAD),
-    Unready.UNKNOWN: ("?", Tone.UNKNOWN),
+    Condition.READY: ("\N{BLACK SQUARE}", Tone.PLAIN),
+    Condition.WARNING: ("\N{BLACK UP-POINTING TRIANGLE}", Tone.WARN),
+    Condition.FAULT: ("\N{MULTIPLICATION X}", Tone.BAD),
+    Condition.OUTSIDE: ("\N{WHITE SQUARE}", Tone.BAD),
+    Condition.MISSING: ("\N{MIDDLE DOT}", Tone.BAD),
+    Condition.UNKNOWN: ("?", Tone.UNKNOWN),
 }
-"""The mark of a GPU and its tone, by the word for its state. Each state has its own mark, so colour only adds."""
-_ON_PAGE = {"ready": "\N{CHECK MARK}"}
+"""The mark of a GPU and its tone, by its condition. Each condition has its own mark, so colour only adds."""
+_ON_PAGE = {Condition.READY: "\N{CHECK MARK}"}
 """The marks of GPUs on a page that differ from those of text."""
-_SEVERITY = [Unready.FAULT, Unready.OUTSIDE, Unready.MISSING, Unready.UNKNOWN, "warning", "ready"]
-_OF_NODE = {
-    State.BAD: Unready.FAULT,
-    State.INTERRUPTED: Unready.UNKNOWN,
-    State.BROKE: Unready.UNKNOWN,
-    State.INCOMPLETE: Unready.UNKNOWN,
-    State.WARN: "warning",
-    State.GOOD: "ready",
-}
 
 
 def is_rack(answers: Sequence[NodeResult]) -> bool:
@@ -77,7 +68,7 @@ def tray_lines(answers: Iterable[NodeResult], width: int) -> Iterator[doc.Words]
     name = max((len(printable(answer.node)) for answer, _ in bad), default=0)
     size = max((len(answer.gpus) for answer, _ in bad), default=0)
     for answer, words in bad[:TRAYS_SHOWN]:
-        squares = [doc.Span(*_MARKS[_state(gpu)]) for gpu in answer.gpus]
+        squares = [doc.Span(*_MARKS[gpu.condition]) for gpu in answer.gpus]
         first, *rest = wrap(words, max(width - name - size - 4, 20))
         yield (f"{answer.node.ljust(name)}  ", *squares, " " * (size - len(squares) + 2), first)
         yield from (" " * (name + size + 4) + line for line in rest)
@@ -86,18 +77,9 @@ def tray_lines(answers: Iterable[NodeResult], width: int) -> Iterator[doc.Words]
     if bad:
         ready = sum(len(answer.gpus) for answer in answers) - sum(len(answer.gpus) for answer, _ in bad)
         yield f"{several(len(answers) - len(bad), 'other node')}: {several(ready, 'GPU')} ready"
-        states = {_state(gpu) for answer, _ in bad for gpu in answer.gpus}
-        key = ", ".join(f"{mark} {state}" for state, (mark, _) in _MARKS.items() if state in states)
+        conditions = {gpu.condition for answer, _ in bad for gpu in answer.gpus}
+        key = ", ".join(f"{mark} {condition}" for condition, (mark, _) in _MARKS.items() if condition in conditions)
         yield doc.Span(f"GPUs: {key}", Tone.DIM)
-
-
-def _state(gpu: FleetGpu) -> str:
-    return gpu.kind or ("warning" if gpu.reason else "ready")
-
-
-def _worst(answer: NodeResult) -> str:
-    """Return the state of a node: the worst of its answer and of its GPUs."""
-    return min([_OF_NODE[answer.state], *map(_state, answer.gpus)], key=_SEVERITY.index)
 
 
 def _words(answer: NodeResult) -> str:
@@ -146,22 +128,23 @@ def _list(report: FleetReport, answers: Iterable[NodeResult]) -> Element:
             href=f"#group-{places[answer.node]}" if answer.node in places else None,
             title=wrong or f"{several(len(answer.gpus), 'GPU')} ready",
         )
-        worst = _worst(answer)
+        worst = answer.condition
         said = wrong or words[answer.state]
-        sign = "" if worst == "ready" else f"{_MARKS[worst][0]} "
+        sign = "" if worst is Condition.READY else f"{_MARKS[worst][0]} "
         items.append(element("li", link, element("span", f"{sign}{said}", class_=f"said {worst}"), class_=worst))
     return element("ul", items, class_="trays")
 
 
 def _square(gpu: FleetGpu) -> Element:
     """Return the square of a GPU: the links that are left, the share of its slowest path, or its mark."""
-    state = _state(gpu)
-    mark = _ON_PAGE.get(state, _MARKS[state][0])
-    if gpu.links_active is not None and state == Unready.FAULT:
+    condition = gpu.condition
+    is_ready = condition is Condition.READY
+    mark = _ON_PAGE.get(condition, _MARKS[condition][0])
+    if gpu.links_active is not None and condition is Condition.FAULT:
         mark = f"{gpu.links_active}{mark}"
     elif gpu.share is not None:
-        mark = f"{100 * gpu.share:.0f}{'' if state == 'ready' else mark}"
-    return element("i", mark, class_=None if state == "ready" else state)
+        mark = f"{100 * gpu.share:.0f}{'' if is_ready else mark}"
+    return element("i", mark, class_=None if is_ready else condition)
 
 
 def _lines_of_nodes(report: FleetReport, answers: Sequence[NodeResult]) -> Iterator[Element]:
@@ -171,13 +154,13 @@ def _lines_of_nodes(report: FleetReport, answers: Sequence[NodeResult]) -> Itera
         line = answers[start : start + _NODES_IN_A_LINE]
         squares = []
         for answer in line:
-            state = _worst(answer)
-            if state == "ready":
+            worst = answer.condition
+            if worst is Condition.READY:
                 squares.append(element("i"))
                 continue
             words = f"{answer.node}: {_words(answer) or answer.sentence or answer.reason}"
             link = f"#group-{places[answer.node]}" if answer.node in places else None
-            squares.append(element("a", _MARKS[state][0], href=link, title=words, class_=state))
+            squares.append(element("a", _MARKS[worst][0], href=link, title=words, class_=worst))
         first, last = line[0].node, line[-1].node
         yield element("p", element("span", first if first == last else f"{first} to {last}"), squares, class_="nodes")
 
@@ -190,10 +173,10 @@ def _places(report: FleetReport) -> Mapping[str, int]:
 def _key_of_page(answers: Sequence[NodeResult]) -> Element:
     """Return the key to the squares."""
     large = len(answers) > NODES_WITH_GPUS
-    states = {_worst(answer) for answer in answers} if large else {_state(g) for answer in answers for g in answer.gpus}
-    marks = {state: mark for state, (mark, _) in _MARKS.items()} | ({} if large else _ON_PAGE)
-    key = ", ".join(f"{mark} {state}" for state, mark in marks.items() if state in states)
     gpus = [gpu for answer in answers for gpu in answer.gpus]
+    shown = {answer.condition for answer in answers} if large else {gpu.condition for gpu in gpus}
+    marks = {condition: mark for condition, (mark, _) in _MARKS.items()} | ({} if large else _ON_PAGE)
+    key = ", ".join(f"{mark} {condition}" for condition, mark in marks.items() if condition in shown)
     what = "node: the worst of its GPUs" if large else "GPU"
     numbers = []
     if not large and any(gpu.links_active is not None for gpu in gpus):
@@ -203,7 +186,7 @@ def _key_of_page(answers: Sequence[NodeResult]) -> Element:
     return element("p", " ".join((f"Each square is a {what}: {key}.", *numbers)), class_="key")
 
 
-def counted(report: FleetReport) -> Iterator[tuple[str, Tone, int]]:
+def state_counts(report: FleetReport) -> Iterator[tuple[str, Tone, int]]:
     """Yield the word, the tone and the number of nodes for each state that nodes are in, the worst first."""
     words = WORDS[asked(report.asked.command)]
     for state, members in sorted(

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from egmctl.bench.plan.task import shortened as shortened_task
+from egmctl.bench.plan.task import shortened_task
 from egmctl.data import profiles_dir
 from egmctl.model import listing
 from egmctl.model.machine import Machine, OriginKind

@@ -12,7 +12,7 @@ from egmctl.model.host import Nic
 from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.model.route import HOST_NAMES, Carrier, Egm, LinkKind, MemoryKind, Route
 from egmctl.report.document import DocumentBlock, KeyValues, Level, Matrix, Section, table
-from egmctl.topology.memory_limit import memory_limit, own_memory
+from egmctl.topology.memory_limit import gpu_memory_bytes, memory_limit
 from egmctl.units import counted, format_kernel_list, format_size, gpu_name, grouped, printable
 
 
@@ -191,5 +191,5 @@ def gpu_memory(machine: Machine, gpu: Gpu) -> str:
     """Return the size of a GPU's memory, or the limit of this process on it; empty if unknown."""
     if (limit := memory_limit(machine, gpu)) is not None:
         return f"limit {format_size(limit.max_bytes)}"
-    size = own_memory(machine, gpu) or (gpu.cuda and gpu.cuda.memory_total_bytes)
+    size = gpu_memory_bytes(machine, gpu) or (gpu.cuda and gpu.cuda.memory_total_bytes)
     return format_size(size) if size else ""

@@ -19,7 +19,7 @@ from egmctl.report.views import node_text, nvlink_drawing
 from egmctl.report.views.faults import Faults
 from egmctl.report.views.machine import gpu_memory, port_rates
 from egmctl.report.views.nvlink_drawing import TRUNK, Ports, Rates
-from egmctl.report.views.shapes import SMALL, box, line, sign, text, width_of, wrapped
+from egmctl.report.views.shapes import SMALL, box, line, sign, text_at, width_of, wrapped
 from egmctl.topology.links import NEAR
 from egmctl.topology.topology import Topology
 from egmctl.units import counted, gpu_name
@@ -291,9 +291,9 @@ class _Drawing:
         room = wide - self.size.left - right - width_of(name) - 8
         while further and width_of(" · ".join(further), SMALL) > room:
             further.pop(0)
-        yield text(name, inner + self.size.left - 4, top + 23, "strong")
+        yield text_at(name, inner + self.size.left - 4, top + 23, "strong")
         yield from self.sign(label, inner + wide - 10, top + 23)
-        yield text(" · ".join(further), inner + wide - right, top + 23, "dim end")
+        yield text_at(" · ".join(further), inner + wide - right, top + 23, "dim end")
         for place, nic in enumerate(node.nics):
             line_of, column = divmod(place, node.columns)
             x = inner + column * (self.size.column + self.size.gap)
@@ -322,7 +322,7 @@ class _Drawing:
         lines = self.nic_lines(label, width)
         start = y + (15 if len(lines) > 1 else self.nic_height / 2 + 4)
         for place, words in enumerate(lines):
-            yield text(words, x + 5, start + _SMALL_LINE * place, "dim" if place else "")
+            yield text_at(words, x + 5, start + _SMALL_LINE * place, "dim" if place else "")
 
     def host_link(self, row: _Row, label: str, node: _Node, left: float) -> Iterator[Element]:
         """Yield the link from a CPU to a GPU with this left edge, and the PCIe switch and the NICs on its way."""
@@ -336,7 +336,7 @@ class _Drawing:
             y = row.at(row.switches, _SWITCH)
             yield box("pcie-switch", left + 4, y, self.size.column - 4, _SWITCH, radius=4)
             name = "switch" if self.size.narrow else "PCIe switch"
-            yield text(name, x + 10, y + 15, "dim")
+            yield text_at(name, x + 10, y + 15, "dim")
             for place, nic in enumerate(nics):
                 distance = row.switches + _SWITCH + 4 + place * (self.nic_height + 6)
                 top = row.at(distance, self.nic_height)
@@ -356,7 +356,7 @@ class _Drawing:
             left, right = first.x + first.width - self.size.pad, second.x + self.size.pad
             yield line("link", (left, y), (right, y))
             if self.size.between > width_of("CPU to CPU", SMALL):
-                yield text("CPU to CPU", (left + right) / 2, y - 7, "dim middle halo")
+                yield text_at("CPU to CPU", (left + right) / 2, y - 7, "dim middle halo")
 
     def around(self) -> Iterator[Element]:
         """Yield the link between the CPUs of the rows above and below the switches."""
@@ -392,14 +392,14 @@ class _Drawing:
         if all(rate is not None and rate.tone is Tone.BAD for rate in self.ports.trunk(label)):
             look = "card slow"
         yield box(look, x, y, self.size.column, self.card_height, radius=8)
-        yield text(label, x + inset, y + 21, "strong")
+        yield text_at(label, x + inset, y + 21, "strong")
         yield from self.sign(label, x + self.size.column - (4 if self.size.narrow else 10), y + 21)
         right = 28 if label in self.faults else 12
         size = memory or ""
         if width_of(size, SMALL) < self.size.column - inset - width_of(label) - 8 - right and not self.size.narrow:
-            yield text(size, x + self.size.column - right, y + 21, "dim end")
+            yield text_at(size, x + self.size.column - right, y + 21, "dim end")
         for place, (words, style) in enumerate(self.card_lines(label)):
-            yield text(words, x + inset, y + 38 + _LINE * place, style)
+            yield text_at(words, x + inset, y + 38 + _LINE * place, style)
 
     def nvlinks(self) -> tuple[list[Element], float]:
         """Return the drawing of the NVLinks, and the total height of the picture."""

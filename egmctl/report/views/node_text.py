@@ -12,7 +12,7 @@ from egmctl.model.route import LinkClass, LinkKind, symbol_of
 from egmctl.report.document import Span, Tone, Words
 from egmctl.report.views.faults import FAULT_SIGNS, Faults
 from egmctl.topology.access import obstacle
-from egmctl.topology.links import Link, active_nvlinks, nvlink
+from egmctl.topology.links import Link, active_nvlinks, nvlink_hop
 from egmctl.topology.notes import fewer_nvlinks, narrow_pcie
 from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.topology.topology import Topology
@@ -198,7 +198,7 @@ def switches_words(topology: Topology) -> str:
 
 def with_rate(words: str, gpu: Gpu, nvlinks: int) -> str:
     """Return words followed by the nominal rate of a number of a GPU's NVLinks, if it is known."""
-    nominal = nvlink(gpu, nvlinks).nominal_gb_s
+    nominal = nvlink_hop(gpu, nvlinks).nominal_gb_s
     return words if nominal is None else f"{words} {nominal:.0f} GB/s"
 
 

@@ -12,7 +12,7 @@ from egmctl.model.gpu import Gpu
 from egmctl.report.document import Dot, Tone, number
 from egmctl.report.render.page import element
 from egmctl.report.views import node_text
-from egmctl.report.views.shapes import STATES, box, chip, chip_width, line, squares, text
+from egmctl.report.views.shapes import STATES, box, chip, chip_width, line, squares, text_at
 from egmctl.topology.links import Link
 from egmctl.topology.topology import Topology
 
@@ -66,7 +66,7 @@ class Ports:
     def labels(self, nominal: Sequence[str], rates: Mapping[str, Dot | None], x: float, y: float) -> Iterator[Element]:
         """Yield the label of a link: its nominal values, and a line for the bandwidth measured in each direction."""
         for words in (nominal[-1].replace(" GB/s", ""),) if self.narrow and nominal else nominal:
-            yield text(words, x, y, "dim")
+            yield text_at(words, x, y, "dim")
             y += 16
         for arrow, rate in rates.items():
             if rate is not None:
@@ -111,9 +111,9 @@ def trunk(ports: Ports, label: str, ends: tuple[float, float], top: float) -> It
     states = node_text.nvlink_states(gpu)
     count = f"{most} of {len(states)}" if len(states) >= most else f"{most}{missing}"
     look = "bad rate" if missing else "dim"
-    yield text(count if ports.narrow else f"{count} NVLinks", x + 12, top + 22, look)
+    yield text_at(count if ports.narrow else f"{count} NVLinks", x + 12, top + 22, look)
     rate_words = node_text.with_rate("", gpu, most).strip()
-    yield text(rate_words.removesuffix(" GB/s") if ports.narrow else rate_words, x + 12, top + 38, look)
+    yield text_at(rate_words.removesuffix(" GB/s") if ports.narrow else rate_words, x + 12, top + 38, look)
     if states:
         room = ports.column - ports.left - (12 if ports.narrow else 24)
         yield from squares(states, x + 12, top + 47, room, small=ports.narrow)
@@ -136,11 +136,11 @@ def switch(ports: Ports, x: float, y: float, width: float, *, again: bool) -> It
     slow = ports.slow_pairs()
     yield box("switch", x, y, width, switch_height(ports), radius=8)
     switches = node_text.switches_words(ports.topology)
-    yield text(f"the same {switches} as above" if again else switches, x + 12, y + 22, "strong")
+    yield text_at(f"the same {switches} as above" if again else switches, x + 12, y + 22, "strong")
     domain = ports.topology.platform.clique_id
     if domain is not None and not again:
         name = f"clique {domain}" if ports.narrow else f"on to other nodes of the NVLink domain, clique {domain}"
-        yield text(name, x + width - 12, y + 22, "dim end")
+        yield text_at(name, x + width - 12, y + 22, "dim end")
     y += 34.0
     for source, destination in slow[:_SLOW_DRAWN]:
         rate, start, end = ports.rates[source, destination], ports.centres[source], ports.centres[destination]
@@ -153,7 +153,7 @@ def switch(ports: Ports, x: float, y: float, width: float, *, again: bool) -> It
         yield from chip(words, Tone.BAD, max((start + end - chip_width(words)) / 2, x + 8), y + 4)
         y += _ROW
     if more := len(slow[_SLOW_DRAWN:]):
-        yield text(f"and {more} more slow pairs", x + 12, y + 4, "bad")
+        yield text_at(f"and {more} more slow pairs", x + 12, y + 4, "bad")
 
 
 def direct(ports: Ports, links: PairLinks, cards: float, bottom: float) -> tuple[list[Element], float]:
@@ -166,7 +166,7 @@ def direct(ports: Ports, links: PairLinks, cards: float, bottom: float) -> tuple
     """
     if len(links) > _PAIRS_DRAWN:
         words = f"{len(links)} pairs joined by NVLink: too many to draw, see the table"
-        return [text(words, 12, bottom + 24, "dim")], bottom + 40
+        return [text_at(words, 12, bottom + 24, "dim")], bottom + 40
     order = list(ports.centres)
     pairs = sorted(links, key=lambda pair: (abs(order.index(pair[0]) - order.index(pair[1])), order.index(pair[0])))
     own = {label: [pair for pair in pairs if label in pair] for label in order}
@@ -193,7 +193,7 @@ def direct(ports: Ports, links: PairLinks, cards: float, bottom: float) -> tuple
         state = look.removeprefix("link ") if look in ("link bad", "link warn") else "dim"
         crossing = [x for later in pairs[place + 1 :] for x in columns[later] if left < x < right]
         middle = _widest(sorted((left, *crossing, right)))
-        names.append(text("  ".join((words, *measured)), middle, y - 6, f"{state} rate middle halo"))
+        names.append(text_at("  ".join((words, *measured)), middle, y - 6, f"{state} rate middle halo"))
     return [*lines, *names], y + 12
 
 

@@ -32,7 +32,7 @@ def line(look: str, *points: tuple[float, float]) -> Element:
     return element("path", d=f"M{path}", class_=look)
 
 
-def text(words: str, x: float, y: float, look: str = "") -> Element:
+def text_at(words: str, x: float, y: float, look: str = "") -> Element:
     """Return a line of text; ``y`` is its baseline."""
     return element("text", words, x=x, y=y, class_=look or None)
 
@@ -57,7 +57,7 @@ def chip(words: str, tone: Tone, x: float, y: float) -> Iterator[Element]:
     """Yield a measured rate as text, that of a slow link on a filled chip."""
     if tone is Tone.BAD:
         yield box("chip", x - 4, y - 12, chip_width(words), 16, radius=4)
-    yield text(words, x, y, f"rate {'on-chip' if tone is Tone.BAD else STATES.get(tone, '')}".rstrip())
+    yield text_at(words, x, y, f"rate {'on-chip' if tone is Tone.BAD else STATES.get(tone, '')}".rstrip())
 
 
 def chip_width(words: str) -> float:

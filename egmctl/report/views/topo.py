@@ -26,7 +26,7 @@ from egmctl.report.views.topo_tables import (
     tables_on_page,
 )
 from egmctl.topology.access import obstacle
-from egmctl.topology.links import NEAR, nvlink
+from egmctl.topology.links import NEAR, nvlink_hop
 from egmctl.topology.notes import NoteKind
 from egmctl.topology.platform import PlatformKind
 from egmctl.topology.routes import RouteKind
@@ -80,7 +80,7 @@ def _body(topology: Topology) -> Iterator[doc.DocumentBlock]:
         return
     shown = topology.answer.state in (State.WARN, State.BAD)
     # Text of a node without faults begins with the sentences, of which the first is the answer.
-    sentences, entries = summary(topology)
+    sentences, entries = topology_summary(topology)
     details = " ".join(doc.plain(each.words) for each in (sentences if shown else sentences[1:]))
     first = verdict(topology.answer)
     clauses = (*(first.clauses or (doc.plain(first.sentence),)), details)
@@ -123,7 +123,7 @@ def _devices_note(topology: Topology) -> str:
     return ", ".join(several(count, name) for name, count in counts.items() if count)
 
 
-def summary(topology: Topology) -> tuple[list[doc.Paragraph], list[doc.Entry]]:
+def topology_summary(topology: Topology) -> tuple[list[doc.Paragraph], list[doc.Entry]]:
     """Return sentences on the connections of a node, and an entry for each hidden GPU and degraded link."""
     sentences = [doc.Paragraph(sentence, level=Level.SUMMARY) for sentence in _sentences(topology)]
     entries = [
@@ -189,7 +189,7 @@ def _joined(topology: Topology, pair: tuple[str, str]) -> str:
     link = topology.link(*pair)
     if link.kind is not LinkClass.NVLINK:
         return "" if link.kind is LinkClass.UNKNOWN else f"PCIe only ({link.symbol})"
-    rate = nvlink(topology.gpus[pair[0]], link.nvlinks or 0).nominal_gb_s
+    rate = nvlink_hop(topology.gpus[pair[0]], link.nvlinks or 0).nominal_gb_s
     through = " through NVLink switches" if link.through == "switch" else ""
     each = f", {rate:.0f} GB/s in each direction" if rate is not None else ""
     return f"{several(link.nvlinks or 0, 'NVLink')}{through}{each}"

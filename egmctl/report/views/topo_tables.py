@@ -55,7 +55,9 @@ def routes_matrix(topology: Topology) -> doc.Matrix:
     groups = []
     for node in topology.numa_nodes:
         routes = [route for route in topology.routes if route.numa_node == node]
-        symbols = tuple(doc.Cell(route_words(topology, route), tones.get(route.kind, Tone.PLAIN)) for route in routes)
+        symbols = tuple(
+            doc.Cell(host_route_words(topology, route), tones.get(route.kind, Tone.PLAIN)) for route in routes
+        )
         rates = tuple(doc.Cell(rate_text(route)) for route in routes)
         wrap = any(route.siblings for route in routes)
         groups.append((doc.Series((f"NUMA {node}",), symbols, align=Align.LEFT, wrap=wrap), doc.Series((), rates)))
@@ -63,7 +65,7 @@ def routes_matrix(topology: Topology) -> doc.Matrix:
     return doc.Matrix(caption=f"{name}{_ROUTES_CAPTION}", rows=tuple(topology.gpus), groups=tuple(groups))
 
 
-def route_words(topology: Topology, route: HostRoute) -> str:
+def host_route_words(topology: Topology, route: HostRoute) -> str:
     """Return a route's symbol, with its obstacle; in words if it depends on which GPU of the CPU owns the memory."""
     if route.to_sibling is not None:
         others = " or ".join(map(topology.label, route.siblings))
@@ -143,7 +145,7 @@ def _routes_on_page(topology: Topology) -> doc.Matrix:
 def _route_cell(topology: Topology, route: HostRoute) -> doc.Cell:
     if route.kind in (RouteKind.BLOCKED, RouteKind.UNKNOWN):
         tone = Tone.BAD if route.kind is RouteKind.BLOCKED else Tone.WARN
-        return doc.Cell(route_words(topology, route), tone)
+        return doc.Cell(host_route_words(topology, route), tone)
     is_own = topology.machine.gpu(route.gpu).host_numa_id == route.numa_node
     own = "own " if is_own and route.hops[0].link is LinkKind.C2C else ""
     name = f"{own}{symbol_of(route.hops, system=route.kind is RouteKind.C2C)}".replace(">", " -> ")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from egmctl.model.answer import Answer, clauses_of
+from egmctl.model.answer import Answer, clauses_of, lead_of
 from egmctl.model.record import Shown
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def answer_of(result: object) -> Answer:
 
 def with_clauses(answer: Answer) -> Answer:
     """Return an answer with the clauses of its sentence, which a document keeps too."""
-    return replace(answer, clauses=clauses_of(answer.sentence))
+    return replace(answer, clauses=clauses_of(answer.sentence), lead=lead_of(answer.sentence) or ())
 
 
 def _with_logged(run: RunReport) -> RunReport:

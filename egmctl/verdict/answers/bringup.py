@@ -20,7 +20,7 @@ from egmctl.model.remedy import Remedy
 from egmctl.units import several
 from egmctl.verdict.answers.run import unexplained
 from egmctl.verdict.answers.words import advice, cause_words, to_measure
-from egmctl.verdict.explain import IN_USE, Shortfalls, cause_of, explained_by, shortfalls
+from egmctl.verdict.explain import IN_USE, Shortfalls, explained_by, measurement_cause, shortfalls
 
 
 def of_bringup(bringup: Bringup, *, before: Diagnosis | None = None) -> Answer:
@@ -77,7 +77,7 @@ def _of_diagnosis(diagnosis: Diagnosis, run: RunReport | None, before: Diagnosis
         finding = root.finding
         explained = frozenset[int]() if run is None else explained_by(root, run, shortfall)
         under_load = before is not None and not any(_is_known(finding, earlier) for earlier in before.findings)
-        cause = replace(cause_of(finding, explained, shortfall), under_load=under_load)
+        cause = replace(measurement_cause(finding, explained, shortfall), under_load=under_load)
         is_named = (finding.check, finding.place.ids) in named and finding.check != IN_USE
         failed = is_named or (under_load and root.status is Status.WARN)
         yield replace(cause, status=Status.FAIL) if failed else cause
@@ -103,14 +103,14 @@ def _gaps(bringup: Bringup, causes: Sequence[Cause]) -> Iterator[Gap]:
     if run is None:
         failing = tuple(place for place, cause in enumerate(causes) if cause.state is State.BAD)
         because = bringup.not_measured or "the bench did not run"
-        yield Gap(kind=GapKind.NOT_MEASURED, reason=f"nothing was measured: {because}", causes=failing)
+        yield Gap(kind=GapKind.NOT_MEASURED, reason=Clauses.explained("nothing was measured", because), causes=failing)
     for gap in () if run is None else run.answer.gaps:
         numbers = {*gap.measurements}
         yield replace(gap, causes=tuple(place for place, cause in enumerate(causes) if numbers & {*cause.measurements}))
     for gap in bringup.diagnosis.answer.gaps:
         yield replace(gap, causes=())
     if bringup.no_fabric:
-        reason = f"the fabric between the nodes was not measured: {bringup.no_fabric}"
+        reason = Clauses.explained("the fabric between the nodes was not measured", bringup.no_fabric)
         yield Gap(kind=GapKind.FABRIC, reason=reason)
 
 

@@ -114,7 +114,7 @@ def _common(comparison: Comparison) -> str:
             return ""
         where = dict.fromkeys(row.where for row in worse)
         slower = f"only {shortened(bad, _CASES_SHOWN)} {'is' if len(bad) == 1 else 'are'} slower"
-        return Clauses.of("", *where).after(f"{slower}: ") if len(where) <= _CASES_SHOWN else slower
+        return Clauses.explained(slower, Clauses.of("", *where)) if len(where) <= _CASES_SHOWN else slower
     if not worse:
         return ""
     busy = _got_busy(comparison)
@@ -134,7 +134,7 @@ def _slower_collectives(comparison: Comparison) -> str:
     worse = [path for path in comparison.paths if path.outcome is Outcome.WORSE and path.change is not None]
     if not all(path.gpus for path in worse):
         return ""
-    return f"slower between {worse[0].path}: {listed([path.name for path in worse])}"
+    return Clauses.explained(f"slower between {worse[0].path}", listed([path.name for path in worse]))
 
 
 def _first_worse(comparison: Comparison) -> str:
@@ -164,4 +164,4 @@ def _got_busy(comparison: Comparison) -> list[str]:
 def _counted(comparison: Comparison) -> str:
     outcomes = (Outcome.WORSE, Outcome.BETTER, Outcome.DIFFERENT)
     counts = ", ".join(f"{comparison.outcomes.count(outcome)} {outcome}" for outcome in outcomes)
-    return f"{several(comparison.compared, _THINGS.get(comparison.kind, 'fact'))} compared: {counts}"
+    return Clauses.explained(f"{several(comparison.compared, _THINGS.get(comparison.kind, 'fact'))} compared", counts)

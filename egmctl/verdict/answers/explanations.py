@@ -30,7 +30,7 @@ def of_explanations(result: Explanations) -> Answer:
     state = _STATES[word]
     if leader is None and word is Word.CAUSE:
         said = Clauses.of("", *(printable(each.failure.log) for each in result.explanations if each.failure.log))
-        return Answer(state=state, word=word, sentence=said.after("the driver says: "))
+        return Answer(state=state, word=word, sentence=Clauses.explained("the driver says", said))
     if word is Word.NO_FAULT:
         said = Clauses.of("", *(each.meaning for each in result.explanations))
         return Answer(state=state, word=word, sentence=said)
@@ -58,7 +58,7 @@ def _so_far(result: Explanations) -> Answer:
     answer = of_explanations(replace(result, interrupted=False))
     lines = several(result.lines or 0, "line")
     gap = Gap(kind=GapKind.INTERRUPTED, reason=f"reading was interrupted after {lines}")
-    sentence = Clauses.of(answer.sentence).after(f"{answer.word.lower()} in the first {lines}: ")
+    sentence = Clauses.explained(f"{answer.word.lower()} in the first {lines}", answer.sentence)
     return replace(answer, state=State.INTERRUPTED, word=Word.INTERRUPTED, sentence=sentence, gaps=(gap,))
 
 
@@ -79,7 +79,7 @@ def _sentence(leader: Explanation, word: Word, left_out: str) -> str:
     if leader.failure.log:
         # Without a cause that its words name, CUDA's own log is the better answer.
         likeliest = f"the likeliest cause: {first.cause}{ruled_out}"
-        return Clauses.of(printable(f"the driver says: {leader.failure.log}"), printable(likeliest))
+        return Clauses.of(Clauses.explained("the driver says", printable(leader.failure.log)), printable(likeliest))
     return printable(f"{cause}{ruled_out}")
 
 

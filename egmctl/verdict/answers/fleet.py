@@ -87,7 +87,7 @@ def _gaps(report: FleetReport) -> Iterator[Gap]:
         elif part.kind is Unready.UNKNOWN and part.reason == Reach.ANSWERED:
             yield Gap(kind=GapKind.NOT_DETERMINED, reason=_unready(part), nodes=part.nodes)
     if report.fabric is not None and report.fabric.run is None:
-        yield Gap(kind=GapKind.FABRIC, reason=f"the fabric was not measured: {report.fabric.reason}")
+        yield Gap(kind=GapKind.FABRIC, reason=Clauses.explained("the fabric was not measured", report.fabric.reason))
 
 
 # --- words -----------------------------------------------------------------------------------------------------------
@@ -106,11 +106,11 @@ def _sentence(report: FleetReport, states: Counter[State]) -> str:
     clauses = [nodes]
     if (fabric := report.fabric) is not None:
         answer = fabric.run.answer if fabric.run is not None else None
-        words = f"{answer.word}: {answer.sentence}" if answer else f"not measured: {fabric.reason}"
+        word, sentence = (answer.word, answer.sentence) if answer else ("not measured", fabric.reason)
         is_good = answer is not None and answer.state in (State.GOOD, State.WARN)
         nodes_alone = replace(report, fabric=None)
         decides = not is_good and _state(nodes_alone, _gaps(nodes_alone)) in (State.GOOD, State.WARN)
-        clauses.insert(0 if decides else 1, f"fabric {words}")
+        clauses.insert(0 if decides else 1, Clauses.explained(f"fabric {word}", sentence))
     slowing = [item for item in report.unlike if item.slows]
     if slowing and not states[State.BAD]:
         more = f" and {several(len(slowing) - 1, 'more difference')}" if len(slowing) > 1 else ""
@@ -144,7 +144,7 @@ def _readiness(readiness: Readiness) -> str:
     reasons = shortened([*map(_unready, readiness.unready), *other], _REASONS)
     where = "" if readiness.domains < 2 and reasons else f" in {several(readiness.domains, 'NVLink domain')}"
     counted = _counted("GPU", total, readiness.ready, readiness.gpus - readiness.ready - unknown, unknown)
-    return f"{counted}{where}{': ' if reasons else ''}{reasons}"
+    return Clauses.explained(f"{counted}{where}", reasons)
 
 
 def _unready(part: UnreadyGpus) -> str:
@@ -215,7 +215,7 @@ def _step(line: GroupLine) -> str:
     if (remedy := line.remedy) is None:
         return ""
     # The step names the hosts.
-    text = remedy.does.partition(". ")[0].removesuffix(".").replace("{", "{{").replace("}", "}}")
+    text = remedy.first_sentence.replace("{", "{{").replace("}", "}}")
     if remedy.run and Need.GPU_RESET in remedy.needs:
         does = f"reset {remedy.idle or 'its GPUs'}"
     else:

@@ -20,10 +20,10 @@ from egmctl.model.task import Quantity
 from egmctl.model.verdict import Grade, Yardstick
 from egmctl.topology.platform import in_rack
 from egmctl.units import several, shortened
-from egmctl.verdict.answers.run_words import Decided, left_out, nccl_notes, next_step, sentence, word
+from egmctl.verdict.answers.run_words import Decided, left_out, nccl_notes, next_step, run_word, sentence
 from egmctl.verdict.answers.words import cause_words, crosses_unknown_links, doubt_words, first_causes
 from egmctl.verdict.explain import CHANGED, EXCUSES, IN_USE, Shortfalls, shortfalls
-from egmctl.verdict.nccl import CHECK as NCCL
+from egmctl.verdict.nccl import NCCL_CHECK
 from egmctl.verdict.trust import with_effect
 
 
@@ -50,13 +50,13 @@ def of_run(report: RunReport, *, whole_node: bool = False) -> Answer:
     decided = Decided(report=report, state=worst(states), causes=causes, gaps=gaps, short=short, whole_node=whole_node)
     return Answer(
         state=decided.state,
-        word=word(decided),
+        word=run_word(decided),
         sentence=sentence(decided),
         causes=causes,
         gaps=gaps,
         notes=(*_doubted(report), *left_out(decided), *nccl_notes(report.nccl)),
         next_step=next_step(decided),
-        counts=counts(report),
+        counts=run_counts(report),
     )
 
 
@@ -77,7 +77,7 @@ def logged_faults(report: RunReport) -> tuple[LoggedFault, ...]:
     )
 
 
-def counts(report: RunReport) -> Mapping[str, int]:
+def run_counts(report: RunReport) -> Mapping[str, int]:
     """Return what a run counts: paths, which are pairs of ends; measurements by status; classes of paths by grade."""
     statuses = Counter(m.status for m in report.measurements)
     grades = Counter(path_class.grade for path_class in (report.verdict.classes if report.verdict else ()))
@@ -118,7 +118,7 @@ def _causes(report: RunReport, short: Shortfalls) -> Iterator[Cause]:
 
     def place(cause: Cause) -> tuple[bool, bool, int, int]:
         # Corrupt data first; then what changed during the run: the other causes may only be its effects.
-        ordered = not (is_corrupt and cause.finding.check == NCCL), cause.finding.check != CHANGED
+        ordered = not (is_corrupt and cause.finding.check == NCCL_CHECK), cause.finding.check != CHANGED
         return *ordered, list(Status).index(cause.status), -len(cause.measurements)
 
     yield from sorted(graded, key=place)
@@ -221,7 +221,7 @@ def _gaps(report: RunReport, causes: Sequence[Cause], short: Shortfalls, *, whol
         yield Gap(kind=GapKind.UNREADABLE, reason=reason, measurements=tuple(numbers), causes=tuple(unread))
     if void := sorted(with_effect(report.doubts, Effect.VOID)):
         first = next(doubt for doubt in report.doubts if doubt.measurement == void[0] and doubt.effect is Effect.VOID)
-        reason = f"{several(len(void), 'measurement')} not believed: {doubt_words(report, first)}"
+        reason = Clauses.explained(f"{several(len(void), 'measurement')} not believed", doubt_words(report, first))
         yield Gap(kind=GapKind.NOT_BELIEVED, reason=reason, measurements=tuple(void))
     changed = [place for place, cause in enumerate(causes) if cause.finding.check == CHANGED]
     if changed:
@@ -229,22 +229,23 @@ def _gaps(report: RunReport, causes: Sequence[Cause], short: Shortfalls, *, whol
         reason = first_causes(report, [causes[place] for place in changed])
         yield Gap(kind=GapKind.CHANGED, reason=reason, measurements=tuple(numbers), causes=tuple(changed))
     if excused := _excused(causes, short):
-        what = f"{several(len(excused), 'measurement')} slow only while others used the GPUs or the host: "
+        what = f"{several(len(excused), 'measurement')} slow only while others used the GPUs or the host"
         gap = _of(GapKind.EXCUSED, report, excused, causes, "")
-        yield replace(gap, reason=Clauses.of(gap.reason).after(what))
+        yield replace(gap, reason=Clauses.explained(what, gap.reason))
     if (whole_node or (verdict is not None and verdict.strict)) and made:
         yield from _without_reference(report)
 
 
 def _nccl_gaps(nccl: NcclRun | None, causes: Sequence[Cause]) -> Iterator[Gap]:
     """Yield the gap if NCCL was to be run and its number is not known. A known error is a failure, not a gap."""
-    own = [place for place, cause in enumerate(causes) if cause.finding.check == NCCL]
+    own = [place for place, cause in enumerate(causes) if cause.finding.check == NCCL_CHECK]
     if nccl is None or any(causes[place].state is State.BAD for place in own):
         return
     if nccl.status is NcclStatus.FAILED:
         yield Gap(kind=GapKind.BROKE, reason=nccl.reason or "", causes=tuple(own))
     elif nccl.status is NcclStatus.WAIVED and not nccl.is_interrupted:
-        yield Gap(kind=GapKind.WAIVED, reason=f"NCCL was not run: {nccl.reason}", causes=tuple(own))
+        reason = Clauses.explained("NCCL was not run", nccl.reason or "")
+        yield Gap(kind=GapKind.WAIVED, reason=reason, causes=tuple(own))
 
 
 def _broke(report: RunReport, lost: Sequence[int], causes: Sequence[Cause]) -> Gap:
@@ -254,7 +255,7 @@ def _broke(report: RunReport, lost: Sequence[int], causes: Sequence[Cause]) -> G
     reasons = [report.measurements[number].reason for number in lost]
     because = cause_words(report, causes[known[0]]) if known else next(filter(None, (*reasons, *report.problems)), "")
     what = f"{len(lost)} of {len(report.measurements)} measurements crashed, timed out or broke" if lost else ""
-    reason = Clauses.of(because).after(f"{what or 'the run broke'}: ")
+    reason = Clauses.explained(what or "the run broke", because)
     return Gap(kind=GapKind.BROKE, reason=reason, measurements=tuple(lost), causes=tuple(known))
 
 
@@ -265,10 +266,13 @@ def _nothing(report: RunReport, causes: Sequence[Cause]) -> Gap:
     reasons = Counter(m.reason for n, m in enumerate(report.measurements) if n not in explained and m.reason)
     if causes:
         rest = (f"{count} more: {reason}" for reason, count in reasons.most_common(1))
-        reason = Clauses.of(f"nothing was measured: {causes[0].title}", *rest)
+        reason = Clauses.explained(_NOTHING, Clauses.of(causes[0].title, *rest))
         return Gap(kind=GapKind.NOT_MEASURED, reason=reason, measurements=numbers, causes=(0,))
     because = next(iter(reasons), "there was nothing to measure")
-    return Gap(kind=GapKind.NOT_MEASURED, reason=f"nothing was measured: {because}", measurements=numbers)
+    return Gap(kind=GapKind.NOT_MEASURED, reason=Clauses.explained(_NOTHING, because), measurements=numbers)
+
+
+_NOTHING = "nothing was measured"
 
 
 def _missed(report: RunReport, causes: Sequence[Cause], *, whole_node: bool) -> list[int]:
@@ -312,7 +316,8 @@ def _of(kind: GapKind, report: RunReport, numbers: Sequence[int], causes: Sequen
     found = [place for place, cause in enumerate(causes) if {*cause.measurements} & {*numbers}]
     reasons = [report.measurements[number].reason for number in numbers]
     words = first_causes(report, [causes[place] for place in found])
-    because = words or f"{what} were not made: {next(filter(None, reasons), 'the reason is not known')}"
+    reason = next(filter(None, reasons), "the reason is not known")
+    because = words or Clauses.explained(f"{what} were not made", reason)
     return Gap(kind=kind, reason=because, measurements=tuple(numbers), causes=tuple(found))
 
 
@@ -334,10 +339,9 @@ def _without_reference(report: RunReport) -> Iterator[Gap]:
     """Yield the gap of the links of GPUs on which the profile judged no measurement."""
     verdict = report.verdict
     if verdict is None or verdict.profile is None:
-        because = f": {verdict.profile_reason}" if verdict is not None and verdict.profile_reason else ""
-        reason = (
-            "measured, but not judged" if verdict is None else f"measured, but there is nothing to judge by{because}"
-        )
+        reason = "measured, but not judged"
+        if verdict is not None:
+            reason = Clauses.explained("measured, but there is nothing to judge by", verdict.profile_reason or "")
         yield Gap(kind=GapKind.NO_REFERENCE, reason=reason)
         return
     judged = {
@@ -352,7 +356,8 @@ def _without_reference(report: RunReport) -> Iterator[Gap]:
     numbers = tuple(n for n in valued if not known.issuperset(_links(report.measurements[n])))
     if unknown:
         names = shortened([" ".join(link[1:]) for link in unknown], _NAMED)
-        reason = f"profile {verdict.profile} has no reference for {several(len(unknown), 'link')} of GPUs: {names}"
+        what = f"profile {verdict.profile} has no reference for {several(len(unknown), 'link')} of GPUs"
+        reason = Clauses.explained(what, names)
         yield Gap(kind=GapKind.NO_REFERENCE, reason=reason, measurements=numbers)
 
 

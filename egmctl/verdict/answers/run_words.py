@@ -16,7 +16,7 @@ from egmctl.model.verdict import BAD_GRADES, Culprit, Grade, RunVerdict
 from egmctl.units import listed, several
 from egmctl.verdict.answers.words import advice, cause_words, first_causes, to_measure
 from egmctl.verdict.explain import Shortfalls
-from egmctl.verdict.nccl import CHECK as NCCL
+from egmctl.verdict.nccl import NCCL_CHECK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Decided:
     def corrupt(self) -> Cause | None:
         """The cause that data arrived corrupt by NCCL; ``None`` if it did not. Links' are in :attr:`broken`."""
         is_corrupt = self.report.nccl is not None and self.report.nccl.status is NcclStatus.CORRUPT
-        return next((cause for cause in self.causes if is_corrupt and cause.finding.check == NCCL), None)
+        return next((cause for cause in self.causes if is_corrupt and cause.finding.check == NCCL_CHECK), None)
 
     @property
     def kernel_tells(self) -> bool:
@@ -64,7 +64,7 @@ class Decided:
         return any(fault.status is not Status.PASS for fault in self.report.logged)
 
 
-def word(run: Decided) -> str:
+def run_word(run: Decided) -> str:
     """Return the word for it: usually that of the state, but what nothing judged does not pass."""
     verdict = run.report.verdict
     if run.state is State.GOOD and (verdict is None or not run.report.measurements):
@@ -91,8 +91,9 @@ def sentence(run: Decided) -> str:
         return Clauses.of(f"{measured}, not judged (--no-verdict)", *not_made)
     grades = Counter(path_class.grade for path_class in verdict.classes)
     if not grades[Grade.PASS] and not grades[Grade.WARN]:
-        why = f"{measured} and nothing to judge them by: {_why_no_reference(verdict)}"
-        return Clauses.of(why, *not_made, *_warned(run, verdict))
+        them = "it" if run.measured == 1 else "them"
+        unjudged = Clauses.explained(f"{measured} and nothing to judge {them} by", _why_no_reference(verdict))
+        return Clauses.of(unjudged, *not_made, *_warned(run, verdict))
     if grades[Grade.WARN]:
         return Clauses.of(_slow(run, verdict), *not_made)
     unknown = f", {grades[Grade.NO_REFERENCE]} without a reference" if grades[Grade.NO_REFERENCE] else ""
@@ -130,7 +131,7 @@ def nccl_notes(nccl: NcclRun | None) -> Iterator[str]:
         return
     shares = [f"{each.name} {each.bus_gb_s:.1f} GB/s{_share(each.share)}" for each in nccl.results]
     beside = " of the slowest link direction measured in this run" if nccl.slowest is not None else ""
-    yield f"NCCL's bus bandwidth: {', '.join(shares)}{beside}"
+    yield Clauses.explained("NCCL's bus bandwidth", f"{', '.join(shares)}{beside}")
 
 
 def _share(share: float | None) -> str:
@@ -166,7 +167,8 @@ def _fault(run: Decided) -> str:
         # Slow and failed paths come after it, as after corrupt data of a link.
         return cause_words(run.report, run.corrupt)
     if broken:
-        return f"{len(broken)} of {len(run.report.measurements)} measurements failed: {broken[0].reason}"
+        what = f"{len(broken)} of {len(run.report.measurements)} measurements failed"
+        return Clauses.explained(what, broken[0].reason or "")
     verdict = run.report.verdict
     # What the user named comes first.
     proven = sorted((cause for cause in run.causes if cause.state is State.BAD), key=lambda cause: not cause.asked)

@@ -13,7 +13,7 @@ from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.runner import CHECKS
 from egmctl.driver.reading import Unreadable
 from egmctl.facts.confinement import confinement
-from egmctl.facts.inside import memory_limit, pids_left
+from egmctl.facts.inside import cgroup_memory_limit, pids_left
 from egmctl.facts.root import Root
 from egmctl.model.finding import Status
 from egmctl.model.host import Confinement, LibraryFailure
@@ -273,10 +273,10 @@ def test_the_memory_limit_is_the_least_of_the_cgroups(tmp_path: Path, files: dic
     tree.folder("/sys/fs/cgroup/job/step")
     for name, text in files.items():
         tree.write(f"/sys/fs/cgroup/{name}", text)
-    assert memory_limit(Root(str(tmp_path)), "/proc/self") == limit
+    assert cgroup_memory_limit(Root(str(tmp_path)), "/proc/self") == limit
 
 
-@pytest.mark.parametrize(("name", "read"), [("memory.max", memory_limit), ("pids.max", pids_left)])
+@pytest.mark.parametrize(("name", "read"), [("memory.max", cgroup_memory_limit), ("pids.max", pids_left)])
 def test_a_limit_that_cannot_be_read_is_not_unlimited(
     tmp_path: Path, name: str, read: Callable[[Root, str], int]
 ) -> None:

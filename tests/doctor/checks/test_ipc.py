@@ -9,7 +9,7 @@ import pytest
 
 from egmctl.driver.reading import Unreadable
 from egmctl.facts import cuda_processes as maps
-from egmctl.facts.cuda_processes import answer_of, cuda_processes, groups_of
+from egmctl.facts.cuda_processes import cuda_processes, groups_of, process_answer
 from egmctl.facts.root import Root
 from egmctl.model.finding import Finding, Status
 from egmctl.model.host import CudaProcesses
@@ -106,7 +106,7 @@ def test_the_libraries_of_processes_are_read_from_their_maps(tmp_path: Path) -> 
         p104=(1001, (host,)),
         p105=(1001, ("/usr/lib/libnvidia-ml.so.580.126.16",)),
     )
-    first, second, third = groups_of([answer_of(root, pid) for pid in range(101, 107)])
+    first, second, third = groups_of([process_answer(root, pid) for pid in range(101, 107)])
     assert (first.user, first.processes, first.libcuda_version, first.runtime_version) == (
         0,
         2,
@@ -115,7 +115,7 @@ def test_the_libraries_of_processes_are_read_from_their_maps(tmp_path: Path) -> 
     )
     assert (second.user, second.libcuda_version, second.libcuda_compat) == (0, "570.86.15", True)
     assert (third.user, third.processes, third.unread["runtime_version"].reason) == (1, 1, Reason.NOT_PRESENT)
-    asked, *_ = groups_of([answer_of(root, pid) for pid in (102, 101)], 102)
+    asked, *_ = groups_of([process_answer(root, pid) for pid in (102, 101)], 102)
     assert (asked.asked, asked.processes) == (True, 1)
 
 
@@ -124,7 +124,7 @@ def test_processes_of_one_user_in_two_ipc_namespaces_are_not_compared(tmp_path: 
     for pid in (101, 102):
         (tmp_path / f"proc/{pid}/ns").mkdir()
         (tmp_path / f"proc/{pid}/ns/ipc").symlink_to(f"ipc:[402653{pid}]")
-    groups = groups_of([answer_of(root, pid) for pid in (101, 102)])
+    groups = groups_of([process_answer(root, pid) for pid in (101, 102)])
     assert [group.user for group in groups] == [0, 1]
     assert judged(*groups).status is Status.SKIP
 

@@ -21,7 +21,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
 from egmctl.model.route import MemoryKind
 from egmctl.model.task import Endpoint
-from egmctl.topology.memory_limit import own_memory
+from egmctl.topology.memory_limit import gpu_memory_bytes
 from egmctl.units import GIB
 from tests.answers import diagnose
 from tests.doctor.faults import Fault
@@ -98,10 +98,10 @@ def test_a_limit_that_the_bindings_cannot_ask_for_is_not_excluded(reason: Reason
 def test_a_reported_total_under_a_limit_is_not_the_gpus() -> None:
     machine = limited((POD, 8 * GIB, 0))
     gpu = (machine.gpus or ())[1]
-    assert own_memory(machine, gpu) is None
-    assert own_memory(limited((POD, 8 * GIB, 0), capacity=140 * GIB), gpu) == 140 * GIB
+    assert gpu_memory_bytes(machine, gpu) is None
+    assert gpu_memory_bytes(limited((POD, 8 * GIB, 0), capacity=140 * GIB), gpu) == 140 * GIB
     by_this_driver = limited((POD, 8 * GIB, 0), total=140 * GIB)
-    assert own_memory(by_this_driver, (by_this_driver.gpus or ())[1]) == 140 * GIB
+    assert gpu_memory_bytes(by_this_driver, (by_this_driver.gpus or ())[1]) == 140 * GIB
     diagnosis = diagnose(machine, EVERYTHING, CHECKS)
     assert [f.check for f in diagnosis.findings if f.status in (Status.FAIL, Status.WARN)] == []
     # Without a limit, a GPU with less memory than its siblings differs.
