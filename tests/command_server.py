@@ -267,12 +267,14 @@ def _warm_up() -> None:
     from egmctl.driver.signatures import signatures
     from egmctl.facts import replay
     from egmctl.facts.redact import redact
+    from egmctl.verdict import profiles
 
     machine = replay.load("gb200-tray")
     diagnose(redact(machine), EVERYTHING, CHECKS)
     replay.text(machine)
     messages()
     signatures()
+    profiles.load_all(lambda _: None)
     run = str(ROOT / "tests" / "data" / "runs" / "standard-2xh200.json.gz")
     _rehearse("doctor", "--machine", "gb200-tray")
     _rehearse("bench", "--machine", "gb200-tray", "--dry-run")
