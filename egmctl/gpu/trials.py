@@ -253,7 +253,7 @@ def _pattern(seed: int) -> NDArray[np.uint64]:
     The driver gets copies alone, so that whatever it does to them, the data are compared with the pattern.
     """
     words = pattern_words(seed, 0, SIZE_BYTES // WORD_BYTES)
-    words.flags.writeable = False
+    words.setflags(write=False)
     return words
 
 
