@@ -1,4 +1,4 @@
-"""Reads JSON objects from untrusted files. An error is one sentence with the file and the problem."""
+"""Reads JSON objects from untrusted files, and writes JSON. An error is one sentence with the file and the problem."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import json
 import re
 import zlib
 from collections.abc import Sequence
+from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -58,6 +59,32 @@ def read_content(path: Path, source: str) -> bytes:
             return file.read(FILE_LIMIT + 1)
     except (OSError, EOFError, zlib.error) as error:
         refuse(source, f"is packed by gzip and cannot be unpacked: {error}")
+
+
+encode = json.JSONEncoder(allow_nan=False).encode
+"""Return a JSON value as text in one line; NaN and infinity, which JSON cannot represent, are a ValueError."""
+
+
+def indented(value: Any, step: str, margin: str = "\n") -> str:
+    """Return what ``json.dumps(value, indent=step)`` returns, in half the time: with an indent, it is not written in C.
+
+    Keys of objects must be strings, as those of :func:`egmctl.model.codec.to_json` are; another key is a TypeError.
+
+    Parameters
+    ----------
+    margin
+        The line feed and the indent of the line on which the value ends.
+    """
+    kind = type(value)
+    if kind is str:
+        return encode_basestring_ascii(value)
+    if not value or kind not in (dict, list, tuple):
+        return encode(value)
+    inner = margin + step
+    if kind is not dict:
+        return f"[{inner}{f',{inner}'.join([indented(item, step, inner) for item in value])}{margin}]"
+    items = [f"{encode_basestring_ascii(key)}: {indented(item, step, inner)}" for key, item in value.items()]
+    return f"{{{inner}{f',{inner}'.join(items)}{margin}}}"
 
 
 def packed(text: str) -> str:

@@ -266,13 +266,18 @@ def _warm_up() -> None:
     from egmctl.driver.messages import messages
     from egmctl.driver.signatures import signatures
     from egmctl.facts import replay
+    from egmctl.facts.collect import collect
     from egmctl.facts.redact import redact
+    from egmctl.verdict import profiles
 
     machine = replay.load_machine("gb200-tray")
     diagnose(redact(machine), EVERYTHING, CHECKS)
     replay.machine_text(machine)
     messages()
     signatures()
+    profiles.all_profiles(lambda _: None)
+    # Sections that no child is asked for: their patterns are compiled.
+    collect(("host", "switches", "nics", "process", "confinement", "system"))
     run = str(ROOT / "tests" / "data" / "runs" / "standard-2xh200.json.gz")
     _rehearse("doctor", "--machine", "gb200-tray")
     _rehearse("bench", "--machine", "gb200-tray", "--dry-run")

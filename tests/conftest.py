@@ -24,6 +24,10 @@ from tests.command_server import SERVER, fits
 
 pytest_plugins = ["tests.tiers", "tests.fake.plugin"]
 
+# Images of containers set it. Without bytecode, each of a thousand processes would compile egmctl again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 ROOT = Path(__file__).resolve().parent.parent
 LITTLE = str(ROOT / "tests" / "little.py")
 """egmctl whose bench moves few bytes, as a program."""

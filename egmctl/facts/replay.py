@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from egmctl import __version__, data
-from egmctl.documents import check_schema, parse_object, read_content, refuse, short, stem
+from egmctl.documents import check_schema, indented, parse_object, read_content, refuse, short, stem
 from egmctl.errors import UsageError
 from egmctl.facts.cuda import ATTRIBUTES, P2P_ATTRIBUTES
 from egmctl.model.codec import DecodeError, Readers, from_json, to_json
@@ -32,7 +31,7 @@ def document(machine: Machine) -> dict[str, Any]:
 
 def machine_text(machine: Machine) -> str:
     """Return a machine's document as ASCII text, so that the machine's strings cannot affect a terminal."""
-    return json.dumps(document(machine), indent=1, allow_nan=False) + "\n"
+    return indented(document(machine), " ") + "\n"
 
 
 R = TypeVar("R", GpuCuda, GpuPair)

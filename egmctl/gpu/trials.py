@@ -9,6 +9,7 @@ import ctypes
 import errno
 import os
 from contextlib import closing
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from egmctl.driver import breadcrumb
@@ -218,7 +219,7 @@ def _function(name: str) -> Any:
 
 
 def _from_host(context: Context, memory: MappedMemory, seed: int) -> None:
-    words = _pattern(seed)
+    words = _pattern(seed).copy()
     context.make_current()
     call("cuMemcpyHtoD", memory.address, words.ctypes.data, SIZE_BYTES)
 
@@ -245,8 +246,15 @@ def _poison(context: Context, memory: MappedMemory) -> None:
     call("cuCtxSynchronize")
 
 
+@lru_cache(maxsize=2)
 def _pattern(seed: int) -> NDArray[np.uint64]:
-    return pattern_words(seed, 0, SIZE_BYTES // WORD_BYTES)
+    """Return what a seed fills a buffer with: copied to be sent, then compared with what has come back.
+
+    The driver gets copies alone, so that whatever it does to them, the data are compared with the pattern.
+    """
+    words = pattern_words(seed, 0, SIZE_BYTES // WORD_BYTES)
+    words.setflags(write=False)
+    return words
 
 
 def _compare(words: NDArray[np.uint64], seed: int, what: str) -> None:

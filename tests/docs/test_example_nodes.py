@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ import yaml
 from egmctl.doctor.situation import in_domain
 from egmctl.facts import replay
 from egmctl.model.machine import OriginKind
+from tests.command_server import SERVER
 from tests.conftest import ROOT
 from tests.docs.examples import SICK
 from tests.doctor.machines import shipped
@@ -91,14 +91,14 @@ def test_no_example_finds_a_fault_on_a_healthy_machine(name: str, machine: str, 
 def hooked(name: str, machine: str, place: Path) -> tuple[int, str, str]:
     """Run a prolog or an epilog on a machine; return its exit code, doctor's answer and the reason of the drain."""
     egmctl, scontrol = place / "egmctl", place / "scontrol"
-    egmctl.write_text(f'#!/bin/sh\nexec {sys.executable} -m egmctl "$@" --machine {machine}\n')
+    egmctl.write_text(f'#!/bin/sh\nexec {shlex.join(SERVER.stand_in())} "$@" --machine {machine}\n')
     scontrol.write_text(f'#!/bin/sh\necho "$@" >{place}/drained\n')
     for program in (egmctl, scontrol):
         program.chmod(0o755)
     script = (EXAMPLES / name).read_text()
     for path, stand_in in (("/opt/egmctl/bin/egmctl", egmctl), ("/usr/bin/scontrol", scontrol), ("/var/log", place)):
         script = script.replace(path, str(stand_in))
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "SLURMD_NODENAME": "node1"}
+    environment = {"PATH": os.environ["PATH"], "SLURMD_NODENAME": "node1"}
     done = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, check=False)
     (log,) = place.glob("*.log")
     drained = place / "drained"

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.command_server import SERVER
 from tests.conftest import ROOT
 
 PLUGINS = ROOT / "docs" / "examples" / "gpud" / "plugins.yaml"
@@ -116,6 +117,6 @@ def test_a_doctor_that_is_missing_or_dies_is_no_fault_of_the_node(tmp_path: Path
 @pytest.mark.long
 @pytest.mark.processes
 def test_the_real_doctor_writes_what_the_paths_find(tmp_path: Path, machine: str, ends: int) -> None:
-    ended, extra = run(tmp_path, f'PYTHONPATH={ROOT} exec {sys.executable} -m egmctl "$@" --machine {machine}')
+    ended, extra = run(tmp_path, f'exec {shlex.join(SERVER.stand_in())} "$@" --machine {machine}')
     assert (ended, extra["state"] == "bad") == (ends, bool(ends))
     assert extra.keys() == {"state", "answer", "summary"}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ import pytest
 import yaml
 
 from egmctl.doctor.runner import CHECKS
+from tests.command_server import SERVER
 from tests.conftest import ROOT
 from tests.docs.examples import SICK
 
@@ -139,7 +141,7 @@ def answered(state: str, code: int, *failures: str, usable: str = "pass", kind: 
 
 def real(machine: str) -> str:
     """Return a script that asks the real doctor about a shipped machine."""
-    return f'PYTHONPATH={ROOT} exec {sys.executable} -m egmctl "$@" --machine {machine}'
+    return f'exec {shlex.join(SERVER.stand_in())} "$@" --machine {machine}'
 
 
 def check(place: Path, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -243,9 +245,7 @@ WRONG = [
 def test_a_wrong_configuration_ends_with_2_and_sends_nothing(
     tmp_path: Path, connector: Connector, environment: dict[str, str]
 ) -> None:
-    done = check(
-        tmp_path, f'PYTHONPATH={ROOT} exec {sys.executable} -m egmctl "$@" --machine gb200-tray', **environment
-    )
+    done = check(tmp_path, f'exec {shlex.join(SERVER.stand_in())} "$@" --machine gb200-tray', **environment)
     assert (done.returncode, done.stdout, connector.requests) == (2, "", [])
     assert done.stderr.splitlines()[-1].startswith("preflight-egmctl: ")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import os
 import platform
@@ -124,6 +125,7 @@ def compile_library(name: str, place: Path, *options: str, compiler: str = "cc")
         raise RuntimeError(f"cc failed on the fake driver's {name}:\n{done.stderr}")
 
 
+@functools.cache
 def _identity() -> str:
     content = hashlib.sha256(f"{platform.machine()} {_OPTIONS} {_LIBRARIES} {_OF_LIBRARY}".encode())
     for path in sorted(SOURCES.glob("*.[ch]")):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
-from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from egmctl import __version__
+from egmctl.documents import encode, indented
 from egmctl.errors import EgmctlError, NothingToDo
 from egmctl.facts.redact import redact
 from egmctl.model.answer import Answer
@@ -68,33 +67,8 @@ def dump(document: dict[str, Any], indent: int | None = 2) -> str:
     ValueError
         The document contains NaN or infinity, which JSON cannot represent.
     """
-    text = _encode(document) if indent is None else _indented(document, indent * " ", "\n")
+    text = encode(document) if indent is None else indented(document, indent * " ")
     return text + "\n"
-
-
-_encode = json.JSONEncoder(allow_nan=False).encode
-
-
-def _indented(value: Any, step: str, margin: str) -> str:
-    """Return what ``json.dumps(value, indent=step)`` returns, in half the time: with an indent, it is not written in C.
-
-    Keys of objects must be strings, as those of :func:`egmctl.model.codec.to_json` are; another key is a TypeError.
-
-    Parameters
-    ----------
-    margin
-        The line feed and the indent of the line on which the value ends.
-    """
-    kind = type(value)
-    if kind is str:
-        return encode_basestring_ascii(value)
-    if not value or kind not in (dict, list, tuple):
-        return _encode(value)
-    inner = margin + step
-    if kind is not dict:
-        return f"[{inner}{f',{inner}'.join([_indented(item, step, inner) for item in value])}{margin}]"
-    items = [f"{encode_basestring_ascii(key)}: {_indented(item, step, inner)}" for key, item in value.items()]
-    return f"{{{inner}{f',{inner}'.join(items)}{margin}}}"
 
 
 def result_json(result: Any, indent: int | None = 2) -> str:
