@@ -146,10 +146,12 @@ def _of_xid(failure: Failure) -> Explanation:
     remedy = catalogue().remedies[xid.action]
     cause = KnownCause(f"{xid.name} ({xid.blame.value})", remedy, state=CauseState.STATED)
     severities = {Status.FAIL: Severity.HARDWARE, Status.WARN: Severity.SYSTEM}
+    # A fatal event of a link may come from the GPU at its other end, whose own Xid says more.
+    status = Status.WARN if failure.fatal else xid.status
     return Explanation(
         failure=failure,
         name=f"Xid {failure.number}",
-        severity=Severity.CONTEXT if xid.action is Action.BEFORE else severities.get(xid.status, Severity.FAULT),
+        severity=Severity.CONTEXT if xid.action is Action.BEFORE else severities.get(status, Severity.FAULT),
         causes=(cause,),
         sources=(XID_SOURCE,),
     )

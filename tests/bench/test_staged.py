@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from egmctl.bench.cases.bandwidth import P2P_CASES as CASES
+from egmctl.bench.cases.bandwidth import P2P_CASES
 from egmctl.bench.path_class import class_of
 from egmctl.bench.plan import Plan
 from egmctl.model.machine import Machine
@@ -55,7 +55,7 @@ class TestPlan:
         assert {len(step.tasks) for step in made.steps} == {1}
 
     def test_without_peer_access_copy_engines_are_measured_so_with_the_reason_and_kernels_are_waived(self) -> None:
-        plan = planned(without_access(DGX), *(case.name for case in CASES if "local" not in case.name))
+        plan = planned(without_access(DGX), *(case.name for case in P2P_CASES if "local" not in case.name))
         for task in plan.tasks:
             # One flow at a time: see bench/cases/p2p.py.
             by_copy_engine = task.engine is Engine.COPY_ENGINE and task.pattern is Pattern.PAIR

@@ -91,7 +91,7 @@ FILE = re.compile(r"(?<!\w)[a-z0-9_]+\.(?:py|toml|sh|S)\b")
 @functools.cache
 def names_in_code() -> frozenset[str]:
     """Return the names of all files of sources, tests, tools and examples, and all words in them."""
-    folders = ("egmctl", "tests", "tools", "benchmarks", "docs/examples")
+    folders = ("egmctl", "profiles", "tests", "tools", "benchmarks", "docs/examples")
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*.*")]
     texts = (path.read_text() for path in paths if path.suffix in (".py", ".toml", ".sh", ".c", ".h", ".S"))
     words = (re.findall(r"\w+", text) for text in (*texts, *(path.stem for path in paths)))

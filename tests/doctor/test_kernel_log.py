@@ -80,7 +80,7 @@ def test_nvlink_5_says_itself_how_grave_it_is(word: str, status: Status) -> None
     finding = run_one("kernel.xid", node(xid(149, f"NETIR_LINK_DOWN {word} XC0 i0 Link 4 (0x0 0x0)")))
     assert finding.status is status
     assert finding.remedy is not None
-    assert ("--gpu-reset" in (finding.remedy.run or "")) is (word == "Fatal")
+    assert (Need.GPU_RESET in finding.remedy.needs) is (word == "Fatal")
 
 
 def test_two_kinds_are_two_findings() -> None:

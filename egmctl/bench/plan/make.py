@@ -207,13 +207,10 @@ def _not_native(tasks: PlannedTasks, gpus: Sequence[Gpu]) -> Iterator[str]:
     }
     if not adding:
         return
-    initiators = {
-        flow.initiator
-        for kind, flows in zip(tasks.kinds, tasks.flows, strict=True)
-        if id(kind) in adding
-        for flow in flows
-        if flow.route.memory is not None
-    }
+    initiators = set[str | None]()
+    for kind, flows in zip(tasks.kinds, tasks.flows, strict=True):
+        if id(kind) in adding:
+            initiators.update(flow.initiator for flow in flows if flow.route.memory is not None)
     labels = [
         f"GPU{gpu.index}"
         for gpu in gpus
