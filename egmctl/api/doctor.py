@@ -13,6 +13,7 @@ from egmctl.dataclass import dataclass
 from egmctl.doctor.assumed import completed
 from egmctl.doctor.check import Check, Scope, expectation
 from egmctl.doctor.checks.active import kinds_of
+from egmctl.doctor.expected import unjudged
 from egmctl.doctor.explain import diagnosis_of, explain_failures, failures_of
 from egmctl.doctor.prober import Prober
 from egmctl.doctor.probes import OnProbe, probed, started
@@ -51,7 +52,18 @@ class Doctor(DoctorOptions):
     @cached_property
     def checks(self) -> tuple[Check, ...]:
         """The selected checks, in the order in which they run."""
-        return select(self._scope.purposes, self.check, self.skip)
+        return self._judging(select(self._scope.purposes, self.check, self.skip))
+
+    def _judging(self, selected: tuple[Check, ...]) -> tuple[Check, ...]:
+        """Return the selected checks; refuse them if none judges a word of ``--expect``."""
+        left_out = unjudged(self._scope.expectation, [check.id for check in selected])
+        if left_out is not None:
+            word, judges = left_out
+            raise UsageError(
+                f"--expect {word}: no selected check judges it ({', '.join(judges)}): select one with --for or "
+                "--check, or leave out --for, --check and --skip"
+            )
+        return selected
 
     @cached_property
     def _scope(self) -> Scope:
@@ -131,7 +143,7 @@ class NodeDoctor(Doctor):
     @cached_property
     def checks(self) -> tuple[Check, ...]:
         """All checks, in the order in which they run."""
-        return select(None, self.check, self.skip)
+        return self._judging(select(None, self.check, self.skip))
 
     def scope(self, machine: Machine) -> Scope:
         """Return the scope as :meth:`Doctor.scope`, of the whole node."""

@@ -254,8 +254,11 @@ def asks_to_recover(finding: Finding) -> bool:
 
 
 def needs_recovery(node: RunNode, cause: Finding, effect: Finding) -> bool:
-    """Return whether the driver requests a recovery after an Xid that needs a reset or a reboot, or is of a link."""
-    grave = (Action.RESET, Action.REBOOT, Action.LINKS, Action.LINKS_NOT_FATAL)
+    """Return whether the driver requests a recovery after an Xid that needs a reset, a reboot or a repair of links.
+
+    An event of a link that is not fatal needs none of them: the request, which knows more, stands by itself.
+    """
+    grave = (Action.RESET, Action.REBOOT, Action.LINKS)
     serious = any(meaning(event).action in grave for event in xids_of(node.machine, cause))
     return asks_to_recover(effect) and same_gpus(node, cause, effect) and serious
 
@@ -267,14 +270,17 @@ def announces_recovery(node: RunNode, cause: Finding, effect: Finding) -> bool:
 
 
 def precedes_recovery(node: RunNode, cause: Finding, effect: Finding) -> bool:
-    """Return whether the effect is Xid 154, and the cause is the GPU's last Xid before it that needs an operator."""
+    """Return whether the effect is Xid 154, and the cause is the GPU's last Xid before it that needs an operator.
+
+    An event of a link that is not fatal is no such cause: its remedy is less than what Xid 154 requests.
+    """
     announced = {(event.number, event.bus_id) for event in xids_of(node.machine, effect)}
     reasons = {(event.number, event.bus_id) for event in xids_of(node.machine, cause)}
     if any(number != RECOVERY_CHANGED for number, _ in announced):
         return False
     last_xid: dict[str | None, int | None] = {}
     for event in _serious_xids(node.machine):
-        if event.number != RECOVERY_CHANGED:
+        if event.number != RECOVERY_CHANGED and meaning(event).action is not Action.LINKS_NOT_FATAL:
             last_xid[event.bus_id] = event.number
         elif (event.number, event.bus_id) in announced and (last_xid.get(event.bus_id), event.bus_id) in reasons:
             return True

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from egmctl.doctor.check import Scope
+from egmctl.doctor.check import Expectation, Scope
 from egmctl.doctor.situation import in_domain, may_have_egm
 from egmctl.model.finding import Finding, Guard, Status
 from egmctl.model.host import Host
 from egmctl.model.machine import Machine
+
+DECIDING = {
+    Guard.EGM: ("egm.platform", "egm.capability"),
+    Guard.FABRIC: ("fabric.domain",),
+    Guard.P2P: ("p2p.status",),
+    Guard.RDMA: ("rdma.ports",),
+}
+"""The checks without which it is not known whether a node has what a purpose is about."""
+_NICS, _NUMA = "rdma.ports", "numa.memory"
+"""The checks that judge the expected number of NICs and of NUMA nodes."""
 
 
 def wants_egm(scope: Scope) -> bool:
@@ -33,11 +43,12 @@ def undecided(machine: Machine, scope: Scope, findings: Iterable[Finding]) -> tu
     What a node has to serve, as in a bring-up with ``--for``, is expected of it too.
     """
     uncounted = set(_uncounted(machine, scope))
-    deciding: set[str] = set()
-    if wants_egm(scope) or _has_to_serve(scope, Guard.EGM):
-        deciding.update(_OF_EGM)
-    if wants_domain(scope) or _has_to_serve(scope, Guard.FABRIC):
-        deciding.update(_OF_DOMAIN)
+    purposes = set(scope.purposes or ()) if scope.whole_node else set[Guard]()
+    if wants_egm(scope):
+        purposes.add(Guard.EGM)
+    if wants_domain(scope):
+        purposes.add(Guard.FABRIC)
+    deciding = {check for purpose in purposes for check in DECIDING.get(purpose, ())}
     unread = (
         finding.check
         for finding in findings
@@ -47,20 +58,33 @@ def undecided(machine: Machine, scope: Scope, findings: Iterable[Finding]) -> tu
     return tuple(dict.fromkeys(unread))
 
 
-_OF_EGM, _OF_DOMAIN = ("egm.platform", "egm.capability"), ("fabric.domain",)
+def must_be_known(scope: Scope, check: str) -> bool:
+    """Return whether a check decides a purpose that was named: that its section was not recorded is no excuse."""
+    return any(check in DECIDING.get(purpose, ()) for purpose in scope.purposes or ())
 
 
-def _has_to_serve(scope: Scope, purpose: Guard) -> bool:
-    return scope.whole_node and purpose in (scope.purposes or ())
+def unjudged(expected: Expectation | None, checks: Iterable[str]) -> tuple[str, tuple[str, ...]] | None:
+    """Return the first word of ``--expect`` that none of the selected checks judges, and the checks that do."""
+    if expected is None or expected.reference is not None:
+        return None
+    selected = set(checks)
+    stated = {
+        "egm": (expected.egm, DECIDING[Guard.EGM]),
+        "domain": (expected.domain, DECIDING[Guard.FABRIC]),
+        "nics": (expected.nics is not None, (_NICS,)),
+        "numa": (expected.numa_nodes is not None, (_NUMA,)),
+    }
+    left_out = ((word, judges) for word, (is_stated, judges) in stated.items() if is_stated)
+    return next(((word, judges) for word, judges in left_out if not selected.intersection(judges)), None)
 
 
 def _uncounted(machine: Machine, scope: Scope) -> Iterator[str]:
     """Yield the checks of expected counts whose things were not read, or not recorded."""
     expected = scope.expectation
     if expected is not None and expected.nics is not None and machine.nics is None:
-        yield "rdma.ports"
+        yield _NICS
     if expected is not None and expected.numa_nodes is not None and (machine.host or Host()).numa_nodes is None:
-        yield "numa.memory"
+        yield _NUMA
 
 
 def _of_all_nodes(finding: Finding) -> bool:

@@ -65,7 +65,7 @@ def explain_failures(log: ErrorLog, diagnosis: Diagnosis | None) -> Explanations
     explanations = list(_with_consequences([_explained(failure, judge) for failure in log.failures]))
     return Explanations(
         checked=None if judge is None else judge.machine.origin,
-        explanations=tuple(sorted(explanations, key=lambda each: each.severity.rank)),
+        explanations=tuple(sorted(explanations, key=_place)),
         lines=log.lines,
         left_out=log.left_out,
         interrupted=log.interrupted,
@@ -139,6 +139,11 @@ def _by_function(failure: Failure) -> Iterator[KnownCause]:
     same = [entry for entry in entries if (entry.library, entry.number) == (failure.library, failure.number)]
     for cause, calls in grouped((cause, entry.call) for entry in same if entry.call for cause in entry.causes).items():
         yield replace(cause, calls=tuple(call for call in calls if call))
+
+
+def _place(explanation: Explanation) -> tuple[int, bool]:
+    """Return the place in the order: the gravest first; of equal ones what is not fatal last, after its Xid 154."""
+    return explanation.severity.rank, explanation.failure.fatal is False
 
 
 def _of_xid(failure: Failure) -> Explanation:

@@ -16,7 +16,7 @@ from egmctl.doctor import checks
 from egmctl.doctor.assumed import with_assumed
 from egmctl.doctor.causes import explained
 from egmctl.doctor.check import Check, Scope
-from egmctl.doctor.expected import undecided
+from egmctl.doctor.expected import must_be_known, undecided
 from egmctl.doctor.findings import skipped, unknown
 from egmctl.doctor.isolation_findings import ISOLATION_CHECKS
 from egmctl.doctor.purposes import for_purposes
@@ -242,7 +242,7 @@ def findings_of(check: Check, machine: Machine, scope: Scope) -> tuple[Finding, 
 def _findings(check: Check, machine: Machine, scope: Scope) -> Iterable[Finding]:
     for section in check.sections:
         if getattr(machine, section) is None:
-            return (_without(machine, section),)
+            return (_without(machine, section, is_needed=must_be_known(scope, check.id)),)
     try:
         return tuple(check.judge(machine, scope)) or (unknown("the check reported nothing"),)
     except Exception as error:
@@ -258,10 +258,12 @@ def _without_secrets(machine: Machine) -> Machine:
     return replace(machine, process=replace(machine.process, environment=environment))
 
 
-def _without(machine: Machine, section: str) -> Finding:
+def _without(machine: Machine, section: str, *, is_needed: bool) -> Finding:
     status = machine.sections.get(section)
     if status is None:
         return unknown(f"this machine was recorded without the section {section}")
     if status.unread is not None and status.unread.reason is not Reason.NOT_ASKED:
         return unknown(f"the section {section} could not be read ({status.unread.reason.value})")
+    if is_needed:
+        return unknown(f"the section {section} was not recorded")
     return skipped(f"the section {section} was not requested")

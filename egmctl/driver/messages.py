@@ -192,7 +192,9 @@ def _folded(text: str) -> str:
 def _regex(line: str) -> str:
     """Return the pattern of a line: ``<>`` is any text, and a quotation mark any of those that logs and JSON use."""
     parts = (_QUOTE.sub(lambda _: _QUOTES, re.escape(_folded(part))) for part in line.split("<>"))
-    return f".{{0,{GAP}}}?".join(parts)
+    pattern = f".{{0,{GAP}}}?".join(parts)
+    # A number at the end is that number, not the beginning of a longer one.
+    return rf"{pattern}(?!\d)" if line[-1].isdecimal() else pattern
 
 
 _QUOTE = re.compile("[\"'`]")

@@ -299,7 +299,8 @@ class _Reader:
         pasted = self.short.decode("utf-8", "replace")
         text = " ".join(pasted.split())
         found = None
-        text, message = _gravest([*_unwrapped(pasted), text]) or (text, None)
+        # What a terminal broke comes first: in the joined text, parts of lines about different things may meet.
+        text, message = _gravest(_unwrapped(pasted)) or _gravest([text]) or (text, None)
         if message is not None:
             found = Failure(library=Library.MESSAGE, number=None, message=message.id)
         elif (words := _unmistakable().search(text)) is not None:

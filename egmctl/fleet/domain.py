@@ -207,7 +207,7 @@ def _slow_paths(run: RunReport) -> Iterator[tuple[Grade, float, int, Collection[
         worst = min(entry.judgements, key=lambda judgement: list(Grade).index(judgement.grade))
         share = worst.speed_share(run.measurements[entry.measurement].quantity)
         if worst.grade in BAD_GRADES:
-            bad.append((entry.measurement, worst.grade, 1.0 if share is None else share, worst.reason))
+            bad.append((entry.measurement, worst.grade, 1.0 if share is None else min(share, 1.0), worst.reason))
     for number, grade, share, reason in bad:
         yield grade, share, number, gpus(number), reason
 

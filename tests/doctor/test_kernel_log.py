@@ -83,6 +83,16 @@ def test_nvlink_5_says_itself_how_grave_it_is(word: str, status: Status) -> None
     assert (Need.GPU_RESET in finding.remedy.needs) is (word == "Fatal")
 
 
+@pytest.mark.parametrize("word", ["Fatal", "Nonfatal"])
+def test_a_request_of_the_driver_is_not_hidden_behind_an_event_that_needs_less(word: str) -> None:
+    link = xid(149, f"NETIR_LINK_DOWN {word} XC0 i0 Link 4 (0x0 0x0)", "0000:00:06")
+    request = xid(154, "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)", "0000:00:06")
+    machine = patched(node(link, request), "gpus[0].nvml", recovery_action="gpu-reset")
+    findings_of_node = diagnose(machine, EVERYTHING, CHECKS).findings
+    roots = {each.check for each in findings_of_node if each.status is Status.FAIL and not each.explained_by}
+    assert ("gpu.health" in roots) is (word == "Nonfatal")
+
+
 def test_two_kinds_are_two_findings() -> None:
     assert [s for s, _, _ in findings(xid(48, "DBE"), xid(74, "NVLink"))] == [Status.FAIL, Status.FAIL]
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
@@ -16,7 +19,7 @@ from egmctl.errors import UsageError
 from egmctl.model.answer import State
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Finding, Guard, Status
-from egmctl.model.machine import Machine
+from egmctl.model.machine import Machine, SectionStatus
 from egmctl.model.record import Reason, Unread
 from egmctl.verdict.answers import answered
 from tests.doctor.builders import check, diagnosis
@@ -131,6 +134,38 @@ def test_a_purpose_is_judged_by_its_own_checks() -> None:
     fine = check("b.two", passed("fine"), guards=(Guard.P2P,))
     answer = answered(diagnosis(broken, fine, scope=asked(Guard.EGM, Guard.P2P))).answer
     assert {each.purpose: each.state for each in answer.purposes} == {Guard.EGM: State.BAD, Guard.P2P: State.GOOD}
+
+
+UNREAD = SectionStatus(version=1, unread=Unread(reason=Reason.FAILED))
+NOT_RECORDED = SectionStatus(version=1, unread=Unread(reason=Reason.NOT_ASKED))
+
+
+@pytest.mark.parametrize("status", [UNREAD, NOT_RECORDED], ids=["unread", "not recorded"])
+@pytest.mark.parametrize(("purpose", "section"), [("p2p", "pairs"), ("rdma", "nics")])
+def test_a_purpose_whose_own_section_is_missing_is_not_determined(
+    purpose: str, section: str, status: SectionStatus
+) -> None:
+    machine = replace(HGX, sections={**HGX.sections, section: status})
+    machine = replace(machine, pairs=None) if section == "pairs" else replace(machine, nics=None)
+    answer = told(machine, purpose).answer
+    assert (answer.state, answer.exit_code) == (State.INCOMPLETE, 3), answer.sentence
+    node = NodeDoctor(purposes=purpose).diagnose(machine)
+    assert {"p2p": "p2p.status", "rdma": "rdma.ports"}[purpose] in node.undecided
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"purposes": "p2p", "expect": "nics=40"},
+        {"purposes": "p2p", "expect": "numa=9"},
+        {"purposes": "rdma", "expect": "egm"},
+        {"skip": ("rdma.ports",), "expect": "nics=40"},
+        {"check": ("gpu.*",), "expect": "domain"},
+    ],
+)
+def test_what_is_expected_and_judged_by_no_selected_check_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="no selected check judges it"):
+        Doctor(**options)
 
 
 # --- whose GPUs are denied -------------------------------------------------------------------------------------------

@@ -34,6 +34,8 @@ Faults = Mapping[str, Machine | Reach]
 
 
 _documents: dict[object, tuple[State, str]] = {}
+_kept: list[Machine] = []
+"""The machines of these documents: what is deleted gives its id to another one."""
 
 
 def document(machine: Machine, arguments: tuple[str, ...], command: Command) -> tuple[State, str]:
@@ -46,6 +48,7 @@ def document(machine: Machine, arguments: tuple[str, ...], command: Command) -> 
             bringup_answer(found, None, not_measured="busy") if command is Command.BRINGUP else found
         )
         _documents[key] = result.answer.state, result_json(result)
+        _kept.append(machine)
     return _documents[key]
 
 

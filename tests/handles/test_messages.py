@@ -163,6 +163,27 @@ def test_an_access_over_nvlink_blames_the_program_only_where_no_link_failed() ->
     assert "compute-sanitizer" not in str(render(both, Format.TEXT))
 
 
+def test_what_the_driver_requests_comes_before_an_event_that_needs_less() -> None:
+    link = "NVRM: Xid (PCI:0000:0a:00): 149, NETIR_LINK_EVT Nonfatal XC0 i0 Link 08"
+    request = "NVRM: Xid (PCI:0000:0a:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
+    assert [each.name for each in explained(f"{link}\n{request}").explanations] == ["Xid 154", "Xid 149"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mkdir: cannot create directory '/scratch/job': File exists\nsrun --container-image=enroot.sqsh\n"
+        "./a.out: Permission denied",
+        "cp: Failed to write to output filesystem",
+        "mkdir: cannot create directory '/home/u/enroot-images': Permission denied",
+        "loading /lib/firmware/nvidia/570/gsp_ga10x.bin failed with error -40",
+        "Failed to find CUDA library libcudart.so.13",
+    ],
+)
+def test_lines_about_something_else_state_no_cause(text: str) -> None:
+    assert explained(text).word is not Word.CAUSE
+
+
 def test_an_error_of_cuda_beside_a_fault_of_the_program_keeps_its_causes() -> None:
     result = explained(
         "NVRM: Xid (PCI:0000:03:00): 31, MMU Fault\nCUDA error: an illegal memory access was encountered"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
 from egmctl.doctor.checks.numa import idle_pools
@@ -40,19 +40,24 @@ def _governor(machine: Machine, _scope: Scope) -> Verdicts:
         skip("a virtual machine without cpufreq: its host sets the frequency")
     frequencies = known(host.cpu_frequencies, "the CPU frequency governor was not read", unread)
     yield from map(_evidence, frequencies)
-    slow = [cpus for cpus in frequencies if _is_slowing(cpus) or cpus.limited]
-    if slow:
-        reasons = {f"governor {cpus.governor}" for cpus in slow if _is_slowing(cpus)}
-        reasons |= {"a limit below the hardware's maximum" for cpus in slow if cpus.limited}
-        names = ", ".join(cpus.cpus for cpus in slow)
-        yield warned(
-            f"CPUs {names} run below their maximum frequency: {'; '.join(sorted(reasons, reverse=True))}",
-            _SET_GOVERNOR if any(map(_is_slowing, slow)) else _RAISE_LIMIT,
-        )
-    elif any(None in (cpus.governor, cpus.limited) for cpus in frequencies):
+    governed = [cpus for cpus in frequencies if _is_slowing(cpus)]
+    limited = [cpus for cpus in frequencies if cpus.limited]
+    if governed:
+        governors = sorted({f"governor {cpus.governor}" for cpus in governed})
+        yield warned(_slow(governed, "; ".join(governors)), _SET_GOVERNOR)
+    if limited:
+        yield warned(_slow(limited, "a limit below the hardware's maximum"), _RAISE_LIMIT)
+    if governed or limited:
+        return
+    if any(None in (cpus.governor, cpus.limited) for cpus in frequencies):
         yield unknown("the governor or frequency limit of some CPUs was not read")
     else:
         yield passed("all CPUs may run at their maximum frequency")
+
+
+def _slow(frequencies: Sequence[CpuFrequencies], reason: str) -> str:
+    names = ", ".join(cpus.cpus for cpus in frequencies)
+    return f"CPUs {names} run below their maximum frequency: {reason}"
 
 
 def _is_slowing(cpus: CpuFrequencies) -> bool:

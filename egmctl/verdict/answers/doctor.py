@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from egmctl.dataclass import dataclass
+from egmctl.doctor.expected import DECIDING
 from egmctl.model.answer import (
     WORDS,
     Answer,
@@ -123,33 +124,26 @@ def _undetermined(diagnosis: Diagnosis, counts: Mapping[Status, int], unknown: t
         yield Gap(kind=GapKind.NOT_DETERMINED, reason=reason, checks=unknown)
 
 
-_DOMAIN = "fabric.domain"
-_ESSENTIAL = {
-    Guard.EGM: ("egm.platform", "egm.capability"),
-    Guard.FABRIC: (_DOMAIN,),
-    Guard.P2P: ("p2p.status",),
-    Guard.RDMA: ("rdma.ports",),
-}
-"""The checks without which it is not known whether the node has what a purpose is about."""
-
-
 def _unread(diagnosis: Diagnosis, verdicts: Mapping[str, Status], purpose: Guard | None) -> Iterator[Gap]:
     """Yield the gap if there was no data on what ``--expect`` states, or on what the purpose is about."""
-    essential = () if purpose is None else _ESSENTIAL.get(purpose, ())
+    essential = () if purpose is None else DECIDING.get(purpose, ())
     unknown = [check for check in essential if verdicts.get(check) is Status.UNKNOWN]
     checks = tuple(dict.fromkeys([*(check for check in diagnosis.undecided if check in verdicts), *unknown]))
     if checks:
         without_data = (Status.UNKNOWN, Status.SKIP)
         findings = (each for each in diagnosis.findings if each.check == checks[0] and each.status in without_data)
-        yield Gap(kind=GapKind.NOT_DETERMINED, reason=next(findings).title, checks=checks)
+        # A document from elsewhere may name a check without such a finding.
+        finding = next(findings, None)
+        reason = f"{checks[0]} had no data" if finding is None else finding.title
+        yield Gap(kind=GapKind.NOT_DETERMINED, reason=reason, checks=checks)
 
 
 def _outside(causes: Sequence[Cause], places: Sequence[int]) -> Iterator[Gap]:
     """Yield a gap for a tray of a rack that is outside of its domain: it may have been taken out on purpose."""
     for place in places:
         finding = causes[place].finding
-        if finding.check == _DOMAIN and finding.status is Status.WARN:
-            yield Gap(kind=GapKind.DOMAIN, reason=finding.title, checks=(_DOMAIN,), causes=(place,))
+        if finding.check in DECIDING[Guard.FABRIC] and finding.status is Status.WARN:
+            yield Gap(kind=GapKind.DOMAIN, reason=finding.title, checks=(finding.check,), causes=(place,))
 
 
 def _nothing(diagnosis: Diagnosis, counts: Mapping[Status, int]) -> str | None:
