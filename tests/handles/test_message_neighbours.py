@@ -232,6 +232,9 @@ NEIGHBOURS = [
     ("nvml-wsl-blocked", "Failed to initialize NVML: Unknown Error", "nvml-unknown"),
     ("vgpu-guest-old", "vmiop_log: (0x0): Cannot query ECC status. vGPU ECC support will be disabled.", None),
     ("vgpu-unsupported", "nvidia-vgpud[2009]: pciId of gpu [0]: 0:1:0:0", None),
+    ("vfio-group", "QMP command failed: vfio 0000:01:00.1: group 1 used in multiple address spaces: unknown", None),
+    ("slurm-no-cgroup-v2", "error: Couldn't load specified plugin name for proctrack/cgroup: Plugin init()", None),
+    ("slurm-no-dbus", "error: cgroup namespace 'freezer' not mounted. aborting", None),
 ]
 """An entry, a line that is not its, and the entry that explains the line: ``""`` if it is an error of CUDA, ``None`` if
 nothing is known of it."""
