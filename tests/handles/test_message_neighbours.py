@@ -223,6 +223,12 @@ NEIGHBOURS = [
         "custom-allreduce-peer",
     ),
     ("trtllm-world-size", "[TensorRT-LLM][ERROR] Assertion failed: Failed: MPI error", None),
+    (
+        "ucx-unreachable",
+        "UCXPY  DEBUG Error callback for endpoint called with status -6: Destination is unreachable",
+        None,
+    ),
+    ("torch-producer-ended", "RuntimeError: the producer process has been stopped", None),
 ]
 """An entry, a line that is not its, and the entry that explains the line: ``""`` if it is an error of CUDA, ``None`` if
 nothing is known of it."""
