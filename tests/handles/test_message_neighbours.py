@@ -229,6 +229,9 @@ NEIGHBOURS = [
         None,
     ),
     ("torch-producer-ended", "RuntimeError: the producer process has been stopped", None),
+    ("nccl-networks-differ", "NCCL WARN socketFinalizeAccept: wrong magic 1234 != 5678", None),
+    ("torch-pidfd-denied", "RuntimeError: pidfd_getfd: Bad file descriptor", "torch-pidfd-descriptor"),
+    ("torch-pidfd-descriptor", "RuntimeError: pidfd_getfd: Operation not permitted", "torch-pidfd-denied"),
 ]
 """An entry, a line that is not its, and the entry that explains the line: ``""`` if it is an error of CUDA, ``None`` if
 nothing is known of it."""
