@@ -235,6 +235,62 @@ NEIGHBOURS = [
     ("vfio-group", "QMP command failed: vfio 0000:01:00.1: group 1 used in multiple address spaces: unknown", None),
     ("slurm-no-cgroup-v2", "error: Couldn't load specified plugin name for proctrack/cgroup: Plugin init()", None),
     ("slurm-no-dbus", "error: cgroup namespace 'freezer' not mounted. aborting", None),
+    ("ofi-no-provider", "NET/OFI Creating new endpoint for domain 0x7f9befa99380 failed: Invalid argument", None),
+    ("ofi-insert-address", "NCCL WARN NET/OFI Couldn't open AV. RC: -22, ERROR: Invalid argument", None),
+    ("nccl-socket-family", "NCCL INFO NCCL_SOCKET_IFNAME set by environment to eth2", None),
+    ("nccl-rank-twice", "NCCL WARN Bootstrap Root : mismatch in rank count from procs 8 : 16", None),
+    ("nccl-bootstrap-truncated", "NCCL WARN NET/Socket : message truncated", None),
+    (
+        "gloo-loopback",
+        "[Gloo] Rank 0 is connected to 0 peer ranks. Expected number of connected peer ranks is : 0",
+        None,
+    ),
+    ("gloo-mesh", "[Gloo] Rank 0 is connected to 7 peer ranks. Expected number of connected peer ranks is : 7", None),
+    (
+        "torch-store-gone",
+        "[c10d] The client socket has timed out after 60s while trying to connect to (node0, 29500).",
+        None,
+    ),
+    ("jax-tasks-missing", "DEADLINE_EXCEEDED: Barrier timed out. Id: my_own_barrier::0.", None),
+    ("jax-rendezvous", "This thread has been waiting for `acquire clique` for 10 seconds", None),
+    ("symm-mem-fd-hosts", "RuntimeError: failed to connect to socket: No such file or directory", None),
+    (
+        "symm-mem-window",
+        "NCCL error in: torch/csrc/distributed/c10d/symm_mem/NCCLSymmetricMemory.cu:174, invalid argument",
+        None,
+    ),
+    (
+        "ucx-ipc-twice",
+        "UCC ERROR ipc-cache: failed to open ipc mem handle. addr:0x7f65a8000000 len:16777216 err:201",
+        None,
+    ),
+    (
+        "ucx-transport-retry",
+        "ib_mlx5_log.c:145 RC QP 0x638b wqe[1064]: RDMA_WRITE s-- [rva 0x14b3e2d90000 rkey 0x1ba09e]",
+        None,
+    ),
+    ("ompi-ipc-get-handle", "undefined symbol: cuIpcOpenMemHandle_v2 CUDA-aware support is disabled.", None),
+    (
+        "mooncake-register-address",
+        "rdma_context.cpp:203] Failed to register memory 0x7b375b400000: Invalid argument [22]",
+        None,
+    ),
+    ("deepep-peers", "Failed: Assertion error deep_ep.cpp:629 'num_tokens_per_rdma_rank.has_value()'", None),
+    (
+        "custom-allreduce-ipc",
+        "custom_all_reduce.cuh:307 'peer access is not supported between these two devices'",
+        "custom-allreduce-peer",
+    ),
+    ("trtllm-world-size", "[TensorRT-LLM][ERROR] Assertion failed: Failed: MPI error", None),
+    (
+        "ucx-unreachable",
+        "UCXPY  DEBUG Error callback for endpoint called with status -6: Destination is unreachable",
+        None,
+    ),
+    ("torch-producer-ended", "RuntimeError: the producer process has been stopped", None),
+    ("nccl-networks-differ", "NCCL WARN socketFinalizeAccept: wrong magic 1234 != 5678", None),
+    ("torch-pidfd-denied", "RuntimeError: pidfd_getfd: Bad file descriptor", "torch-pidfd-descriptor"),
+    ("torch-pidfd-descriptor", "RuntimeError: pidfd_getfd: Operation not permitted", "torch-pidfd-denied"),
 ]
 """An entry, a line that is not its, and the entry that explains the line: ``""`` if it is an error of CUDA, ``None`` if
 nothing is known of it."""
