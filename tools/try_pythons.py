@@ -109,13 +109,13 @@ def declared_versions(project: str) -> list[str]:
 def interpreter(version: str, system: Path | None = None) -> Python | None:
     """Return the Python of a version: this one, one of the PATH, of pyenv or uv, or that of another system."""
     for python in _candidates(version, system):
+        # A Python of this machine makes an environment of its own.
+        modules = "sys, ensurepip" if python.root is None else "sys"
         try:
-            said = python.run(["-c", "import sys; print('%d.%d' % sys.version_info[:2])"])
-            # A Python of this machine makes an environment of its own.
-            has_pip = python.root is not None or not python.run(["-c", "import ensurepip"]).returncode
+            said = python.run(["-c", f"import {modules}; print('%d.%d' % sys.version_info[:2])"])
         except OSError:
             continue
-        if said.stdout.strip() == version and has_pip:
+        if said.stdout.strip() == version:
             return python
     return None
 

@@ -1,4 +1,4 @@
-# Becomes egmctl on a node, if it is there and of the version that was asked for.
+# Becomes egmctl on a node, if it is there and of the requested version.
 #
 #   $0   the mark of the lines that say which version is there, or that none is
 #   $1   the version to run; empty: any

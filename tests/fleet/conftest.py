@@ -33,9 +33,8 @@ WELL = healthy()
 Faults = Mapping[str, Machine | Reach]
 
 
-_documents: dict[object, tuple[State, str]] = {}
-_kept: list[Machine] = []
-"""The machines of these documents: what is deleted gives its id to another one."""
+_documents: dict[object, tuple[Machine, State, str]] = {}
+"""Each with its machine, which is kept: what is deleted gives its id to another one."""
 
 
 def document(machine: Machine, arguments: tuple[str, ...], command: Command) -> tuple[State, str]:
@@ -47,9 +46,9 @@ def document(machine: Machine, arguments: tuple[str, ...], command: Command) -> 
         result: Diagnosis | Bringup = (
             bringup_answer(found, None, not_measured="busy") if command is Command.BRINGUP else found
         )
-        _documents[key] = result.answer.state, result_json(result)
-        _kept.append(machine)
-    return _documents[key]
+        _documents[key] = machine, result.answer.state, result_json(result)
+    _, state, text = _documents[key]
+    return state, text
 
 
 Ask = Callable[..., FleetReport]
