@@ -11,7 +11,7 @@ from functools import cached_property
 from egmctl.api.options import DoctorOptions, documented
 from egmctl.dataclass import dataclass
 from egmctl.doctor.assumed import completed
-from egmctl.doctor.check import Check, Scope, expectation
+from egmctl.doctor.check import Check, Expectation, Scope, expectation
 from egmctl.doctor.checks.active import kinds_of
 from egmctl.doctor.expected import unjudged
 from egmctl.doctor.explain import diagnosis_of, explain_failures, failures_of
@@ -70,7 +70,7 @@ class Doctor(DoctorOptions):
         """The part of the scope that does not depend on the machine."""
         return Scope(
             purposes=purposes_of(self.purposes),
-            expectation=None if self.expect is None else expectation(self.expect),
+            expectation=Expectation() if self.expect is None else expectation(self.expect),
             since_s=_since(self.since),
         )
 

@@ -54,7 +54,7 @@ class Scope:
     """The purposes of ``--for``; ``None``: none was named. No check reads them (:mod:`egmctl.doctor.purposes`)."""
     whole_node: bool = False
     """Whether all purposes are asked about, and those that are named have to work."""
-    expectation: Expectation | None = None
+    expectation: Expectation = Expectation()
     since_s: float | None = None
     """The maximum age of kernel log events, in seconds; ``None``: all since boot."""
 

@@ -10,9 +10,10 @@ from egmctl.model.finding import Finding, Guard, Status
 from egmctl.model.host import Host
 from egmctl.model.machine import Machine
 
+FABRIC_DOMAIN = "fabric.domain"
 DECIDING = {
     Guard.EGM: ("egm.platform", "egm.capability"),
-    Guard.FABRIC: ("fabric.domain",),
+    Guard.FABRIC: (FABRIC_DOMAIN,),
     Guard.P2P: ("p2p.status",),
     Guard.RDMA: ("rdma.ports",),
 }
@@ -24,17 +25,13 @@ _NICS, _NUMA = "rdma.ports", "numa.memory"
 def wants_egm(scope: Scope) -> bool:
     """Return whether ``--expect`` states that EGM is on: by that word, or as it was on the machine that it names."""
     expected = scope.expectation
-    return expected is not None and (
-        expected.egm or (expected.reference is not None and may_have_egm(expected.reference))
-    )
+    return expected.egm or (expected.reference is not None and may_have_egm(expected.reference))
 
 
 def wants_domain(scope: Scope) -> bool:
     """Return whether ``--expect`` states an NVLink domain: by that word, or as that of the machine that it names."""
     expected = scope.expectation
-    return expected is not None and (
-        expected.domain or (expected.reference is not None and in_domain(expected.reference))
-    )
+    return expected.domain or (expected.reference is not None and in_domain(expected.reference))
 
 
 def undecided(machine: Machine, scope: Scope, findings: Iterable[Finding]) -> tuple[str, ...]:
@@ -63,9 +60,9 @@ def must_be_known(scope: Scope, check: str) -> bool:
     return any(check in DECIDING.get(purpose, ()) for purpose in scope.purposes or ())
 
 
-def unjudged(expected: Expectation | None, checks: Iterable[str]) -> tuple[str, tuple[str, ...]] | None:
+def unjudged(expected: Expectation, checks: Iterable[str]) -> tuple[str, tuple[str, ...]] | None:
     """Return the first word of ``--expect`` that none of the selected checks judges, and the checks that do."""
-    if expected is None or expected.reference is not None:
+    if expected.reference is not None:
         return None
     selected = set(checks)
     stated = {
@@ -81,12 +78,12 @@ def unjudged(expected: Expectation | None, checks: Iterable[str]) -> tuple[str, 
 def _uncounted(machine: Machine, scope: Scope) -> Iterator[str]:
     """Yield the checks of expected counts whose things were not read, or not recorded."""
     expected = scope.expectation
-    if expected is not None and expected.nics is not None and machine.nics is None:
+    if expected.nics is not None and machine.nics is None:
         yield _NICS
-    if expected is not None and expected.numa_nodes is not None and (machine.host or Host()).numa_nodes is None:
+    if expected.numa_nodes is not None and (machine.host or Host()).numa_nodes is None:
         yield _NUMA
 
 
 def _of_all_nodes(finding: Finding) -> bool:
     """Return whether a finding is about all nodes of a domain: a fleet counts its GPUs, one node cannot."""
-    return finding.check == "fabric.domain" and finding.place.gpus is None
+    return finding.check == FABRIC_DOMAIN and finding.place.gpus is None

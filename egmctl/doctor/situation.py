@@ -173,8 +173,6 @@ def requested(machine: Machine, scope: Scope, gpu: Gpu) -> bool:
     if scope.names_gpu(gpu):
         return True
     expected = scope.expectation
-    if expected is None:
-        return False
     if expected.reference is not None:
         expected_gpus = (other for other in expected.reference.gpus or () if loss(expected.reference, other) is None)
         return any(other.bus_id == gpu.bus_id for other in expected_gpus)

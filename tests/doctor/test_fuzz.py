@@ -126,7 +126,9 @@ def _scope(machine: Machine, choice: random.Random) -> Scope:
     return Scope(
         gpus=tuple(choice.sample(gpus, choice.randint(0, len(gpus)))) if choice.random() < 0.3 else None,
         numa=(choice.randint(0, 2),) if choice.random() < 0.3 else None,
-        expectation=choice.choice((None, Expectation(gpus=8, nics=4, numa_nodes=2), Expectation(reference=machine))),
+        expectation=choice.choice(
+            (Expectation(), Expectation(gpus=8, nics=4, numa_nodes=2), Expectation(reference=machine))
+        ),
     )
 
 

@@ -208,7 +208,7 @@ def _members(machine: Machine, scope: Scope) -> _Members:
 
 @check("fabric.domain", Guard.FABRIC, Guard.P2P, Guard.EGM)
 def _domain(machine: Machine, scope: Scope) -> Verdicts:
-    expected = scope.expectation or Expectation()
+    expected = scope.expectation
     members = _members(machine, scope)
     by_identity = situation.group_by(
         members.registered, lambda gpu: (members.info(gpu).identity, _types(members.info(gpu)))

@@ -166,7 +166,7 @@ def _shm(machine: Machine, scope: Scope) -> Verdicts:
         "Make it larger: docker run --shm-size=1g; in Kubernetes an emptyDir with medium Memory at /dev/shm; on a host "
         "mount -o remount,size=50% /dev/shm."
     )
-    reference = scope.expectation.reference if scope.expectation else None
+    reference = scope.expectation.reference
     expected = (reference and reference.confinement and reference.confinement.shm_total_bytes) or 0
     if total <= SHM_FAIL:
         too_small = f"/dev/shm is too small for ranks that share memory ({text})"

@@ -199,7 +199,7 @@ FIND_MEMORY = as_root(
 @check("numa.memory", Guard.EGM, Guard.PERF, sections=("host",), wants=("gpus", "driver"))
 def _memory(machine: Machine, scope: Scope) -> Verdicts:
     nodes, in_scope = known((machine.host or Host()).numa_nodes, "the NUMA nodes were not read"), scope.numa_of(machine)
-    wanted = (scope.expectation.numa_nodes if scope.expectation else None) or 0
+    wanted = scope.expectation.numa_nodes or 0
     if len(machine.cpu_nodes) < wanted:
         here = f"{len(machine.cpu_nodes)} of the {several(wanted, 'expected NUMA node')} with CPUs are here"
         yield failed(here, _FIND_CPUS)

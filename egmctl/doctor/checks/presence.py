@@ -62,7 +62,7 @@ def _count(machine: Machine, scope: Scope) -> Verdicts:
     usable = len(gpus) - len(lost)
     unclear = elsewhere(machine) and any(obstacle.block is Block.UNKNOWN for obstacle in lost.values())
     faults = [*_unexplained(machine, scope, lost), *_listed_by_cuda_only(machine, lost)]
-    expected = (scope.expectation.gpus if scope.expectation else None) or 0
+    expected = scope.expectation.gpus or 0
     if usable < expected:
         pci_count = counts[Step.PCI]
         absent = pci_count is not None and pci_count < expected
@@ -187,7 +187,7 @@ def _reasons(gpus: list[Gpu], library: str) -> tuple[Evidence, ...]:
 @check("dev.fell-off-bus", *Guard)
 def _off_the_bus(machine: Machine, scope: Scope) -> Verdicts:
     gpus, silent = machine.gpus or (), lost(machine, Block.OFF_THE_BUS)
-    reference = scope.expectation.reference if scope.expectation else None
+    reference = scope.expectation.reference
     present = {gpu.bus_id for gpu in gpus}
     missing = tuple(gpu.bus_id for gpu in (reference.gpus if reference else None) or () if gpu.bus_id not in present)
     for gpu in gpus:

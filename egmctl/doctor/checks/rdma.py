@@ -50,7 +50,7 @@ def _nics(machine: Machine) -> tuple[Nic, ...]:
 
 @check("rdma.ports", Guard.RDMA, sections=("nics",))
 def _ports(machine: Machine, scope: Scope) -> Verdicts:
-    wanted = (scope.expectation.nics if scope.expectation else None) or 0
+    wanted = scope.expectation.nics or 0
     if len(machine.nics or ()) < wanted:
         yield failed(f"{len(machine.nics or ())} of the {several(wanted, 'expected NIC')} are here", _NO_NIC_HERE)
         if not machine.nics:
@@ -97,7 +97,7 @@ def _ports(machine: Machine, scope: Scope) -> Verdicts:
 
 
 def _expected(scope: Scope) -> set[tuple[str, int]]:
-    reference = scope.expectation.reference if scope.expectation else None
+    reference = scope.expectation.reference
     nics = (reference.nics if reference else None) or ()
     return {(nic.name, port.number) for nic in nics for port in nic.ports if port.state == "ACTIVE"}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from egmctl.dataclass import dataclass
-from egmctl.doctor.expected import DECIDING
+from egmctl.doctor.expected import DECIDING, FABRIC_DOMAIN
 from egmctl.model.answer import (
     WORDS,
     Answer,
@@ -92,7 +92,7 @@ def _part(
     counts = {status: statuses.count(status) for status in Status}
     places = [place for place, root in enumerate(roots) if purpose is None or _concerns(root, purpose)]
     unknown = tuple(check for check, status in verdicts.items() if status is Status.UNKNOWN)
-    gaps = [*_undetermined(diagnosis, counts, unknown)]
+    gaps = list(_undetermined(diagnosis, counts, unknown))
     if not gaps:
         gaps += _unread(diagnosis, verdicts, purpose)
     gaps += _outside(causes, places)
@@ -142,8 +142,8 @@ def _outside(causes: Sequence[Cause], places: Sequence[int]) -> Iterator[Gap]:
     """Yield a gap for a tray of a rack that is outside of its domain: it may have been taken out on purpose."""
     for place in places:
         finding = causes[place].finding
-        if finding.check in DECIDING[Guard.FABRIC] and finding.status is Status.WARN:
-            yield Gap(kind=GapKind.DOMAIN, reason=finding.title, checks=(finding.check,), causes=(place,))
+        if finding.check == FABRIC_DOMAIN and finding.status is Status.WARN:
+            yield Gap(kind=GapKind.DOMAIN, reason=finding.title, checks=(FABRIC_DOMAIN,), causes=(place,))
 
 
 def _nothing(diagnosis: Diagnosis, counts: Mapping[Status, int]) -> str | None:
