@@ -6,6 +6,7 @@ import builtins
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,10 +17,12 @@ import pytest
 import egmctl
 from egmctl.comparison import compare
 from egmctl.model.comparison import Comparison
+from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.measurement import RunReport
 from egmctl.report.kinds import Format
 from egmctl.report.render.page import style
 from egmctl.saved import load
+from egmctl.topology.topology import Topology
 from tests.answers import render
 from tests.conftest import ROOT
 from tests.report.browser import chromium, find
@@ -27,12 +30,22 @@ from tests.report.pages import elements, parse, words
 from tests.report.runs import hostile_run
 
 RUNS = ROOT / "tests/data/runs"
-RUN = load(RUNS / "idle.json.gz").result
-MACHINE = egmctl.read_machine("hgx-h200x4")
-
-
 PICTURES = ("where", "what-is-connected-to-what")
 """The sections with the picture of an answer."""
+
+
+def measured() -> RunReport:
+    report = load(RUNS / "idle.json.gz").result
+    assert isinstance(report, RunReport)
+    return report
+
+
+def diagnosed() -> Diagnosis:
+    return egmctl.Doctor().diagnose(egmctl.read_machine("hgx-h200x4"))
+
+
+def connected() -> Topology:
+    return egmctl.topology_of(egmctl.read_machine("hgx-h200x4"))
 
 
 def compared() -> Comparison:
@@ -44,15 +57,13 @@ def shown(result: Any) -> Element:
 
 
 @pytest.mark.parametrize(
-    ("result", "answer", "pictures"),
-    [
-        (RUN, "PASS", 2),
-        (egmctl.Doctor().diagnose(MACHINE), "OK", 0),
-        (egmctl.topology_of(MACHINE), "no link is degraded", 1),
-        (compared(), "WORSE", 0),
-    ],
+    ("make", "answer", "pictures"),
+    [(measured, "PASS", 2), (diagnosed, "OK", 0), (connected, "no link is degraded", 1), (compared, "WORSE", 0)],
 )
-def test_a_result_shows_the_answer_of_its_page_and_not_the_rest(result: Any, answer: str, pictures: int) -> None:
+def test_a_result_shows_the_answer_of_its_page_and_not_the_rest(
+    make: Callable[[], Any], answer: str, pictures: int
+) -> None:
+    result = make()
     tree = shown(result)
     assert answer.lower() in words(tree).lower()
     assert len(list(elements(tree, "svg"))) >= pictures
@@ -63,8 +74,9 @@ def test_a_result_shows_the_answer_of_its_page_and_not_the_rest(result: Any, ans
     assert len(result._repr_html_()) < 0.8 * len(str(render(result, Format.HTML)))
 
 
-@pytest.mark.parametrize("result", [RUN, egmctl.Doctor().diagnose(MACHINE), egmctl.topology_of(MACHINE), compared()])
-def test_the_repr_of_a_result_is_its_answer_in_one_line(result: Any) -> None:
+@pytest.mark.parametrize("make", [measured, diagnosed, connected, compared])
+def test_the_repr_of_a_result_is_its_answer_in_one_line(make: Callable[[], Any]) -> None:
+    result = make()
     said = repr(result)
     assert said.startswith(f"<{type(result).__name__} {result.answer.word}: ")
     assert len(said) < 160
@@ -81,7 +93,7 @@ def test_the_style_of_a_result_changes_nothing_around_it(tmp_path: Path) -> None
     if (program := find()) is None:
         pytest.skip("no chromium")
     page = tmp_path / "notebook.html"
-    page.write_text(f'<!doctype html><p class="dim" id="host">x</p>{RUN._repr_html_()}')  # type: ignore[union-attr]
+    page.write_text(f'<!doctype html><p class="dim" id="host">x</p>{measured()._repr_html_()}')
     with chromium(program, tmp_path / "profile") as tab:
         tab.open(page)
         color = "getComputedStyle(document.querySelector('{}')).{}"
@@ -91,17 +103,17 @@ def test_the_style_of_a_result_changes_nothing_around_it(tmp_path: Path) -> None
 
 
 def test_rows_are_those_of_the_csv_and_with_samples_one_for_each() -> None:
-    assert isinstance(RUN, RunReport)
-    csv = str(render(RUN, Format.CSV)).splitlines()
-    frame = RUN.to_pandas()
+    run = measured()
+    csv = str(render(run, Format.CSV)).splitlines()
+    frame = run.to_pandas()
     assert (",".join(frame.columns), len(frame)) == (csv[0], len(csv) - 1)
-    samples = RUN.to_pandas(samples=True)
-    assert len(samples) == sum(len(m.samples) * len(m.flows) for m in RUN.measurements)
-    first = samples[samples.case == RUN.measurements[0].case].head(3)
-    values = [sample.bandwidth_gb_s for sample in RUN.measurements[0].samples]
+    samples = run.to_pandas(samples=True)
+    assert len(samples) == sum(len(m.samples) * len(m.flows) for m in run.measurements)
+    first = samples[samples.case == run.measurements[0].case].head(3)
+    values = [sample.bandwidth_gb_s for sample in run.measurements[0].samples]
     assert list(first["sample"]) == [0, 1, 2]
     assert list(first.sample_bandwidth_gb_s) == pytest.approx(values)
-    assert str(render(RUN, Format.CSV, verbose=1)).count("\n") == len(samples) + 1
+    assert str(render(run, Format.CSV, verbose=1)).count("\n") == len(samples) + 1
 
 
 def test_without_pandas_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,9 +124,10 @@ def test_without_pandas_one_sentence_says_what_to_install(monkeypatch: pytest.Mo
             raise ImportError(name)
         return whole(name, *rest)
 
+    run = measured()
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(egmctl.EgmctlError, match=r"^to_pandas needs pandas: pip install pandas$"):
-        RUN.to_pandas()  # type: ignore[union-attr]
+        run.to_pandas()
 
 
 _EXECUTE = """

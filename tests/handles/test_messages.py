@@ -18,7 +18,6 @@ from tests.answers import render
 from tests.handles.messages import explained, messages_of
 
 ENTRIES = list(messages().entries.values())
-EVERY = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
 HARMFUL = re.compile(r"\b(reboot|power-cycle|replace|reset|restart|rmmod|reload)", re.IGNORECASE)
 
 
@@ -27,15 +26,15 @@ def expected(entry: KnownMessage) -> list[str]:
     return [entry.id, ""] if entry.reports_xid else [entry.id]
 
 
-@EVERY
-def test_its_example_is_found_and_it_alone_leads(entry: KnownMessage) -> None:
-    result = explained(entry.example)
-    assert messages_of(result) == expected(entry)
-    if entry.severity is Severity.HARMLESS:
-        assert (result.word, result.exit_code) == (Word.NO_FAULT, ExitCode.OK)
-    else:
-        assert result.word is (Word.CAUSE if entry.states else Word.POSSIBLE_CAUSE)
-        assert result.leading is result.explanations[0]
+def test_each_is_found_by_its_example_and_leads_alone() -> None:
+    for entry in ENTRIES:
+        result = explained(entry.example)
+        assert messages_of(result) == expected(entry), entry.id
+        if entry.severity is Severity.HARMLESS:
+            assert (result.word, result.exit_code) == (Word.NO_FAULT, ExitCode.OK), entry.id
+        else:
+            assert result.word is (Word.CAUSE if entry.states else Word.POSSIBLE_CAUSE), entry.id
+            assert result.leading is result.explanations[0], entry.id
 
 
 def varied(text: str, number: int, host: str, folder: str) -> str:
@@ -48,36 +47,35 @@ def varied(text: str, number: int, host: str, folder: str) -> str:
     return f"2026-11-27T10:00:{number % 60:02d}.123Z {host} {text}"
 
 
-@EVERY
 @settings(max_examples=4)
 @given(
     number=st.integers(1, 99999),
     host=st.sampled_from(["node7", "gpu-a100-12", "ip-10-0-0-1"]),
     folder=st.sampled_from(["opt/x", "usr/src/y"]),
 )
-def test_it_is_found_with_other_numbers_paths_addresses_and_times(
-    entry: KnownMessage, number: int, host: str, folder: str
-) -> None:
-    result = explained(varied(entry.example, number, host, folder))
-    assert messages_of(result) == expected(entry)
+def test_each_is_found_with_other_numbers_paths_addresses_and_times(number: int, host: str, folder: str) -> None:
+    for entry in ENTRIES:
+        result = explained(varied(entry.example, number, host, folder))
+        assert messages_of(result) == expected(entry), entry.id
 
 
-@EVERY
-def test_it_says_what_to_do_and_where(entry: KnownMessage) -> None:
-    assert entry.source
-    assert entry.program
-    for cause in entry.causes:
-        assert set(cause.checks) <= {check.id for check in CHECKS}
-        assert cause.remedy.works_in
-        assert not cause.cause.endswith(".")
-        assert cause.remedy.text.endswith(".")
-        assert "sudo" not in (cause.remedy.run or ""), "what needs root is said in needs"
+def test_each_says_what_to_do_and_where() -> None:
+    ids = {check.id for check in CHECKS}
+    for entry in ENTRIES:
+        assert entry.source, entry.id
+        assert entry.program, entry.id
+        for cause in entry.causes:
+            assert set(cause.checks) <= ids, entry.id
+            assert cause.remedy.works_in, entry.id
+            assert not cause.cause.endswith("."), entry.id
+            assert cause.remedy.text.endswith("."), entry.id
+            assert "sudo" not in (cause.remedy.run or ""), f"{entry.id}: what needs root is said in needs"
 
 
-@EVERY
-def test_a_warning_and_what_is_harmless_ends_no_work(entry: KnownMessage) -> None:
-    if entry.severity is Severity.HARMLESS:
-        assert all(not HARMFUL.search(cause.remedy.text) for cause in entry.causes)
+def test_a_warning_and_what_is_harmless_ends_no_work() -> None:
+    for entry in ENTRIES:
+        if entry.severity is Severity.HARMLESS:
+            assert all(not HARMFUL.search(cause.remedy.text) for cause in entry.causes), entry.id
 
 
 def test_a_reset_names_the_gpu() -> None:

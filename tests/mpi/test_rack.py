@@ -18,11 +18,11 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.mark.long
-def test_a_sick_node_among_six_ranks_is_named_and_the_fabric_is_measured(
+def test_a_sick_node_of_several_ranks_is_named_and_the_fabric_is_measured(
     fake_node: MakeFakeNode, tmp_path: Path
 ) -> None:
     sick = patched(tray("rack1-n2"), "gpus[1].nvml.nvlinks[4]", active=False)
-    places = [Place(fake_node(machine), 2) for machine in (tray("rack1-n1"), sick, tray("rack1-n3"))]
+    places = [Place(fake_node(machine), 2) for machine in (tray("rack1-n1"), sick)]
     written, page = tmp_path / "rack.json", tmp_path / "rack.html"
     done = egmctl_under_mpi(places, "bringup", "-o", "-", "-o", written, "-o", page, little=True)
     document = json.loads(written.read_text())
@@ -32,7 +32,7 @@ def test_a_sick_node_among_six_ranks_is_named_and_the_fabric_is_measured(
     # On a busy machine the fake GPUs' times may break more paths, which are then named before it.
     assert "GPU1 of rack1-n2: 17 of 18 NVLinks are active" in " ".join(done.out.split())
     result = document["result"]
-    assert [answer["node"] for answer in result["answers"]] == [f"rack1-n{number}" for number in range(1, 4)]
+    assert [answer["node"] for answer in result["answers"]] == ["rack1-n1", "rack1-n2"]
     assert result["fabric"]["run"]["measurements"]
 
 
