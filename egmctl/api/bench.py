@@ -266,7 +266,9 @@ class Bench(BenchOptions):
         if machine.origin.kind is not OriginKind.LIVE:
             raise UsageError(f"machine {machine.origin.name} is not this node: it can be planned for, not measured")
         run = supervise(plan, machine, on_progress=on_progress, worker=worker, recorder=recorder)
-        return answered(with_doubts(with_ucx_notes(beside_links(run))))
+        if run.nccl is not None:
+            run = beside_links(run, run.nccl)
+        return answered(with_doubts(with_ucx_notes(run)))
 
     def explain(self, report: RunReport, machine: Machine | None = None) -> RunReport:
         """Return a run with the causes of its slow, broken and skipped paths (``RunReport.causes``), and its answer.
@@ -284,7 +286,10 @@ class Bench(BenchOptions):
         if report.verdict is None:
             # Ranks on several nodes measure without a judge.
             report = with_doubts(report)
-        return answered(with_nccl_cause(with_causes(report, machine, asked=named, numa=numa), machine))
+        report = with_causes(report, machine, asked=named, numa=numa)
+        if report.nccl is not None:
+            report = with_nccl_cause(report, report.nccl, machine)
+        return answered(report)
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,9 @@ def plan_seconds(plan: Plan, of_steps: Sequence[float] | None = None) -> float:
     steps_s = sum(steps_seconds(plan) if of_steps is None else of_steps)
     if plan.ranks:
         steps_s += RANKS_START_S
-    return plan.settings.duration_s or START_S + steps_s + nccl_seconds(plan.nccl)
+    if plan.nccl is not None:
+        steps_s += nccl_seconds(plan.nccl)
+    return plan.settings.duration_s or START_S + steps_s
 
 
 def plan_bytes(plan: Plan) -> int:

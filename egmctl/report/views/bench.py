@@ -166,10 +166,11 @@ def bench_banners(report: RunReport) -> tuple[str, ...]:
 
 def _body(report: RunReport) -> Iterator[doc.DocumentBlock]:
     yield verdict(report.answer)
-    yield from cause_entries(report)
+    if report.causes:
+        yield from cause_entries(report)
     yield from _kernel(report)
     if not any(bench_answer.was_run(m) for m in report.measurements):
-        yield from nccl_section(report)
+        yield from _nccl(report)
         yield from _details(report)
         return
     axes, main = tuple(swept(report)), main_rates(report)
@@ -182,10 +183,11 @@ def _body(report: RunReport) -> Iterator[doc.DocumentBlock]:
         drawn = overlay(report, axis) if main.bars else ()
         yield doc.Section(LOOKS[axis].title, partial(chain, drawn, all_series(report, axis)))
     yield from class_tables(report, axes)
-    yield from nccl_section(report)
+    yield from _nccl(report)
     yield doc.Section("Soak", partial(soak, report))
     yield doc.Section("Warnings", partial(_warnings, report))
-    yield from doubts_section(report)
+    if report.doubts:
+        yield doubts_section(report)
     staged = tuple(bench_answer.staged_lines(report))
     more = (f"and {len(staged) - _STAGED} more pairs",) if len(staged) > _STAGED else ()
     notes = [
@@ -199,6 +201,11 @@ def _body(report: RunReport) -> Iterator[doc.DocumentBlock]:
     yield doc.Section("Notes", (doc.Bullets(tuple(notes)),))
     yield from _details(report)
     yield doc.Hint("Matrices, settings and references: -v; all of it as a page: -o run.html")
+
+
+def _nccl(report: RunReport) -> Iterator[doc.Section]:
+    if report.nccl is not None:
+        yield from nccl_section(report, report.nccl)
 
 
 def _warnings(report: RunReport) -> Iterator[doc.DocumentBlock]:

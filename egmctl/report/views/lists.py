@@ -218,7 +218,8 @@ def _plan(plan: listing.PlanReport) -> Iterator[doc.DocumentBlock]:
     for case, steps in by_case.items():
         rows = [_counted(steps, plan)] if len(steps) > _STEPS_SHOWN else [_step(*step, plan) for step in steps]
         yield doc.Section(case, (doc.table(("", "", ""), rows, wrap=("",)),))
-    yield from plan_section(plan.nccl)
+    if plan.nccl is not None:
+        yield from plan_section(plan.nccl)
     waived = Counter(kind.waiver for kind in kinds if kind.waivers)
     if any(len(steps) > _STEPS_SHOWN for steps in by_case.values()):
         yield doc.Paragraph(
