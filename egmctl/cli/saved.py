@@ -46,14 +46,12 @@ def open_journal(options: JournalOptions, outputs: Outputs, machine: Machine | N
         The node, whose private names are redacted in the journal.
     """
     from egmctl.facts.redact import part_redactor
-    from egmctl.journal.events import Journal, journal_folder, mention
+    from egmctl.journal.events import Journal, earlier, is_unmentioned, journal_folder, mention
 
     if options.no_journal or (options.journal is None and os.environ.get("EGMCTL_NO_JOURNAL")):
         return Journal((), str)
     folders = [options.journal] if options.journal else [journal_folder(), *(file.parent for file in outputs.files[:1])]
     if not outputs.options.quiet:
-        from egmctl.journal.read import earlier, is_unmentioned
-
         path = next(filter(is_unmentioned, reversed(earlier(folders[0])[-3:])), None)
         if path is not None:
             from egmctl.saved import load_journal
@@ -82,7 +80,7 @@ def history(
     """List the bench runs that this node keeps, the latest last."""
     outputs = output.checked(HISTORY.formats)
 
-    from egmctl.journal.read import earlier
+    from egmctl.journal.events import earlier
     from egmctl.model.listing import History, KeptRun
     from egmctl.model.measurement import MeasurementStatus
     from egmctl.saved import load_journal
@@ -176,7 +174,7 @@ ToleranceOption = Annotated[
 
 def _with_last(files: list[Path]) -> list[Path]:
     """Return the files, with ``last`` and ``last~N`` replaced by the journals of earlier runs."""
-    from egmctl.journal.read import earlier, ended
+    from egmctl.journal.events import earlier, ended
 
     if [str(file) for file in files] == ["last"] and not os.path.exists(files[0]):
         files = [Path("last~1"), Path("last")]

@@ -17,8 +17,7 @@ from egmctl.cli import saved as commands
 from egmctl.cli.output import OutputOptions, Outputs
 from egmctl.fleet.folder import Folder
 from egmctl.journal import events
-from egmctl.journal import read as reading
-from egmctl.journal.read import earlier
+from egmctl.journal.events import earlier
 from egmctl.model.measurement import MeasurementStatus
 from egmctl.saved import load_journal
 from tests.cli.private import check, planted
@@ -88,13 +87,13 @@ def test_the_next_bench_mentions_it_once(
 def test_there_is_something_to_tell_of_a_run_that_did_not_end_once(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "kept.journal"
     path.write_bytes(content)
-    assert not reading.is_unmentioned(path)
+    assert not events.is_unmentioned(path)
     path.write_bytes(with_state(content))
-    assert reading.is_unmentioned(path)
+    assert events.is_unmentioned(path)
     events.mention(path)
-    assert not reading.is_unmentioned(path)
+    assert not events.is_unmentioned(path)
     assert "the run ended" in load_journal(path).report.problems[-1]
-    assert not reading.is_unmentioned(tmp_path / "not there")
+    assert not events.is_unmentioned(tmp_path / "not there")
 
 
 @pytest.mark.long
@@ -163,8 +162,8 @@ def test_a_fifo_in_the_place_of_a_journal_keeps_nobody_waiting(tmp_path: Path) -
     path = tmp_path / "bench-000001-20261122T000000Z.journal"
     os.mkfifo(path)
     assert not events.at_work(path)
-    assert not reading.is_unmentioned(path)
-    assert not reading.ended(path)
+    assert not events.is_unmentioned(path)
+    assert not events.ended(path)
     events.mention(path)
     assert earlier(tmp_path) == []
 
