@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 import typer
 
 from egmctl.api.options import BringupOptions
-from egmctl.cli.fabric import MpiOptions, answers_alone, job
+from egmctl.cli.fabric import answers_alone, job
 from egmctl.cli.options import (
     ExitStyle,
     ExitStyleOption,
     MachineOption,
+    MpiOptions,
     reading_this_node,
     requested_machine,
     takes_options,
