@@ -19,8 +19,7 @@ from egmctl.cli.options import (
     takes_options,
 )
 from egmctl.cli.output import OutputOptions, Outputs, say
-from egmctl.cli.progress import show_progress
-from egmctl.cli.saved import JournalOptions, end_journal, open_journal
+from egmctl.cli.progress import JournalOptions, end_journal, open_journal, show_progress
 from egmctl.dataclass import dataclass
 from egmctl.errors import ExitCode, UsageError
 from egmctl.report.kinds import BENCH, PLAN

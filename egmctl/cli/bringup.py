@@ -23,8 +23,7 @@ from egmctl.cli.options import (
     takes_options,
 )
 from egmctl.cli.output import OutputOptions, Outputs, say
-from egmctl.cli.progress import ProgressDisplay, probing, show_progress
-from egmctl.cli.saved import JournalOptions, end_journal, open_journal
+from egmctl.cli.progress import JournalOptions, ProgressDisplay, end_journal, open_journal, probing, show_progress
 from egmctl.errors import UsageError
 from egmctl.report.kinds import BRINGUP, EVIDENCE, FLEET
 from egmctl.units import require_clustershell

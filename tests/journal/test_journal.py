@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.cli import saved as commands
+from egmctl.cli import progress
 from egmctl.cli.output import OutputOptions, Outputs
 from egmctl.fleet.folder import Folder
 from egmctl.journal import events
@@ -153,8 +153,8 @@ def test_a_clock_that_is_set_back_makes_no_run_the_oldest(
         assert journal.path is not None
         assert earlier(tmp_path)[-1] == journal.path, "it is the latest one, though its time is not"
         said: list[str] = []
-        monkeypatch.setattr(commands, "say", said.append)
-        commands.open_journal(commands.JournalOptions(journal=tmp_path), Outputs(targets=(), options=OutputOptions()))
+        monkeypatch.setattr(progress, "say", said.append)
+        progress.open_journal(progress.JournalOptions(journal=tmp_path), Outputs(targets=(), options=OutputOptions()))
         assert said == [f"an earlier bench ended between two steps; 'egmctl show {journal.path}' shows its results"]
 
 
