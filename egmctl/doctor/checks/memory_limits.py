@@ -10,7 +10,7 @@ from egmctl.model.gpu import Gpu
 from egmctl.model.host import Process
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
-from egmctl.topology.memory_limit import gpu_memory_bytes, memory_limit
+from egmctl.topology.access import gpu_memory_bytes, memory_limit
 from egmctl.units import format_size
 
 _ASK = todo(

@@ -24,9 +24,8 @@ from egmctl.model.host import Driver, Nic, NicPort, System
 from egmctl.model.machine import Machine
 from egmctl.model.remedy import Need
 from egmctl.model.route import LinkClass
-from egmctl.topology.access import nvml_failure, without_nvml
+from egmctl.topology.access import gpu_memory_bytes, memory_limit, nvml_failure, without_nvml
 from egmctl.topology.links import device_link
-from egmctl.topology.memory_limit import gpu_memory_bytes, memory_limit
 from egmctl.topology.platform import C2c, MemoryMode, c2c, memory_mode
 from egmctl.units import format_size, grouped, several
 

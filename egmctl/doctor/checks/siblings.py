@@ -14,7 +14,7 @@ from egmctl.model.gpu import Gpu, GpuNvml
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
 from egmctl.model.remedy import GPUS, Need, Remedy
-from egmctl.topology.memory_limit import memory_limit
+from egmctl.topology.access import memory_limit
 from egmctl.units import format_size
 
 

@@ -15,7 +15,7 @@ from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.model.route import HOST_NAMES, Carrier, Egm, LinkKind, MemoryKind, Route
 from egmctl.report.document import Diagram, DocumentBlock, KeyValues, Level, Matrix, Section, table
 from egmctl.report.views.findings import faults
-from egmctl.topology.memory_limit import gpu_memory_bytes, memory_limit
+from egmctl.topology.access import gpu_memory_bytes, memory_limit
 from egmctl.units import counted, format_kernel_list, format_size, gpu_name, grouped, printable
 
 if TYPE_CHECKING:

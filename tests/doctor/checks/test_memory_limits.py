@@ -20,7 +20,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
 from egmctl.model.route import MemoryKind
 from egmctl.model.task import Endpoint
-from egmctl.topology.memory_limit import gpu_memory_bytes
+from egmctl.topology.access import gpu_memory_bytes
 from egmctl.units import GIB
 from tests.answers import diagnose
 from tests.doctor.faults import Fault
