@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from egmctl.compat import StrEnum
-from egmctl.data import read_toml
 from egmctl.dataclass import dataclass
 from egmctl.doctor.findings import as_root
 from egmctl.doctor.situation import group_by
+from egmctl.files import read_toml
 from egmctl.model.finding import NODE, Place, Status, on_gpus
 from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent
 from egmctl.model.machine import Machine

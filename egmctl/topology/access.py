@@ -1,5 +1,4 @@
-"""Whether this process can use a GPU, and how much of its memory: the definition that topology, measurements, checks and
-fleets share.
+"""Whether this process can use a GPU, and how much of its memory: topology, measurements, checks and fleets ask here.
 
 A GPU passes the steps of :class:`Step`. :func:`classify` returns the first step that it fails and the reason.
 **Precedence**, the first match counts:

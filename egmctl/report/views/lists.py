@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from egmctl.bench.plan.task import shortened_task
-from egmctl.data import profiles_dir
+from egmctl.files import profiles_dir
 from egmctl.model import listing
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.model.profile import LinkFacts, MachineSignature, MatchResult, Profile, ProfileList, Reference
