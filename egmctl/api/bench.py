@@ -8,7 +8,7 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from egmctl.api.options import BenchOptions, documented
+from egmctl.api.options import BenchOptions, documented, select_gpus, select_numa
 from egmctl.bench.case import Case
 from egmctl.bench.nccl.plan import NcclRequest, installed, nccl_plan
 from egmctl.bench.plan import Plan
@@ -32,7 +32,6 @@ from egmctl.model.nccl import NcclPlan
 from egmctl.model.profile import Profile
 from egmctl.model.route import unusable
 from egmctl.model.task import Axis
-from egmctl.selectors import select_gpus, select_numa
 from egmctl.units import MIB, parse_size, several
 from egmctl.verdict.answers import answered
 from egmctl.verdict.changes import changes
