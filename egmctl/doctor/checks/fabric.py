@@ -32,6 +32,7 @@ from egmctl.model.record import BusId
 from egmctl.model.remedy import Need, Remedy
 from egmctl.topology.access import DENIED
 from egmctl.topology.platform import in_chassis, in_rack
+from egmctl.units import group_by
 
 INFO = "nvmlDeviceGetGpuFabricInfoV"
 NO_FABRIC = "the GPUs are in no fabric"
@@ -210,9 +211,7 @@ def _members(machine: Machine, scope: Scope) -> _Members:
 def _domain(machine: Machine, scope: Scope) -> Verdicts:
     expected = scope.expectation
     members = _members(machine, scope)
-    by_identity = situation.group_by(
-        members.registered, lambda gpu: (members.info(gpu).identity, _types(members.info(gpu)))
-    )
+    by_identity = group_by(members.registered, lambda gpu: (members.info(gpu).identity, _types(members.info(gpu))))
     for (identity, words), gpus in by_identity:
         yield fact(f"{INFO}({on_gpus(gpus).label})", f"cluster {identity[0] or 'none'}, clique {identity[1]}{words}")
     yield from _without_domain(machine, members)
