@@ -34,12 +34,11 @@ from egmctl.model.route import unusable
 from egmctl.model.task import Axis
 from egmctl.units import MIB, parse_size, several
 from egmctl.verdict.answers import answered
-from egmctl.verdict.changes import changes
 from egmctl.verdict.explain import CAUSE_SECTIONS, sections, with_causes, with_ucx_notes
 from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.nccl import beside_links, with_nccl_cause
 from egmctl.verdict.profiles import all_profiles, choose, load_profile, match_profile
-from egmctl.verdict.trust import with_doubts
+from egmctl.verdict.trust import changes, with_doubts
 
 if TYPE_CHECKING:
     from egmctl.bench.supervisor import OnProgress
