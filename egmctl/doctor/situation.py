@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 from egmctl.doctor.check import Check, Scope, Verdicts, check, end, findings_on, known, skip
-from egmctl.doctor.findings import todo, unknown
+from egmctl.doctor.findings import unknown
 from egmctl.model.finding import Guard
 from egmctl.model.gpu import Fabric, Gpu, GpuNvml
 from egmctl.model.host import INITIAL_NAMESPACES, Confinement, Driver, Host, System
 from egmctl.model.machine import Machine
+from egmctl.model.remedy import todo
 from egmctl.topology.access import Block, classify, obstacle, without_nvml
 from egmctl.topology.egm_mode import in_guest
 from egmctl.topology.platform import C2c, c2c, multi_node

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from egmctl.doctor.findings import failed, todo, unknown
+from egmctl.doctor.findings import failed, unknown
 from egmctl.model.answer import Cause
 from egmctl.model.explanation import DECIDED, CauseState, ErrorLog, KnownCause, leading
 from egmctl.model.finding import OF_GPUS, Finding, Place, PlaceKind, Status, WaiverKind
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.nccl import Ending, NcclRun, NcclStatus, SlowestDirection
-from egmctl.model.remedy import Remedy
+from egmctl.model.remedy import Remedy, todo
 from egmctl.model.route import MemoryKind
 from egmctl.model.task import Engine, Pattern
 from egmctl.units import shortened

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from egmctl.doctor.check import Check, Scope
-from egmctl.doctor.findings import failed, noted, passed, skipped, todo, unknown, warned
+from egmctl.doctor.findings import failed, noted, passed, skipped, unknown, warned
 from egmctl.doctor.registration import evidence_of, summary_of
 from egmctl.doctor.situation import NO_VERBS, coherent, coherent_gpus, in_domain, numbers, peer_memory_modules
 from egmctl.driver.signatures import cause_of, cause_of_crash
@@ -18,7 +18,7 @@ from egmctl.model.gpu import Gpu
 from egmctl.model.host import Confinement, Driver, Host
 from egmctl.model.machine import Machine
 from egmctl.model.probes import Probe, ProbeKind, ProbeOutcome, Registration
-from egmctl.model.remedy import Remedy
+from egmctl.model.remedy import Remedy, todo
 from egmctl.units import group_by, parse_kernel_list
 
 NOT_ASKED = "only with --active"

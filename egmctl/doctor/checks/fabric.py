@@ -8,19 +8,7 @@ from egmctl.dataclass import dataclass
 from egmctl.doctor import situation
 from egmctl.doctor.check import Expectation, Scope, Verdicts, check, skip
 from egmctl.doctor.expected import wants_domain
-from egmctl.doctor.findings import (
-    as_root,
-    daemon_fact,
-    fact,
-    failed,
-    gap,
-    noted,
-    passed,
-    skipped,
-    todo,
-    unknown,
-    warned,
-)
+from egmctl.doctor.findings import daemon_fact, fact, failed, gap, noted, passed, skipped, unknown, warned
 from egmctl.doctor.job import own_job
 from egmctl.doctor.restrictions import accesses
 from egmctl.facts.redact import replace_uuids
@@ -29,7 +17,7 @@ from egmctl.model.gpu import Fabric, Gpu
 from egmctl.model.host import Driver, FabricManager, System
 from egmctl.model.machine import Machine
 from egmctl.model.record import BusId
-from egmctl.model.remedy import Need, Remedy
+from egmctl.model.remedy import Need, Remedy, as_root, todo
 from egmctl.topology.access import DENIED
 from egmctl.topology.platform import in_chassis, in_rack
 from egmctl.units import group_by
