@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from egmctl.bench.buffers import Buffer, buffers_of, uses_host_memory
+from egmctl.bench.buffers import Buffer, buffers_of, moved_bytes, uses_host_memory
 from egmctl.bench.case import Case
-from egmctl.bench.engine import moved_bytes
 from egmctl.bench.nccl.plan import listed_cases, nccl_seconds
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.budget import most_bytes
