@@ -14,8 +14,7 @@ from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import SECTION_VERSIONS, Machine, TrafficSample
 from egmctl.topology.access import LOST, obstacle
 from egmctl.topology.links import links_at
-from egmctl.topology.notes import missing
-from egmctl.topology.topology import Topology, topology
+from egmctl.topology.topology import Topology, missing, topology
 from egmctl.verdict.answers import answered
 
 __all__ = ["machine_names", "read_machine", "topology_of", "traffic"]

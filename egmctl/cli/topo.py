@@ -33,8 +33,7 @@ def topo(
     outputs.check()
 
     from egmctl.api.machine import topology_of
-    from egmctl.topology.notes import missing
-    from egmctl.topology.topology import SECTIONS
+    from egmctl.topology.topology import SECTIONS, missing
 
     node = requested_machine(machine, SECTIONS, quiet=output.quiet)
     note = missing(node)

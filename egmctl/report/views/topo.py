@@ -25,10 +25,9 @@ from egmctl.report.views.topo_tables import (
 )
 from egmctl.topology.access import obstacle
 from egmctl.topology.links import NEAR, nvlink_hop
-from egmctl.topology.notes import NoteKind
 from egmctl.topology.platform import PlatformKind
 from egmctl.topology.routes import RouteKind
-from egmctl.topology.topology import Topology
+from egmctl.topology.topology import NoteKind, Topology
 from egmctl.units import grouped, several
 
 CONNECTED = "What is connected to what"
