@@ -1,4 +1,7 @@
-"""Write files atomically, so that readers and crashes never leave a partial file, and read files up to a size limit."""
+"""Write files atomically, so that readers and crashes never leave a partial file, and read files up to a size limit.
+
+The folders of files that ship with egmctl, and the reader of their TOML, are at the end.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,11 @@ import itertools
 import os
 import select
 import stat
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from egmctl.errors import EgmctlError, UsageError
 from egmctl.units import printable
@@ -326,3 +331,45 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
         os.close(descriptor)
         raise OSError(errno.EINVAL, _NOT_REGULAR)
     return descriptor
+
+
+# --- shipped files ----------------------------------------------------------------------------------------------------
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def _shipped(name: str) -> Path:
+    """Return a shipped directory: inside the package if installed from a wheel, beside it in a checkout."""
+    packaged = _PACKAGE / f"_{name}"
+    return packaged if packaged.is_dir() else _PACKAGE.parent / name
+
+
+def profiles_dir() -> Path:
+    """Return the directory of the platform profiles."""
+    return _shipped("profiles")
+
+
+def machines_dir() -> Path:
+    """Return the directory of the recorded machines (``NAME.json``)."""
+    return profiles_dir() / "machines"
+
+
+def docs_dir() -> Path:
+    """Return the directory of the guide."""
+    return _shipped("docs")
+
+
+def read_toml(text: str) -> dict[str, Any]:
+    """Return the tables of a TOML text, by Python's own reader or, in Python 3.10, by tomli, its origin.
+
+    Raises
+    ------
+    ValueError
+        The text is not TOML.
+    """
+    if sys.version_info >= (3, 11):
+        from tomllib import loads
+    else:
+        from tomli import loads
+    tables: dict[str, Any] = loads(text)
+    return tables

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from egmctl.errors import UsageError
@@ -113,6 +113,12 @@ def grouped(pairs: Iterable[tuple[_Key, _Item]]) -> dict[_Key, list[_Item]]:
     for key, item in pairs:
         groups.setdefault(key, []).append(item)
     return groups
+
+
+def group_by(items: Iterable[_Item], value: Callable[[_Item], _Key]) -> Iterator[tuple[_Key, tuple[_Item, ...]]]:
+    """Yield each value and the items that have it, in the order of first occurrence."""
+    for key, members in grouped((value(item), item) for item in items).items():
+        yield key, tuple(members)
 
 
 def gpu_name(name: str | None, number: int = 1) -> str:

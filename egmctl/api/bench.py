@@ -8,7 +8,7 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from egmctl.api.options import BenchOptions, documented
+from egmctl.api.options import BenchOptions, documented, select_gpus, select_numa
 from egmctl.bench.case import Case
 from egmctl.bench.nccl.plan import NcclRequest, installed, nccl_plan
 from egmctl.bench.plan import Plan
@@ -32,15 +32,13 @@ from egmctl.model.nccl import NcclPlan
 from egmctl.model.profile import Profile
 from egmctl.model.route import unusable
 from egmctl.model.task import Axis
-from egmctl.selectors import select_gpus, select_numa
 from egmctl.units import MIB, parse_size, several
 from egmctl.verdict.answers import answered
-from egmctl.verdict.changes import changes
 from egmctl.verdict.explain import CAUSE_SECTIONS, sections, with_causes, with_ucx_notes
 from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.nccl import beside_links, with_nccl_cause
 from egmctl.verdict.profiles import all_profiles, choose, load_profile, match_profile
-from egmctl.verdict.trust import with_doubts
+from egmctl.verdict.trust import changes, with_doubts
 
 if TYPE_CHECKING:
     from egmctl.bench.supervisor import OnProgress
@@ -266,7 +264,9 @@ class Bench(BenchOptions):
         if machine.origin.kind is not OriginKind.LIVE:
             raise UsageError(f"machine {machine.origin.name} is not this node: it can be planned for, not measured")
         run = supervise(plan, machine, on_progress=on_progress, worker=worker, recorder=recorder)
-        return answered(with_doubts(with_ucx_notes(beside_links(run))))
+        if run.nccl is not None:
+            run = beside_links(run, run.nccl)
+        return answered(with_doubts(with_ucx_notes(run)))
 
     def explain(self, report: RunReport, machine: Machine | None = None) -> RunReport:
         """Return a run with the causes of its slow, broken and skipped paths (``RunReport.causes``), and its answer.
@@ -284,7 +284,10 @@ class Bench(BenchOptions):
         if report.verdict is None:
             # Ranks on several nodes measure without a judge.
             report = with_doubts(report)
-        return answered(with_nccl_cause(with_causes(report, machine, asked=named, numa=numa), machine))
+        report = with_causes(report, machine, asked=named, numa=numa)
+        if report.nccl is not None:
+            report = with_nccl_cause(report, report.nccl, machine)
+        return answered(report)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
 
-from egmctl.api.options import DoctorOptions, documented
+from egmctl.api.options import DoctorOptions, documented, select_gpus, select_numa
 from egmctl.dataclass import dataclass
 from egmctl.doctor.assumed import completed
 from egmctl.doctor.check import Check, Expectation, Scope, expectation
@@ -27,12 +27,11 @@ from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.explanation import ErrorLog, Explanations
 from egmctl.model.finding import Guard
 from egmctl.model.machine import Machine
-from egmctl.selectors import select_gpus, select_numa
 from egmctl.units import printable
 from egmctl.verdict.answers import answered
 
 ALWAYS = ("host", "gpus", "driver", "process", "confinement")
-"""The sections that selectors, the platform and the causes of findings need, independent of the checks."""
+"""The sections that --gpus and --numa, the platform and the causes of findings need, independent of the checks."""
 
 
 @documented

@@ -6,16 +6,15 @@ from collections.abc import Generator, Iterable
 from dataclasses import replace
 
 from egmctl import launch
+from egmctl.api.options import select_gpus, select_numa
 from egmctl.errors import NothingToDo
 from egmctl.facts.redact import redact
 from egmctl.facts.replay import load_machine, machine_names
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.machine import SECTION_VERSIONS, Machine, TrafficSample
-from egmctl.selectors import select_gpus, select_numa
 from egmctl.topology.access import LOST, obstacle
 from egmctl.topology.links import links_at
-from egmctl.topology.notes import missing
-from egmctl.topology.topology import Topology, topology
+from egmctl.topology.topology import Topology, missing, topology
 from egmctl.verdict.answers import answered
 
 __all__ = ["machine_names", "read_machine", "topology_of", "traffic"]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from egmctl.bench.case import End
-from egmctl.bench.engine import ENGINES, moved_bytes
+from egmctl.bench.engine import ENGINES
 from egmctl.dataclass import dataclass
 from egmctl.model.route import HOST_MEMORY, MemoryKind
 from egmctl.model.task import Endpoint, Flow, Pattern, Quantity, Task
@@ -128,6 +128,11 @@ def shares_source(task: Task) -> bool:
 def uses_host_memory(task: Task) -> bool:
     """Return whether an end of a task's flows is host memory."""
     return any(end.memory in HOST_MEMORY for flow in task.flows for end in (flow.source, flow.destination))
+
+
+def moved_bytes(task: Task) -> int:
+    """Return the bytes that each flow moves in one pass."""
+    return ENGINES[task.engine].arrays * task.size_bytes
 
 
 def buffer_bytes(task: Task) -> int:

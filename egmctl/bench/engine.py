@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from egmctl.dataclass import dataclass
-from egmctl.model.task import Engine, Task
+from egmctl.model.task import Engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +89,3 @@ ENGINES: Mapping[Engine, EngineSpec] = _Specs(
         Engine.LIFE_CYCLE: EngineSpec(caption="life cycle", timed_by_host=True),
     }
 )
-
-
-def moved_bytes(task: Task) -> int:
-    """Return the bytes that each flow moves in one pass."""
-    return ENGINES[task.engine].arrays * task.size_bytes

@@ -7,7 +7,7 @@ from dataclasses import field, replace
 from fnmatch import fnmatchcase
 
 from egmctl.bench.case import BY_SMS, Case
-from egmctl.bench.cases import bandwidth, ipc, latency, rdma
+from egmctl.bench.cases import ipc, one_process
 from egmctl.bench.nccl.collectives import COLLECTIVES, PREFIX
 from egmctl.dataclass import dataclass
 from egmctl.errors import UsageError
@@ -15,12 +15,12 @@ from egmctl.model.task import Axis, Point
 from egmctl.units import did_you_mean, printable
 
 CASES: tuple[Case, ...] = (
-    *bandwidth.EGM_CASES,
-    *bandwidth.HOST_CASES,
-    *bandwidth.P2P_CASES,
-    *latency.CASES,
+    *one_process.EGM_CASES,
+    *one_process.HOST_CASES,
+    *one_process.P2P_CASES,
+    *one_process.LATENCY_CASES,
     *ipc.CASES,
-    *rdma.CASES,
+    *ipc.UCX_CASES,
 )
 
 FABRIC_CASES: tuple[Case, ...] = ipc.FABRIC_CASES

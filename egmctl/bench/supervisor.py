@@ -26,7 +26,7 @@ from egmctl.bench.results import Soak, of_both, with_proof
 from egmctl.bench.suites import CASES
 from egmctl.driver.signatures import cause_of_crash
 from egmctl.errors import ChildFailed
-from egmctl.facts.host_load import HostLoadWatch
+from egmctl.facts.host import HostLoadWatch
 from egmctl.facts.kernel_log import KernelLogWatch
 from egmctl.facts.redact import redact
 from egmctl.facts.root import Root

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, ClassVar
 import typer
 
 from egmctl.api.options import PREVIEW, BenchOptions, option
-from egmctl.cli.fabric import (
-    FABRIC,
-    NCCL,
-    JobOptions,
-    is_fabric,
-    job,
-    measured_together,
+from egmctl.cli.fabric import job, measured_together
+from egmctl.cli.options import (
+    MachineOption,
+    MpiOptions,
+    reading_this_node,
+    refuse_together,
+    requested_machine,
+    takes_options,
 )
-from egmctl.cli.options import MachineOption, reading_this_node, refuse_together, requested_machine, takes_options
 from egmctl.cli.output import OutputOptions, Outputs, say
-from egmctl.cli.progress import show_progress
-from egmctl.cli.saved import JournalOptions, end_journal, open_journal
+from egmctl.cli.progress import JournalOptions, end_journal, open_journal, show_progress
 from egmctl.dataclass import dataclass
 from egmctl.errors import ExitCode, UsageError
 from egmctl.report.kinds import BENCH, PLAN
@@ -31,6 +30,28 @@ if TYPE_CHECKING:
     from egmctl.model.machine import Machine
     from egmctl.model.measurement import RunReport
     from egmctl.mpi.world import Launched
+
+
+FABRIC, RDMA, NCCL = "fabric", "rdma", "nccl"
+"""The suites that the ranks of an MPI job measure together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions(MpiOptions):
+    """The options of a measurement between the GPUs of many nodes."""
+
+    sample: int | None = option(
+        "With --suite fabric: measure each GPU with K random others instead of all.", "K", min=1
+    )
+    ranks: int | None = option(
+        "With --dry-run --suite fabric: the cost for N GPUs on nodes like this one.", "N", min=2, max=100_000
+    )
+
+    @property
+    def of_fabric(self) -> str | None:
+        """The name of a given option that works with the suite ``fabric`` only; ``None`` without one."""
+        given = {"--ranks": self.ranks, "--sample": self.sample}
+        return next((name for name, value in given.items() if value is not None), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +101,7 @@ def bench(options: BenchOptions, run: RunOptions, output: OutputOptions, machine
         options = replace(options, suites=(FABRIC,))
     if measuring_with is not None and options.suite_names == (NCCL,):
         return _measure_by_tasks(options, run, outputs, measuring_with)
-    fabric = is_fabric(options, run, measuring_with, dry_run=run.dry_run)
+    fabric = _is_fabric(options, run, measuring_with, dry_run=run.dry_run)
     if preview:
         _show_plan(options, run, outputs, machine, fabric=fabric)
         return ExitCode.OK
@@ -88,6 +109,36 @@ def bench(options: BenchOptions, run: RunOptions, output: OutputOptions, machine
         # Each rank of a job reads its own node.
         return _measure_fabric(options, run, outputs, measuring_with)
     return _measure(options, run, outputs)
+
+
+def _is_fabric(options: BenchOptions, job: JobOptions, launch: Launched | None, *, dry_run: bool) -> bool:
+    """Return whether ranks measure a run together: those of an MPI job or, for the suite ``fabric``, of this node.
+
+    Raises
+    ------
+    UsageError
+        If an option does not apply to the suites.
+    """
+    suites, ranks = options.suite_names, job.ranks
+    fabric = suites == (FABRIC,)
+    if not fabric and not (suites == (RDMA,) and launch is not None and ranks is None):
+        if launch is not None:
+            raise UsageError(
+                f"{launch.by} started {launch.size} processes, which can only measure --suite {FABRIC}, {RDMA} or "
+                f"{NCCL} together; with --mpi off each measures by itself"
+            )
+        if (wrong := job.of_fabric) is not None:
+            raise UsageError(f"{wrong} works with --suite {FABRIC} only")
+        return False
+    if ranks is not None and not dry_run:
+        raise UsageError("--ranks is for --dry-run; a real run has as many ranks as mpirun or srun starts")
+    given = {"--sweep": fabric and options.sweep, "--numa": fabric and options.numa != "all", "--pair": options.pair}
+    if wrong := next((name for name, value in given.items() if value), None):
+        raise UsageError(
+            f"{wrong} cannot be combined with --suite {FABRIC} or an MPI job: those measure one size between all "
+            "ranks, and each GPU's nearest NUMA node"
+        )
+    return True
 
 
 def _show_plan(options: BenchOptions, run: RunOptions, outputs: Outputs, machine: str | None, *, fabric: bool) -> None:
@@ -149,7 +200,7 @@ def _measure_fabric(options: BenchOptions, run: RunOptions, outputs: Outputs, la
     bench = Bench(**vars(options))
     profiles = run.profiles()
     kept = open_journal(replace(run, no_journal=True) if launch is not None and launch.rank else run, outputs)
-    with measured_together(bench, run, outputs, launch, kept) as report:
+    with measured_together(bench, run.sample, outputs, launch, kept) as report:
         if profiles is not None and len(report.machines) == 1:
             report = judge_run(report, report.machines[0], profiles, strict=run.strict)
         raise typer.Exit(_finish(bench, bench.explain(with_ucx_notes(report)), outputs, kept, None))

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 import typer
 
 from egmctl.api.options import BringupOptions
-from egmctl.cli.fabric import MpiOptions, answers_alone, job
+from egmctl.cli.fabric import answers_alone, job
 from egmctl.cli.options import (
     ExitStyle,
     ExitStyleOption,
     MachineOption,
+    MpiOptions,
     reading_this_node,
     requested_machine,
     takes_options,
 )
 from egmctl.cli.output import OutputOptions, Outputs, say
-from egmctl.cli.progress import ProgressDisplay, probing, show_progress
-from egmctl.cli.saved import JournalOptions, end_journal, open_journal
+from egmctl.cli.progress import JournalOptions, ProgressDisplay, end_journal, open_journal, probing, show_progress
 from egmctl.errors import UsageError
 from egmctl.report.kinds import BRINGUP, EVIDENCE, FLEET
 from egmctl.units import require_clustershell

@@ -39,7 +39,7 @@ INDEX = "README.md"
 
 def topics() -> Mapping[str, Mapping[str, Path]]:
     """Return the files of the guide by topic, under the headings of the index; examples and decisions come last."""
-    from egmctl.data import docs_dir
+    from egmctl.files import docs_dir
 
     folder = docs_dir()
     groups: dict[str, dict[str, Path]] = {}

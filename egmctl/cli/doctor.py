@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from egmctl.api.options import PREVIEW, DoctorOptions, option
-from egmctl.cli.fabric import MpiOptions, answers_alone, job
+from egmctl.cli.fabric import answers_alone, job
 from egmctl.cli.options import (
     ExitStyle,
     ExitStyleOption,
     MachineOption,
+    MpiOptions,
     reading_this_node,
     refuse_together,
     requested_machine,

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from egmctl.cli.options import GroupedCommand, MachineOption, refuse_together, requested_machine, takes_options
+from egmctl.cli.options import (
+    GroupedCommand,
+    MachineOption,
+    launched,
+    refuse_together,
+    requested_machine,
+    takes_options,
+)
 from egmctl.cli.output import OutputOptions, Outputs, say
 from egmctl.errors import UsageError
 from egmctl.report.kinds import EXPLAIN, Format
@@ -186,7 +193,6 @@ def _run(program: Sequence[str], outputs: Outputs) -> int:
     """Run a program, then say on standard error why its calls failed; end as the program ended."""
     from egmctl.launch.program import run_through
     from egmctl.launch.standard_error import StandardError
-    from egmctl.mpi.world import launched
 
     if outputs.files or outputs.targets[0].format is not Format.TEXT:
         raise UsageError("explain -- writes text on standard error only: leave out -o and --json")

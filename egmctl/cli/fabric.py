@@ -1,63 +1,26 @@
-"""``egmctl bench --suite fabric``: measure between the GPUs of this node or of an MPI job. Also joins MPI jobs."""
+"""Join the MPI job of this process, and measure between the GPUs of the job or of this node."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import socket
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import typer
 
-from egmctl.api.options import BenchOptions, option
 from egmctl.cli import output
 from egmctl.cli.output import Outputs
 from egmctl.cli.progress import show_progress
-from egmctl.compat import StrEnum
-from egmctl.dataclass import dataclass
-from egmctl.errors import EgmctlError, ExitCode, UsageError
+from egmctl.errors import EgmctlError, ExitCode
 
 if TYPE_CHECKING:
     from egmctl.api.bench import Bench
     from egmctl.journal.events import Recorder
     from egmctl.model.measurement import RunReport
     from egmctl.mpi.world import Launched, World
-
-
-class Mpi(StrEnum):
-    """The values of ``--mpi``."""
-
-    AUTO = "auto"
-    """Join a job if the environment has the variables of a launcher."""
-    OFF = "off"
-
-
-@dataclass(frozen=True, kw_only=True)
-class MpiOptions:
-    """The option that decides whether the command joins an MPI job."""
-
-    HEADINGS: ClassVar[dict[str, str]] = {"MPI jobs": "mpi sample ranks"}
-    mpi: Mpi = option(
-        "auto: join the MPI job if mpirun or srun started this process; off: run alone.", default=Mpi.AUTO
-    )
-
-    def launched(self) -> Launched | None:
-        """Return the rank and size of the MPI job to join, or ``None`` if the process runs alone.
-
-        From now on, all ranks except 0 write nothing.
-        """
-        if self.mpi is Mpi.OFF:
-            return None
-        from egmctl.mpi.world import launched
-
-        launch = launched(os.environ)
-        if launch is not None:
-            output.relayed = True
-            output.muted = launch.rank > 0
-        return launch
 
 
 def answers_alone(launch: Launched, outputs: Outputs, problem: str = "") -> Outputs:
@@ -123,66 +86,16 @@ def job(launch: Launched) -> Iterator[World]:
         world.finish()
 
 
-FABRIC, RDMA, NCCL = "fabric", "rdma", "nccl"
-"""The suites that the ranks of an MPI job measure together."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobOptions(MpiOptions):
-    """The options of a measurement between the GPUs of many nodes."""
-
-    sample: int | None = option(
-        "With --suite fabric: measure each GPU with K random others instead of all.", "K", min=1
-    )
-    ranks: int | None = option(
-        "With --dry-run --suite fabric: the cost for N GPUs on nodes like this one.", "N", min=2, max=100_000
-    )
-
-    @property
-    def of_fabric(self) -> str | None:
-        """The name of a given option that works with the suite ``fabric`` only; ``None`` without one."""
-        given = {"--ranks": self.ranks, "--sample": self.sample}
-        return next((name for name, value in given.items() if value is not None), None)
-
-
-def is_fabric(options: BenchOptions, job: JobOptions, launch: Launched | None, *, dry_run: bool) -> bool:
-    """Return whether ranks measure a run together: those of an MPI job or, for the suite ``fabric``, of this node.
-
-    Raises
-    ------
-    UsageError
-        If an option does not apply to the suites.
-    """
-    suites, ranks = options.suite_names, job.ranks
-    fabric = suites == (FABRIC,)
-    if not fabric and not (suites == (RDMA,) and launch is not None and ranks is None):
-        if launch is not None:
-            raise UsageError(
-                f"{launch.by} started {launch.size} processes, which can only measure --suite {FABRIC}, {RDMA} or "
-                f"{NCCL} together; with --mpi off each measures by itself"
-            )
-        if (wrong := job.of_fabric) is not None:
-            raise UsageError(f"{wrong} works with --suite {FABRIC} only")
-        return False
-    if ranks is not None and not dry_run:
-        raise UsageError("--ranks is for --dry-run; a real run has as many ranks as mpirun or srun starts")
-    given = {"--sweep": fabric and options.sweep, "--numa": fabric and options.numa != "all", "--pair": options.pair}
-    if wrong := next((name for name, value in given.items() if value), None):
-        raise UsageError(
-            f"{wrong} cannot be combined with --suite {FABRIC} or an MPI job: those measure one size between all "
-            "ranks, and each GPU's nearest NUMA node"
-        )
-    return True
-
-
 @contextlib.contextmanager
 def measured_together(
-    bench: Bench, options: JobOptions, outputs: Outputs, launch: Launched | None, recorder: Recorder
+    bench: Bench, sample: int | None, outputs: Outputs, launch: Launched | None, recorder: Recorder
 ) -> Iterator[RunReport]:
     """Measure, and yield the report on rank 0; other ranks end with ``typer.Exit`` instead of entering the block.
 
     Parameters
     ----------
+    sample
+        The number of random others that each GPU is measured with; ``None``: all.
     launch
         The MPI job of this process; ``None``: ranks on this node measure.
     """
@@ -190,7 +103,7 @@ def measured_together(
     from egmctl.bench.fabric_run import measure_here, measure_job
     from egmctl.bench.processes.group import start_rank
 
-    request, quiet = run_request(bench, options.sample), outputs.options.quiet
+    request, quiet = run_request(bench, sample), outputs.options.quiet
     if launch is None:
         node, chosen = facts_of_rank(bench, outputs.check)
         with show_progress(quiet) as shown:

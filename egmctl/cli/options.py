@@ -1,26 +1,30 @@
-"""Option groups of commands, and functions for the options that several commands share."""
+"""Option groups of commands, functions for the options that several commands share, and the launcher of an MPI job."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import inspect
+import os
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import Field, fields, is_dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
-from egmctl.api.options import OUTPUT, PREVIEW
-from egmctl.cli import complete
+from egmctl.api.options import OUTPUT, PREVIEW, option
+from egmctl.cli import complete, output
 from egmctl.cli.output import OutputOptions, say
 from egmctl.compat import StrEnum
+from egmctl.dataclass import dataclass
 from egmctl.errors import EgmctlError, ExitCode, UsageError
 from egmctl.report.kinds import MACHINES, SUFFIXES, Format
 
 if TYPE_CHECKING:
     from egmctl.model.machine import Machine
+    from egmctl.mpi.world import Launched
 
 MachineOption = Annotated[
     str | None,
@@ -177,6 +181,72 @@ def refuse_together(options: Mapping[str, bool]) -> None:
     given = [option for option, is_given in options.items() if is_given]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} exclude each other; give one of them")
+
+
+class Mpi(StrEnum):
+    """The values of ``--mpi``."""
+
+    AUTO = "auto"
+    """Join a job if the environment has the variables of a launcher."""
+    OFF = "off"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MpiOptions:
+    """The option that decides whether the command joins an MPI job."""
+
+    HEADINGS: ClassVar[dict[str, str]] = {"MPI jobs": "mpi sample ranks"}
+    mpi: Mpi = option(
+        "auto: join the MPI job if mpirun or srun started this process; off: run alone.", default=Mpi.AUTO
+    )
+
+    def launched(self) -> Launched | None:
+        """Return the rank and size of the MPI job to join, or ``None`` if the process runs alone.
+
+        From now on, all ranks except 0 write nothing.
+        """
+        if self.mpi is Mpi.OFF:
+            return None
+        launch = launched(os.environ)
+        if launch is not None:
+            output.relayed = True
+            output.muted = launch.rank > 0
+        return launch
+
+
+_RANK = re.compile("[0-9]{1,9}", re.ASCII)
+
+
+def launched(environment: Mapping[str, str]) -> Launched | None:
+    """Read the launcher's variables; return ``None`` if there was no launcher or the job has only one process."""
+    for rank_name, size_name, local_names, by in _LAUNCHERS:
+        rank, size = environment.get(rank_name, ""), environment.get(size_name, "")
+        if not _RANK.fullmatch(rank) or not _RANK.fullmatch(size):
+            continue
+        if int(size) < 2:
+            return None
+        from egmctl.mpi.world import Launched
+
+        local = next((environment[name] for name in local_names if name in environment), rank)
+        return Launched(int(rank), int(size), by, local == "0")
+    return None
+
+
+_LAUNCHERS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ("OMPI_COMM_WORLD_LOCAL_RANK",), "Open MPI's mpirun"),
+    (
+        "PMI_RANK",
+        "PMI_SIZE",
+        ("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"),
+        "a PMI launcher (mpiexec of MPICH or Intel MPI, srun --mpi=pmi2)",
+    ),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", ("MV2_COMM_WORLD_LOCAL_RANK",), "mpirun of MVAPICH"),
+    ("PMIX_RANK", "SLURM_STEP_NUM_TASKS", ("SLURM_LOCALID",), "srun --mpi=pmix"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ("SLURM_LOCALID",), "srun"),
+)
+"""The variables for rank, size and rank on the node, per launcher: Open MPI's manual (mpirun, "Environment Variables"),
+Hydra's and Slurm's PMI-1 and PMI-2 servers, MVAPICH's user guide, Slurm's srun(1), "OUTPUT ENVIRONMENT VARIABLES". srun
+sets its own with and without ``--mpi``."""
 
 
 def requested_machine(

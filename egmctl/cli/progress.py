@@ -1,7 +1,8 @@
-"""Progress of a long command: its current activity and, for a bench, the table of path classes as it fills.
+"""What is kept and shown while a command works: the journal of a run, and its progress.
 
-It goes to standard error: a bar and the table on a terminal, a line now and then in a log. The table is drawn between
-two tasks and at most once a second, so that it takes no CPU time from a measurement.
+Progress is the current activity and, for a bench, the table of path classes as it fills. It goes to standard error: a
+bar and the table on a terminal, a line now and then in a log. The table is drawn between two tasks and at most once a
+second, so that it takes no CPU time from a measurement.
 """
 
 from __future__ import annotations
@@ -12,14 +13,19 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
-from egmctl.cli.output import is_terminal, say
+from egmctl.api.options import option
+from egmctl.cli.output import Outputs, is_terminal, say
+from egmctl.dataclass import dataclass
+from egmctl.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from egmctl.journal.events import JournalEvent, Recorder
+    from egmctl.journal.events import Journal, JournalEvent, Recorder
+    from egmctl.model.answer import Answer
     from egmctl.model.machine import Machine
     from egmctl.model.measurement import Measurement
     from egmctl.model.probes import Probe
@@ -153,3 +159,50 @@ def table_text(measurements: Sequence[Measurement]) -> Text:
     table = path_classes(measurements)
     lines = text(Document(command="", subject="", body=(table,)), width=size.columns).split("\n")
     return Text("\n").join(lines[-max(size.lines - _BESIDE, 1) :])
+
+
+# --- journal ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class JournalOptions:
+    """Whether and where the journal of a run is kept."""
+
+    HEADINGS: ClassVar[dict[str, str]] = {"Journal": "journal no_journal"}
+    journal: Path | None = option("Where to keep the run's journal. Default: ~/.local/state/egmctl/journal.", "DIR")
+    no_journal: bool = option("Keep no journal; a killed run then loses its results.", default=False)
+
+
+def open_journal(options: JournalOptions, outputs: Outputs, machine: Machine | None = None) -> Journal:
+    """Open the journal of a new run, one that records nothing if disabled, and report an unfinished earlier run once.
+
+    Without ``--journal``, it is in the user's state folder or, if that is not writable, beside the first output file.
+
+    Parameters
+    ----------
+    machine
+        The node, whose private names are redacted in the journal.
+    """
+    from egmctl.facts.redact import part_redactor
+    from egmctl.journal.events import Journal, earlier, is_unmentioned, journal_folder, mention
+
+    if options.no_journal or (options.journal is None and os.environ.get("EGMCTL_NO_JOURNAL")):
+        return Journal((), str)
+    folders = [options.journal] if options.journal else [journal_folder(), *(file.parent for file in outputs.files[:1])]
+    if not outputs.options.quiet:
+        path = next(filter(is_unmentioned, reversed(earlier(folders[0])[-3:])), None)
+        if path is not None:
+            from egmctl.saved import load_journal
+
+            mention(path)
+            with contextlib.suppress(UsageError):
+                say(f"an earlier bench {load_journal(path).ending}; 'egmctl show {path}' shows its results")
+    return Journal(folders, part_redactor(machine))
+
+
+def end_journal(journal: Journal, answer: Answer, *, quiet: bool) -> None:
+    """Record in a run's journal that its result is written; if the journal ended early, report the reason."""
+    journal.end(answer)
+    if journal.failure and not quiet:
+        what = "the run has no journal" if journal.path is None else "the run's journal ends early"
+        say(f"{what}: {journal.failure}")

@@ -1,75 +1,22 @@
-"""Saved results: the journals of runs, ``egmctl history``, ``egmctl show`` and ``egmctl compare``."""
+"""Saved results: ``egmctl history``, ``egmctl show`` and ``egmctl compare``."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from egmctl.api.options import option
 from egmctl.cli.options import NO_LEVELS, refuse_together, takes_options
-from egmctl.cli.output import OutputOptions, Outputs, Target, say
-from egmctl.dataclass import dataclass
+from egmctl.cli.output import OutputOptions, Target, say
 from egmctl.errors import ExitCode, UsageError
 from egmctl.report.kinds import COMPARISON, DOCTOR, HISTORY, TOPO, Format, kind_of
 from egmctl.units import several
 
 if TYPE_CHECKING:
     from rich.text import Text
-
-    from egmctl.journal.events import Journal
-    from egmctl.model.answer import Answer
-    from egmctl.model.machine import Machine
-
-
-@dataclass(frozen=True, kw_only=True)
-class JournalOptions:
-    """Whether and where the journal of a run is kept."""
-
-    HEADINGS: ClassVar[dict[str, str]] = {"Journal": "journal no_journal"}
-    journal: Path | None = option("Where to keep the run's journal. Default: ~/.local/state/egmctl/journal.", "DIR")
-    no_journal: bool = option("Keep no journal; a killed run then loses its results.", default=False)
-
-
-def open_journal(options: JournalOptions, outputs: Outputs, machine: Machine | None = None) -> Journal:
-    """Open the journal of a new run, one that records nothing if disabled, and report an unfinished earlier run once.
-
-    Without ``--journal``, it is in the user's state folder or, if that is not writable, beside the first output file.
-
-    Parameters
-    ----------
-    machine
-        The node, whose private names are redacted in the journal.
-    """
-    from egmctl.facts.redact import part_redactor
-    from egmctl.journal.events import Journal, journal_folder, mention
-
-    if options.no_journal or (options.journal is None and os.environ.get("EGMCTL_NO_JOURNAL")):
-        return Journal((), str)
-    folders = [options.journal] if options.journal else [journal_folder(), *(file.parent for file in outputs.files[:1])]
-    if not outputs.options.quiet:
-        from egmctl.journal.read import earlier, is_unmentioned
-
-        path = next(filter(is_unmentioned, reversed(earlier(folders[0])[-3:])), None)
-        if path is not None:
-            from egmctl.saved import load_journal
-
-            mention(path)
-            with contextlib.suppress(UsageError):
-                say(f"an earlier bench {load_journal(path).ending}; 'egmctl show {path}' shows its results")
-    return Journal(folders, part_redactor(machine))
-
-
-def end_journal(journal: Journal, answer: Answer, *, quiet: bool) -> None:
-    """Record in a run's journal that its result is written; if the journal ended early, report the reason."""
-    journal.end(answer)
-    if journal.failure and not quiet:
-        what = "the run has no journal" if journal.path is None else "the run's journal ends early"
-        say(f"{what}: {journal.failure}")
 
 
 @takes_options(HISTORY.formats, without=NO_LEVELS)
@@ -82,7 +29,7 @@ def history(
     """List the bench runs that this node keeps, the latest last."""
     outputs = output.checked(HISTORY.formats)
 
-    from egmctl.journal.read import earlier
+    from egmctl.journal.events import earlier
     from egmctl.model.listing import History, KeptRun
     from egmctl.model.measurement import MeasurementStatus
     from egmctl.saved import load_journal
@@ -176,7 +123,7 @@ ToleranceOption = Annotated[
 
 def _with_last(files: list[Path]) -> list[Path]:
     """Return the files, with ``last`` and ``last~N`` replaced by the journals of earlier runs."""
-    from egmctl.journal.read import earlier, ended
+    from egmctl.journal.events import earlier, ended
 
     if [str(file) for file in files] == ["last"] and not os.path.exists(files[0]):
         files = [Path("last~1"), Path("last")]

@@ -9,8 +9,8 @@ import typer
 
 from egmctl.api.options import TopoOptions
 from egmctl.cli.bringup import settle_questions
-from egmctl.cli.fabric import MpiOptions, answers_alone
-from egmctl.cli.options import ForceOption, MachineOption, refuse_together, requested_machine, takes_options
+from egmctl.cli.fabric import answers_alone
+from egmctl.cli.options import ForceOption, MachineOption, MpiOptions, refuse_together, requested_machine, takes_options
 from egmctl.cli.output import OutputOptions, Target, check_output, emit, file_of, say
 from egmctl.errors import ExitCode, UsageError
 from egmctl.report.kinds import TOPO, Format, rendered
@@ -33,8 +33,7 @@ def topo(
     outputs.check()
 
     from egmctl.api.machine import topology_of
-    from egmctl.topology.notes import missing
-    from egmctl.topology.topology import SECTIONS
+    from egmctl.topology.topology import SECTIONS, missing
 
     node = requested_machine(machine, SECTIONS, quiet=output.quiet)
     note = missing(node)

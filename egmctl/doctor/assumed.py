@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from egmctl import data
-from egmctl.data import read_toml
+from egmctl import files
 from egmctl.facts import replay
+from egmctl.files import read_toml
 from egmctl.model.finding import Finding, Status
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.model.record import Reason
@@ -27,7 +27,7 @@ def completed(machine: Machine) -> Machine | None:
     if origin.kind is not OriginKind.MODELLED or origin.name not in (*replay.machine_names(), *replay.sick()):
         return None
     document = replay.document(machine)
-    _complete(document, read_toml((data.machines_dir() / "assumed.toml").read_text(encoding="utf-8")))
+    _complete(document, read_toml((files.machines_dir() / "assumed.toml").read_text(encoding="utf-8")))
     return replay.decode(document, f"machine {origin.name}")
 
 

@@ -1,4 +1,4 @@
-"""Functions that make findings, evidence and remedies, and that explain missing facts."""
+"""Functions that make findings and evidence, and that explain missing facts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from egmctl.model.finding import NODE, Evidence, Finding, Place, Status, on_gpus
 from egmctl.model.gpu import Gpu, GpuNvml
 from egmctl.model.record import Reason, Record
-from egmctl.model.remedy import ON_HOST, Need, Remedy
+from egmctl.model.remedy import Remedy
 
 PlaceOrGpus = Place | Gpu | Iterable[Gpu]
 """The place of a finding, or the GPUs that it is about."""
@@ -61,36 +61,6 @@ def daemon_fact(daemons: tuple[str, ...] | None, name: str) -> Evidence:
     """Return as evidence whether a daemon is among the visible processes."""
     state = "runs" if name in (daemons or ()) else "not seen"
     return fact(f"/proc/*/comm: {name}", None if daemons is None else state)
-
-
-def todo(text: str, *, look: str | None = None, run: str | None = None) -> Remedy:
-    """Return a remedy that does not need root and works where the process runs.
-
-    Parameters
-    ----------
-    look, run
-        The command that shows more, and the one that mends it. ``{gpus}`` in them stands for the finding's GPUs.
-    """
-    return Remedy(text=text, look=look, run=run)
-
-
-def as_root(text: str, *needs: Need, look: str | None = None, run: str | None = None) -> Remedy:
-    """Return a remedy for root on the host, not in a container.
-
-    Parameters
-    ----------
-    needs
-        What it needs besides root.
-    look, run
-        As of :func:`todo`.
-    """
-    return Remedy(text=text, look=look, run=run, needs=(Need.ROOT, *needs), works_in=ON_HOST)
-
-
-def remove_option(option: str) -> Remedy:
-    """Return the remedy that removes an option of the driver's kernel module."""
-    text = f"Take {option} out of /etc/modprobe.d, rebuild the initramfs if it has the driver, and reload the driver."
-    return as_root(text, Need.DRIVER_RELOAD, look="grep -rn nvidia /etc/modprobe.d")
 
 
 def gap(record: Record | None, *names: str, newer: bool = False) -> str:

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from egmctl.doctor.check import Check, Scope
-from egmctl.doctor.findings import fact, failed, passed, skipped, todo, unknown, warned
+from egmctl.doctor.findings import fact, failed, passed, skipped, unknown, warned
 from egmctl.model.finding import Evidence, Finding, Guard, Place, on_gpus
 from egmctl.model.host import Driver
 from egmctl.model.machine import Machine
 from egmctl.model.probes import IsolationKind, IsolationTrial, ProbeOutcome
+from egmctl.model.remedy import todo
 from egmctl.units import several
 
 ILLEGAL_ADDRESS, INVALID_VALUE, SUCCESS = 700, 1, 0

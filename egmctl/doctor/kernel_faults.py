@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from egmctl.compat import StrEnum
-from egmctl.data import read_toml
 from egmctl.dataclass import dataclass
-from egmctl.doctor.findings import as_root
-from egmctl.doctor.situation import group_by
+from egmctl.files import read_toml
 from egmctl.model.finding import NODE, Place, Status, on_gpus
 from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent
 from egmctl.model.machine import Machine
-from egmctl.model.remedy import ANYWHERE, ON_HOST, Need, Remedy, remedy_of
-from egmctl.units import grouped, several
+from egmctl.model.remedy import ANYWHERE, ON_HOST, Need, Remedy, as_root, remedy_of
+from egmctl.units import group_by, grouped, several
 
 
 class Blame(StrEnum):

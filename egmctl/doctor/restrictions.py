@@ -9,13 +9,13 @@ from typing import Literal
 
 from egmctl.dataclass import dataclass
 from egmctl.doctor.check import Scope
-from egmctl.doctor.findings import as_root, fact, todo
+from egmctl.doctor.findings import fact
 from egmctl.doctor.situation import loss, lost, routers
 from egmctl.model.finding import Confidence, Evidence, on_gpus
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Confinement, DeviceNode, DeviceUnit, Driver, Process
 from egmctl.model.machine import Machine
-from egmctl.model.remedy import Remedy
+from egmctl.model.remedy import Remedy, as_root, todo
 from egmctl.topology.access import Block
 
 SLURM_PROGRAM, SYSTEMD_PROGRAM = "Slurm_Cgroup_v2", "sd_devices"

@@ -11,7 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from egmctl.data import read_toml
 from egmctl.doctor import checks
 from egmctl.doctor.assumed import with_assumed
 from egmctl.doctor.causes import explained
@@ -23,6 +22,7 @@ from egmctl.doctor.purposes import for_purposes
 from egmctl.doctor.remedies import with_fitted_remedy
 from egmctl.errors import UsageError
 from egmctl.facts.redact import known_words
+from egmctl.files import read_toml
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Finding, Guard, Status
 from egmctl.model.machine import Machine

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping
 
 from egmctl.doctor.check import Check, Scope, Verdicts, check, end, findings_on, known, skip
-from egmctl.doctor.findings import todo, unknown
+from egmctl.doctor.findings import unknown
 from egmctl.model.finding import Guard
 from egmctl.model.gpu import Fabric, Gpu, GpuNvml
 from egmctl.model.host import INITIAL_NAMESPACES, Confinement, Driver, Host, System
 from egmctl.model.machine import Machine
+from egmctl.model.remedy import todo
 from egmctl.topology.access import Block, classify, obstacle, without_nvml
 from egmctl.topology.egm_mode import in_guest
 from egmctl.topology.platform import C2c, c2c, multi_node
 from egmctl.topology.routes import possible_owners
-from egmctl.units import grouped
-
-T = TypeVar("T")
-K = TypeVar("K", bound=Hashable)
 
 _NVLINK_5, _BLACKWELL = 7, 10
 """``NVML_NVLINK_VERSION_5_0`` of nvml.h, and the major compute capability of Blackwell."""
@@ -146,12 +142,6 @@ def peer_memory_registered(machine: Machine) -> bool | None:
 def virtual(machine: Machine) -> bool:
     """Return whether a GPU is passed through to a virtual machine or is a vGPU."""
     return in_guest(machine) is True
-
-
-def group_by(items: Iterable[T], value: Callable[[T], K]) -> Iterator[tuple[K, tuple[T, ...]]]:
-    """Yield each value and the items that have it, in the order of first occurrence."""
-    for key, members in grouped((value(item), item) for item in items).items():
-        yield key, tuple(members)
 
 
 def loss(machine: Machine, gpu: Gpu) -> Block | None:

@@ -30,8 +30,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from egmctl.data import read_toml
 from egmctl.dataclass import dataclass
+from egmctl.files import read_toml
 from egmctl.model.explanation import KnownCause, Severity
 from egmctl.model.remedy import remedy_of
 

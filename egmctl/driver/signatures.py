@@ -14,9 +14,9 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
-from egmctl.data import read_toml
 from egmctl.dataclass import dataclass
 from egmctl.driver.messages import known_cause
+from egmctl.files import read_toml
 from egmctl.model.explanation import KnownCause, Library
 
 

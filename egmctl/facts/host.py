@@ -1,4 +1,4 @@
-"""The host: NUMA nodes, CPUs, memory and pages."""
+"""The host: NUMA nodes, CPUs, memory and pages, and how busy other processes keep the CPUs while a run measures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import functools
 import os
 import re
 import struct
+import time
+from contextlib import suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from egmctl.driver.reading import Reasons, Unreadable, read_or
 from egmctl.facts.egm import EGM_MODULE
@@ -15,6 +18,9 @@ from egmctl.facts.root import Root, kernel_list
 from egmctl.model.host import CpuFrequencies, Host, HugePages, NumaKind, NumaNode
 from egmctl.model.record import Reason
 from egmctl.units import KIB, format_kernel_list, parse_kernel_list
+
+if TYPE_CHECKING:
+    from egmctl.model.measurement import HostLoad
 
 NODES = "/sys/devices/system/node"
 CPUS = "/sys/devices/system/cpu"
@@ -278,3 +284,44 @@ def cpus_of(node: int, *, whole: bool = False) -> tuple[int, ...]:
         text = f"this process may run on {len(allowed)} of the {len(cpus)} CPUs of NUMA node {node}"
         raise NoCpus(f"{text}: too few to fill its memory")
     return tuple(allowed[:: 1 if whole else -(-len(allowed) // THREADS_LIMIT)])
+
+
+_BUSY = (1, 2, 3, 6, 7, 8)
+"""The columns of the line ``cpu`` of /proc/stat that count as busy: user, nice, system, irq, softirq, steal
+(proc_stat(5)). The first two include guests' time. Idle and iowait do not count."""
+
+
+class HostLoadWatch:
+    """The CPU time of the whole host since this object was created, except that of this process and its children."""
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        self._began_s = time.monotonic()
+        self._before = self._others_s()
+
+    def load(self) -> HostLoad | None:
+        """Return the load by other processes until now; ``None`` if /proc/stat or /proc/loadavg cannot be read.
+
+        A child's CPU time counts as this process' own only after the child has ended.
+        """
+        # Imported late: who reads a machine measures nothing.
+        from egmctl.model.measurement import HostLoad
+
+        now = self._others_s()
+        with suppress(Unreadable, ValueError, IndexError):
+            if now is not None and self._before is not None:
+                return HostLoad(
+                    cpus=len(re.findall(r"^cpu\d+ ", self._root.read("/proc/stat"), re.MULTILINE | re.ASCII)),
+                    load_average=float(self._root.read("/proc/loadavg").split()[0]),
+                    wall_s=round(time.monotonic() - self._began_s, 3),
+                    others_cpu_s=round(max(0.0, now - self._before), 2),
+                )
+        return None
+
+    def _others_s(self) -> float | None:
+        with suppress(Unreadable, ValueError, IndexError):
+            columns = self._root.read("/proc/stat").partition("\n")[0].split()
+            own = os.times()
+            busy_s = sum(int(columns[column]) for column in _BUSY) / os.sysconf("SC_CLK_TCK")
+            return busy_s - own.user - own.system - own.children_user - own.children_system
+        return None

@@ -1,17 +1,30 @@
-"""A process' cgroups, signs of a container, and the environment variables that affect drivers and libraries."""
+"""Processes: one with its cgroups, signs of a container, limits of GPU memory and the environment variables that affect
+drivers and libraries; and those that use the GPUs, with the CUDA libraries that they have loaded.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
 
-from egmctl.driver.reading import Reasons, Unreadable, read_or
-from egmctl.facts import device_memory, inside
-from egmctl.facts.inside import cgroups, mount_points
-from egmctl.facts.root import Root
-from egmctl.model.host import Process
+from egmctl.driver.reading import BUS_ID, Reasons, Unreadable, if_present, normal_bus_id, read_or
+from egmctl.errors import ChildFailed
+from egmctl.facts import inside
+from egmctl.facts.inside import cgroups, device_cgroup, mount_points
+from egmctl.facts.libraries import is_compat, mapped, version_of
+from egmctl.facts.root import READ_LIMIT, Root
+from egmctl.launch import Child
+from egmctl.model.host import INITIAL_NAMESPACES, CudaProcesses, DeviceMemoryLimit, Process
 from egmctl.model.record import Reason
+from egmctl.units import grouped
+
+if TYPE_CHECKING:
+    from egmctl.launch import Channel
 
 ENVIRONMENT_KEYS = (
     # CUDA: visible GPUs and their order, MPS, execution
@@ -65,8 +78,8 @@ def process(root: Root, pid: int = 0) -> Process:
         # Real, effective, saved and file system uid.
         effective_uid=lambda: root.numbers(f"{folder}/status", "Uid", least=4)[1] if pid else os.geteuid(),
         cgroups=lambda: cgroups(root, folder),
-        device_memory=lambda: device_memory.limits(root, folder),
-        device_memory_capacity=lambda: device_memory.capacity(root, folder),
+        device_memory=lambda: device_memory_limits(root, folder),
+        device_memory_capacity=lambda: device_memory_capacity(root, folder),
         container_signs=_container_signs(root, pid, environment or {}),
         cuda_processes=Unreadable(Reason.NOT_ASKED, "NVML lists them with the GPUs"),
         cuda_processes_unread=Unreadable(Reason.NOT_ASKED, "NVML lists them with the GPUs"),
@@ -115,4 +128,179 @@ def _container_signs(root: Root, pid: int, environment: Mapping[str, str]) -> tu
         *(name for name in CONTAINER_VARIABLES if name in environment),
         *(sign for mount, sign in _MOUNT_SIGNS.items() if mount in kinds.items()),
         *namespaces,
+    )
+
+
+# --- memory of GPUs ---------------------------------------------------------------------------------------------------
+
+_REGION = re.compile(
+    rf"nvidia/(?P<bus_id>{BUS_ID.pattern})/vidmem (?P<limit>[0-9]{{1,20}}|max)", re.ASCII | re.IGNORECASE
+)
+"""A region of the controller ``dmem`` of Linux 6.14, by which cgroups limit the memory of GPUs. Its files have a line
+for each, ``REGION BYTES`` or ``REGION max``. The driver's region of a GPU's memory is ``nvidia/BUS_ID/vidmem``
+(NVIDIA's guide to MPS v3 memory partitioning; not seen on hardware). Whether memory of HOST_NUMA is charged is not
+documented."""
+
+
+def device_memory_cgroup(root: Root, pid: int) -> str:
+    """Return the directory of a process' cgroup of version 2, ``pid`` 0 for this process.
+
+    Raises
+    ------
+    Unreadable
+        The process is in no such cgroup, or the hierarchy is not mounted here.
+    """
+    return root.path(device_cgroup(root, f"/proc/{pid or 'self'}", 2)[-1])
+
+
+def device_memory_limits(root: Root, folder: str) -> tuple[DeviceMemoryLimit, ...]:
+    """Return what the cgroups of a process state about the memory of each GPU, the outermost cgroup first.
+
+    Parameters
+    ----------
+    folder
+        The ``/proc`` folder of the process.
+
+    Raises
+    ------
+    Unreadable
+        The process is in no cgroup of version 2, or the hierarchy is not mounted here, or a file that is there cannot
+        be read or says something else of an NVIDIA GPU.
+    """
+    places = device_cgroup(root, folder, 2)
+    return tuple(limit for place in places for limit in _limits_in(root, place, place.removeprefix(places[0]) or "/"))
+
+
+def device_memory_capacity(root: Root, folder: str) -> dict[str, int]:
+    """Return the memory of each GPU by bus id, as the root cgroup states it.
+
+    Raises
+    ------
+    Unreadable
+        As for :func:`device_memory_limits`, or the kernel lacks the controller, or a cgroup namespace hides the root.
+    """
+    return _regions(root, f"{device_cgroup(root, folder, 2)[0]}/dmem.capacity")
+
+
+def _limits_in(root: Root, place: str, cgroup: str) -> tuple[DeviceMemoryLimit, ...]:
+    names = ("max", "min", "low", "current")
+    # The root cgroup has none of the first three, and a cgroup whose parent did not turn the controller on has no file.
+    files: dict[str, dict[str, int]] = {
+        f"{name}_bytes": if_present({}, functools.partial(_regions, root, f"{place}/dmem.{name}")) for name in names
+    }
+    bus_ids = dict.fromkeys(bus_id for regions in files.values() for bus_id in regions)
+    absent = Unreadable(Reason.NOT_PRESENT, f"{place}: no dmem file names it")
+    return tuple(
+        Reasons().record(
+            DeviceMemoryLimit,
+            cgroup=cgroup,
+            bus_id=bus_id,
+            **{name: regions.get(bus_id, absent) for name, regions in files.items()},
+        )
+        for bus_id in bus_ids
+    )
+
+
+def _regions(root: Root, path: str) -> dict[str, int]:
+    regions = {}
+    for line in root.lines(path):
+        if not line.startswith("nvidia/"):
+            continue
+        if (match := _REGION.fullmatch(line)) is None:
+            raise Unreadable(Reason.FAILED, f"{path}: an unknown line of a region of nvidia")
+        limit = match["limit"]
+        regions[normal_bus_id(match["bus_id"])] = -1 if limit == "max" else int(limit)
+    return regions
+
+
+# --- processes that use the GPUs --------------------------------------------------------------------------------------
+
+_READER = "egmctl.facts.process:read_libraries"
+"""A child reads the maps: for them the kernel takes the lock of the process' memory (``mmap_lock``), which
+a process that hangs in a driver call may hold, and then the read does not return."""
+LIBRARIES_S = 3.0
+"""The time limit of the child. Our choice: a map of 1 MiB takes some tens of milliseconds."""
+_MOST_PROCESSES = 64
+"""The number of processes to read at most: a GPU seldom has more than a few."""
+
+
+def cuda_processes(root: Root, pids: Iterable[int], asked: int = 0) -> tuple[tuple[CudaProcesses, ...], int]:
+    """Return the processes that have loaded libcuda, in groups, and the number of those that were not read.
+
+    A group has one user, one IPC namespace and the same libraries. Not read are processes beyond the limits of number,
+    bytes and time; a process that has ended, or may not be read, counts as none.
+
+    Parameters
+    ----------
+    pids
+        The ids that NVML states, of the host's PID namespace.
+    asked
+        The process of ``--pid``; 0 for none.
+
+    Raises
+    ------
+    Unreadable
+        This process is in a PID namespace of its own, where those ids are of others.
+    """
+    if root.is_live and root.link("/proc/self/ns/pid") != f"pid:[{INITIAL_NAMESPACES['pid']}]":
+        raise Unreadable(Reason.NOT_SUPPORTED, "a PID namespace of its own: NVML states the host's process ids")
+    all_pids = list(dict.fromkeys((asked, *pids) if asked else pids))
+    answers: list[dict[str, Any]] = []
+    if all_pids:
+        # What the child sent before it failed or was ended counts; the processes after that were not read.
+        with (
+            suppress(ChildFailed),
+            Child(_READER, {"root": root.directory, "pids": all_pids[:_MOST_PROCESSES]}, grace_s=0) as child,
+        ):
+            child.result(LIBRARIES_S, answers.append)
+    return groups_of(answers, asked), len(all_pids) - sum(not answer.get("too_long") for answer in answers)
+
+
+def read_libraries(parent: Channel, arguments: dict[str, Any]) -> None:
+    """Send the answer for each process of ``pids`` to the parent."""
+    root = Root(arguments["root"])
+    for pid in arguments["pids"]:
+        parent.send(process_answer(root, pid))
+
+
+def process_answer(root: Root, pid: int) -> dict[str, Any]:
+    """Return a process' id, user, IPC namespace and files, ``too_long`` for maps beyond the limit, else nothing."""
+    try:
+        maps = root.read_bytes(f"/proc/{pid}/maps", READ_LIMIT + 1)
+        if len(maps) > READ_LIMIT:
+            return {"too_long": True}
+        files = {name: str(path) for name, path in mapped(maps).items()}
+        if "cuda" not in files:
+            return {}
+        user = root.numbers(f"/proc/{pid}/status", "Uid", least=4)[1]
+        return {"pid": pid, "user": user, "ipc": read_or("", lambda: root.link(f"/proc/{pid}/ns/ipc")), **files}
+    except Unreadable:
+        # It has ended, or is another user's.
+        return {}
+
+
+def groups_of(answers: Sequence[dict[str, Any]], asked: int = 0) -> tuple[CudaProcesses, ...]:
+    """Return the groups of processes, from the answers about them."""
+    processes = [answer for answer in answers if "cuda" in answer]
+    users = list(dict.fromkeys((each["user"], each["ipc"]) for each in processes))
+    groups = grouped(
+        ((users.index((each["user"], each["ipc"])), each["cuda"], each.get("cudart"), each["pid"] == asked), each)
+        for each in processes
+    )
+    return tuple(
+        _group(user, len(members), PurePosixPath(libcuda), runtime, is_asked=is_asked)
+        for (user, libcuda, runtime, is_asked), members in groups.items()
+    )
+
+
+def _group(user: int, count: int, libcuda: PurePosixPath, runtime: str | None, *, is_asked: bool) -> CudaProcesses:
+    no_runtime = Unreadable(Reason.NOT_PRESENT, "maps: no libcudart")
+    return Reasons().record(
+        CudaProcesses,
+        user=user,
+        processes=count,
+        asked=is_asked,
+        libcuda_version=lambda: version_of(libcuda),
+        libcuda_compat=is_compat(libcuda),
+        runtime_version=(lambda: version_of(PurePosixPath(runtime))) if runtime else no_runtime,
     )

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from egmctl import __version__, data
+from egmctl import __version__, files
 from egmctl.documents import check_schema, indented, parse_object, read_content, refuse, short, stem
 from egmctl.errors import UsageError
 from egmctl.facts.cuda import ATTRIBUTES, P2P_ATTRIBUTES
@@ -126,12 +126,12 @@ def recorded(machine: Machine, path: Path) -> Machine:
 
 def machine_names() -> list[str]:
     """Return the sorted names of the shipped machines."""
-    return sorted(path.stem for path in data.machines_dir().glob("*.json"))
+    return sorted(path.stem for path in files.machines_dir().glob("*.json"))
 
 
 def sick() -> list[str]:
     """Return the sorted names of the shipped machines with a fault. Their files have the changes to a healthy one."""
-    return sorted(path.stem for path in (data.machines_dir() / "sick").glob("*.json"))
+    return sorted(path.stem for path in (files.machines_dir() / "sick").glob("*.json"))
 
 
 def _changed(value: Any, change: Any) -> Any:
@@ -148,7 +148,7 @@ def _changed(value: Any, change: Any) -> Any:
 def _find(name_or_path: str) -> tuple[Path, str]:
     """Return the path of a machine's file and its name in messages."""
     if name_or_path in (*machine_names(), *sick()):
-        folder = data.machines_dir() / ("" if name_or_path in machine_names() else "sick")
+        folder = files.machines_dir() / ("" if name_or_path in machine_names() else "sick")
         return folder / f"{name_or_path}.json", f"machine {name_or_path}"
     if os.path.exists(name_or_path):
         return Path(name_or_path), f"machine file {name_or_path}"

@@ -14,9 +14,8 @@ from dataclasses import field
 
 from egmctl.dataclass import dataclass
 from egmctl.driver.reading import Reasons, Unreadable, read_or
-from egmctl.facts import egm, host, service_logs
+from egmctl.facts import egm, host, services
 from egmctl.facts import gpus as pci
-from egmctl.facts.containers import containers
 from egmctl.facts.root import READ_LIMIT, OtherRoot, Root, program_output
 from egmctl.model.host import Bridge, DeviceNode, Imex, Nic, NicPort, PciFunction, System, VerbsNode
 from egmctl.model.record import Reason, Unread
@@ -262,9 +261,9 @@ def imex(root: Root, running: Callable[[], ProcessIds]) -> Imex:
         kubelet=lambda: not _KUBELETS.isdisjoint(running()),
         compute_domains=lambda: _compute_domains(root, running()),
         compute_domain_mode=lambda: _mode(root, running()),
-        session_in_use=lambda: service_logs.imex_session_in_use(root),
-        version=lambda: service_logs.imex_version(root),
-        unanswered_unimport=lambda: service_logs.imex_unanswered(root),
+        session_in_use=lambda: services.imex_session_in_use(root),
+        version=lambda: services.imex_version(root),
+        unanswered_unimport=lambda: services.imex_unanswered(root),
     )
 
 
@@ -376,8 +375,8 @@ def system(root: Root) -> System:
         ats=lambda: _ats(root, functions()),
         daemons=lambda: daemons(running()),
         imex=imex(root, running),
-        fabric_manager=service_logs.fabric_manager(root, lambda: _places(root, running(), "nv-fabricmanager")),
-        containers=containers(root, running),
+        fabric_manager=services.fabric_manager(root, lambda: _places(root, running(), "nv-fabricmanager")),
+        containers=services.containers(root, running),
         module_versions=lambda: _module_versions(root),
         peer_memory_clients=lambda: tuple(root.names_if_any("/sys/kernel/mm/memory_peers")),
         peermem_linked=lambda: _peermem_linked(root),

@@ -30,8 +30,8 @@ from egmctl.model.record import Command
 from egmctl.model.remedy import Remedy, common
 from egmctl.model.verdict import Grade
 from egmctl.saved import Saved
-from egmctl.topology.notes import missing
 from egmctl.topology.platform import platform
+from egmctl.topology.topology import missing
 from egmctl.units import counted, fold, gpu_name, grouped, printable
 
 REPORT = "fleet.json"

@@ -1,69 +1,14 @@
-"""Latency kernels (pointer chases, ping-pong), counters of atomic additions, and results that the host reads."""
+"""Latency kernels (pointer chases, ping-pong) and counters of atomic additions."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from itertools import cycle
 
 from egmctl.dataclass import dataclass
-from egmctl.gpu.context import Context, ReleaseStack
 from egmctl.gpu.memory import DeviceMemory, MappedMemory
+from egmctl.gpu.pattern import read_words
 from egmctl.gpu.program import Kernels
 from egmctl.gpu.timing import Stream
-
-_PAIR_BYTES = 16
-_PAIRS = 256
-"""The number of pairs per GPU, used in rotation: more than one step has in use at a time."""
-
-
-class WordPair:
-    """A pair of 8-byte words in a GPU's memory that a kernel writes.
-
-    Parameters
-    ----------
-    address
-        The address of the pair.
-    """
-
-    def __init__(self, stream: Stream, address: int) -> None:
-        self.address = address
-        self._stream = stream
-
-    def clear(self) -> None:
-        """Queue a memset of both words to 0."""
-        self._stream.fill(self.address, _PAIR_BYTES)
-
-    def words(self) -> tuple[int, int]:
-        """Wait for the stream and return the words."""
-        first, second = read_words(self._stream, self.address, 2)
-        return first, second
-
-
-class WordPairs:
-    """The result pairs of all GPUs, whose contexts are given by bus id."""
-
-    def __init__(self, contexts: dict[str, Context]) -> None:
-        self._pairs: dict[str, Iterator[int]] = {}
-        with ReleaseStack() as undo:
-            for bus_id, context in contexts.items():
-                pairs = undo.keep(DeviceMemory(context, _PAIR_BYTES * _PAIRS))
-                self._pairs[bus_id] = cycle(range(pairs.address, pairs.address + pairs.size_bytes, _PAIR_BYTES))
-            self.close = undo.pop_all().close
-
-    def take(self, stream: Stream) -> WordPair:
-        """Return the next pair of words of the stream's GPU."""
-        return WordPair(stream, next(self._pairs[stream.context.bus_id]))
-
-
-def read_words(stream: Stream, address: int, count: int) -> list[int]:
-    """Copy ``count`` 8-byte words to the host through a stream, wait for the stream, and return them."""
-    stream.context.make_current()
-    words = (ctypes.c_uint64 * count)()
-    stream.copy(ctypes.addressof(words), address, ctypes.sizeof(words))
-    stream.synchronize()
-    return list(words)
-
 
 TIMEOUT_NS = 5_000_000_000
 """The timeout of kernels that wait for others, by the GPU's clock. They normally take milliseconds."""

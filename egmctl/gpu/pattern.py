@@ -1,18 +1,21 @@
 """Fill memory with a pattern generated from a seed, overwrite it with poison, and check it against the pattern.
 
 The GPU generates and checks every byte. ``kernels/pattern.cu`` defines the pattern; :func:`pattern_words` computes the
-same on the host. Fills and checks are queued, so that several GPUs work at the same time.
+same on the host. Fills and checks are queued, so that several GPUs work at the same time. A check leaves its result, a
+pair of words, in its GPU's memory, and the host reads it later.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import cycle
 from typing import TYPE_CHECKING, NamedTuple
 
 from egmctl.dataclass import dataclass
-from egmctl.gpu.chase import WordPair, WordPairs, read_words
+from egmctl.gpu.context import Context, ReleaseStack
+from egmctl.gpu.memory import DeviceMemory
 from egmctl.gpu.program import Kernels
 from egmctl.gpu.timing import Stream
 
@@ -25,6 +28,10 @@ VECTOR_BYTES = 16
 """The number of bytes that the kernels move at a time. Sizes and offsets are multiples of it."""
 POISON = 0xDEADBEEF
 """The 4-byte word written to a destination before each sample, so that a missing copy is detected."""
+
+_PAIR_BYTES = 16
+_PAIRS = 256
+"""The number of pairs per GPU, used in rotation: more than one step has in use at a time."""
 
 THREADS = 512
 BLOCKS = 4
@@ -116,6 +123,54 @@ class PatternKernels:
     def _launch(self, name: str, stream: Stream, *arguments: int) -> None:
         blocks = BLOCKS * stream.context.multiprocessors
         self._kernels[stream.context.bus_id].launch(name, stream.handle, blocks, THREADS, *arguments)
+
+
+class WordPair:
+    """A pair of 8-byte words in a GPU's memory that a kernel writes.
+
+    Parameters
+    ----------
+    address
+        The address of the pair.
+    """
+
+    def __init__(self, stream: Stream, address: int) -> None:
+        self.address = address
+        self._stream = stream
+
+    def clear(self) -> None:
+        """Queue a memset of both words to 0."""
+        self._stream.fill(self.address, _PAIR_BYTES)
+
+    def words(self) -> tuple[int, int]:
+        """Wait for the stream and return the words."""
+        first, second = read_words(self._stream, self.address, 2)
+        return first, second
+
+
+class WordPairs:
+    """The result pairs of all GPUs, whose contexts are given by bus id."""
+
+    def __init__(self, contexts: dict[str, Context]) -> None:
+        self._pairs: dict[str, Iterator[int]] = {}
+        with ReleaseStack() as undo:
+            for bus_id, context in contexts.items():
+                pairs = undo.keep(DeviceMemory(context, _PAIR_BYTES * _PAIRS))
+                self._pairs[bus_id] = cycle(range(pairs.address, pairs.address + pairs.size_bytes, _PAIR_BYTES))
+            self.close = undo.pop_all().close
+
+    def take(self, stream: Stream) -> WordPair:
+        """Return the next pair of words of the stream's GPU."""
+        return WordPair(stream, next(self._pairs[stream.context.bus_id]))
+
+
+def read_words(stream: Stream, address: int, count: int) -> list[int]:
+    """Copy ``count`` 8-byte words to the host through a stream, wait for the stream, and return them."""
+    stream.context.make_current()
+    words = (ctypes.c_uint64 * count)()
+    stream.copy(ctypes.addressof(words), address, ctypes.sizeof(words))
+    stream.synchronize()
+    return list(words)
 
 
 def first_difference(

@@ -376,6 +376,11 @@ def journals(folder: Path) -> list[Path]:
     return sorted(paths, key=lambda path: (_number(path), path.name))
 
 
+def earlier(folder: Path | None = None) -> list[Path]:
+    """Return the journals that no running command is writing, the oldest first."""
+    return [path for path in journals(folder or journal_folder()) if not at_work(path)]
+
+
 def at_work(path: Path) -> bool:
     """Return whether a journal is locked, i.e. being written."""
     try:
@@ -386,6 +391,26 @@ def at_work(path: Path) -> bool:
     except OSError:
         return False
     return False
+
+
+def ended(path: Path) -> bool:
+    """Return whether a journal's run has ended, from the journal's first line."""
+    state = _state_of(path)
+    return state is not None and state.exit_code is not None
+
+
+def is_unmentioned(path: Path) -> bool:
+    """Return whether a run did not end and no command has reported this yet, from the journal's first line."""
+    state = _state_of(path)
+    return state is not None and state.exit_code is None and not state.mentioned
+
+
+def _state_of(path: Path) -> RunState | None:
+    try:
+        with open(open_regular(path), "rb") as file:
+            return read_state(file.read(STATE_BYTES))
+    except OSError:
+        return None
 
 
 def prune(folder: Path) -> None:

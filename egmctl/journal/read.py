@@ -6,12 +6,10 @@ import contextlib
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import field, replace
-from pathlib import Path
 from typing import Any
 
 from egmctl.dataclass import dataclass
 from egmctl.errors import UsageError
-from egmctl.files import open_regular
 from egmctl.journal import events
 from egmctl.model.answer import State, of_exit_code
 from egmctl.model.codec import ITEMS_LIMIT, DecodeError, from_json
@@ -56,26 +54,6 @@ class JournalContent:
 def is_journal(content: bytes) -> bool:
     """Return whether a file is a journal of any version: no other document contains this text."""
     return _MARK in content
-
-
-def ended(path: Path) -> bool:
-    """Return whether a journal's run has ended, from the journal's first line."""
-    state = _state(path)
-    return state is not None and state.exit_code is not None
-
-
-def is_unmentioned(path: Path) -> bool:
-    """Return whether a run did not end and no command has reported this yet, from the journal's first line."""
-    state = _state(path)
-    return state is not None and state.exit_code is None and not state.mentioned
-
-
-def _state(path: Path) -> events.RunState | None:
-    try:
-        with open(open_regular(path), "rb") as file:
-            return events.read_state(file.read(events.STATE_BYTES))
-    except OSError:
-        return None
 
 
 _EARLIER = ("egmctl.bench/2",)
@@ -268,8 +246,3 @@ def _put_together(skeleton: RunReport, run: _Run) -> JournalContent:
     missing = "; ".join(filter(None, (cut, damage))) or None
     answered = of_exit_code(state.exit_code) if state.answer is None else state.answer
     return JournalContent(report, state.exit_code, answered, tuple(under_way.values()), ending, missing, damage)
-
-
-def earlier(folder: Path | None = None) -> list[Path]:
-    """Return the journals that no running command is writing, the oldest first."""
-    return [path for path in events.journals(folder or events.journal_folder()) if not events.at_work(path)]

@@ -362,7 +362,7 @@ class CdiSpecification(Record):
     """A file of the Container Device Interface that gives containers this node's GPUs."""
 
     path: Plain
-    """``/etc/cdi/nvidia.yaml``; only the folder if the name is none of ``egmctl.facts.containers.KNOWN_NAMES``."""
+    """``/etc/cdi/nvidia.yaml``; only the folder if the name is none of ``egmctl.facts.services.KNOWN_NAMES``."""
     driver_versions: tuple[Plain, ...] | None = None
     """The driver versions in the names of the libraries that it mounts (``libcuda.so.580.65.06``), sorted."""
 

@@ -491,7 +491,7 @@ class RunReport(Shown):
     doubts: tuple[Doubt, ...] = ()
     """The reasons not to believe measurements, or not all of them (:mod:`egmctl.verdict.trust`)."""
     changes: tuple[Change, ...] = ()
-    """What changed on the GPUs between the start and the end of the run (:mod:`egmctl.verdict.changes`)."""
+    """What changed on the GPUs between the start and the end of the run (:mod:`egmctl.verdict.trust`)."""
     causes: tuple[Cause, ...] = ()
     """The causes of slow, broken or waived measurements, the most severe first."""
     host_load: HostLoad | None = None

@@ -142,3 +142,33 @@ _NEEDS = {
     Need.DRIVER_RELOAD: "reloads the driver, {idle} idle first",
     Need.REBOOT: "needs a reboot",
 }
+
+
+def todo(text: str, *, look: str | None = None, run: str | None = None) -> Remedy:
+    """Return a remedy that does not need root and works where the process runs.
+
+    Parameters
+    ----------
+    look, run
+        The command that shows more, and the one that mends it. ``{gpus}`` in them stands for the finding's GPUs.
+    """
+    return Remedy(text=text, look=look, run=run)
+
+
+def as_root(text: str, *needs: Need, look: str | None = None, run: str | None = None) -> Remedy:
+    """Return a remedy for root on the host, not in a container.
+
+    Parameters
+    ----------
+    needs
+        What it needs besides root.
+    look, run
+        As of :func:`todo`.
+    """
+    return Remedy(text=text, look=look, run=run, needs=(Need.ROOT, *needs), works_in=ON_HOST)
+
+
+def remove_option(option: str) -> Remedy:
+    """Return the remedy that removes an option of the driver's kernel module."""
+    text = f"Take {option} out of /etc/modprobe.d, rebuild the initramfs if it has the driver, and reload the driver."
+    return as_root(text, Need.DRIVER_RELOAD, look="grep -rn nvidia /etc/modprobe.d")

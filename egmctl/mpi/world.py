@@ -1,4 +1,4 @@
-"""Detection of an MPI job, its ranks, and collective calls between them that time out if a rank is missing."""
+"""The ranks of an MPI job, and collective calls between them that time out if a rank is missing."""
 
 from __future__ import annotations
 
@@ -113,6 +113,19 @@ class RanksMissing(EgmctlError):
         who = f"{noun} {', '.join(map(str, ranks))}" if ranks else "a rank"
         super().__init__(f"{who} did not answer any more")
         self.ranks = ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """The launcher's description of this process."""
+
+    rank: int
+    size: int
+    """The number of processes of the job, at least 2."""
+    by: str
+    """The launcher's name, for messages."""
+    first_of_node: bool
+    """Whether this process is the first one on its node."""
 
 
 class World:
@@ -275,46 +288,3 @@ def _last_words(output: str) -> str:
     framed = re.search(r"^-{20,}\n(.+?\.)(?:\s|$)", printed, re.DOTALL | re.MULTILINE)
     lines = framed[1].splitlines() if framed else printed.strip().splitlines()[-3:]
     return " ".join(word for line in lines for word in line.split())[:_WORDS]
-
-
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """The launcher's description of this process."""
-
-    rank: int
-    size: int
-    """The number of processes of the job, at least 2."""
-    by: str
-    """The launcher's name, for messages."""
-    first_of_node: bool
-    """Whether this process is the first one on its node."""
-
-
-_NUMBER = re.compile("[0-9]{1,9}", re.ASCII)
-
-
-def launched(environment: Mapping[str, str]) -> Launched | None:
-    """Read the launcher's variables; return ``None`` if there was no launcher or the job has only one process."""
-    for rank_name, size_name, local_names, by in _VARIABLES:
-        rank, size = environment.get(rank_name, ""), environment.get(size_name, "")
-        if _NUMBER.fullmatch(rank) and _NUMBER.fullmatch(size):
-            local = next((environment[name] for name in local_names if name in environment), rank)
-            return Launched(int(rank), int(size), by, local == "0") if int(size) > 1 else None
-    return None
-
-
-_VARIABLES = (
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", ("OMPI_COMM_WORLD_LOCAL_RANK",), "Open MPI's mpirun"),
-    (
-        "PMI_RANK",
-        "PMI_SIZE",
-        ("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID"),
-        "a PMI launcher (mpiexec of MPICH or Intel MPI, srun --mpi=pmi2)",
-    ),
-    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", ("MV2_COMM_WORLD_LOCAL_RANK",), "mpirun of MVAPICH"),
-    ("PMIX_RANK", "SLURM_STEP_NUM_TASKS", ("SLURM_LOCALID",), "srun --mpi=pmix"),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ("SLURM_LOCALID",), "srun"),
-)
-"""The variables for rank, size and rank on the node, per launcher: Open MPI's manual (mpirun, "Environment Variables"),
-Hydra's and Slurm's PMI-1 and PMI-2 servers, MVAPICH's user guide, Slurm's srun(1), "OUTPUT ENVIRONMENT VARIABLES". srun
-sets its own with and without ``--mpi``."""

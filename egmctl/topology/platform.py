@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 
 from egmctl.compat import StrEnum
-from egmctl.data import read_toml
 from egmctl.dataclass import dataclass
+from egmctl.files import read_toml
 from egmctl.model.codec import from_json
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Driver

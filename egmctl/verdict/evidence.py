@@ -11,9 +11,9 @@ from functools import cache
 from pathlib import Path
 from statistics import median
 
-from egmctl.data import read_toml
 from egmctl.dataclass import dataclass
 from egmctl.doctor.situation import coherent
+from egmctl.files import read_toml
 from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.evidence import EvidenceReport, EvidenceState, Observation, Reply
 from egmctl.model.finding import Status, WaiverKind

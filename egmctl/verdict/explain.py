@@ -16,7 +16,7 @@ from egmctl.bench.plan.make import SECTIONS
 from egmctl.bench.plan.paths import gpu_obstacle
 from egmctl.dataclass import dataclass
 from egmctl.doctor.check import Scope
-from egmctl.doctor.findings import fact, failed, noted, todo, warned
+from egmctl.doctor.findings import fact, failed, noted, warned
 from egmctl.doctor.troubles import RunNode, Symptom, Trouble, numa_nodes
 from egmctl.model.answer import Cause
 from egmctl.model.change import ChangeKind
@@ -41,6 +41,7 @@ from egmctl.model.finding import (
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import BROKEN, GpuEvidence, HostLoad, Measurement, MeasurementStatus, RunReport
+from egmctl.model.remedy import todo
 from egmctl.model.route import HOST_MEMORY, Carrier, LinkKind, MemoryKind, Route, UcxRoute, node_names
 from egmctl.model.task import UCX_ENGINES, Engine, Quantity
 from egmctl.model.verdict import BAD_GRADES, Grade, Judgement

@@ -222,9 +222,10 @@ def _warnings(measurements: Sequence[Measurement]) -> Iterator[str]:
 
 def _kernel_warnings(report: RunReport) -> Iterable[str]:
     """Yield a warning for each fault that the kernel logged during the run; paths may be fast in spite of it."""
-    if report.kernel_messages is None or not report.machines:
+    log = report.kernel_messages
+    if log is None or not log.events or not report.machines:
         return
-    for fault in kernel_faults(report.machines[0], report.kernel_messages.events):
+    for fault in kernel_faults(report.machines[0], log.events):
         if fault.status is not Status.PASS:
             yield f"the kernel logged meanwhile: {fault.title}{fault.times}"
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from egmctl.doctor.findings import failed, todo, unknown
+from egmctl.doctor.findings import failed, unknown
 from egmctl.model.answer import Cause
 from egmctl.model.explanation import DECIDED, CauseState, ErrorLog, KnownCause, leading
 from egmctl.model.finding import OF_GPUS, Finding, Place, PlaceKind, Status, WaiverKind
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, RunReport
 from egmctl.model.nccl import Ending, NcclRun, NcclStatus, SlowestDirection
-from egmctl.model.remedy import Remedy
+from egmctl.model.remedy import Remedy, todo
 from egmctl.model.route import MemoryKind
 from egmctl.model.task import Engine, Pattern
 from egmctl.units import shortened
@@ -32,14 +32,13 @@ _LABELS = 8
 """The number of GPUs named in a finding."""
 
 
-def beside_links(report: RunReport) -> RunReport:
+def beside_links(report: RunReport, nccl: NcclRun) -> RunReport:
     """Return a run with each bus bandwidth as a share of the slowest link direction that the run measured.
 
     The bus bandwidth is defined as what the busiest link carries in one direction (nccl-tests, ``doc/PERFORMANCE.md``),
     for a ring. Nothing is compared where that does not hold (``NcclRun.not_comparable``).
     """
-    nccl = report.nccl
-    if nccl is None or not nccl.results:
+    if not nccl.results:
         return report
     links = list(_directions(report, nccl))
     reason = _not_comparable(nccl, [measurement for _, measurement in links]) if links else ""
@@ -74,7 +73,7 @@ def _not_comparable(nccl: NcclRun, links: list[Measurement]) -> str:
     return ""
 
 
-def with_nccl_cause(report: RunReport, machine: Machine | None = None) -> RunReport:
+def with_nccl_cause(report: RunReport, nccl: NcclRun, machine: Machine | None = None) -> RunReport:
     """Return a run with the cause of NCCL's failure, or of what keeps it from being run.
 
     Parameters
@@ -82,9 +81,6 @@ def with_nccl_cause(report: RunReport, machine: Machine | None = None) -> RunRep
     machine
         The live node, whose names the findings use; by default the run's own record of it, which has pseudonyms.
     """
-    nccl = report.nccl
-    if nccl is None:
-        return report
     others = tuple(cause for cause in report.causes if cause.finding.check != NCCL_CHECK)
     node = machine or (report.machines[0] if len(report.machines) == 1 else None)
     finding = _finding(nccl, node)

@@ -10,10 +10,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, NoReturn
 
-from egmctl.data import profiles_dir, read_toml
 from egmctl.documents import short
 from egmctl.errors import UsageError
-from egmctl.files import read_bounded
+from egmctl.files import profiles_dir, read_bounded, read_toml
 from egmctl.model.codec import DecodeError, from_json, to_json
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from egmctl.bench.cases.latency import CASES
+from egmctl.bench.cases.one_process import LATENCY_CASES
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.results import summarize
 from egmctl.model.listing import PlannedTask
@@ -34,7 +34,7 @@ def measured(planned: PlannedTask, latency_ns: float, gb_s: float | None = None)
 
 def shown(machine: Machine, gpus: int, nodes: list[int], name: str, *latencies_ns: float) -> str:
     """Return the text of a report of the cases whose names begin so."""
-    chosen = tuple(case for case in CASES if case.name.startswith(name))
+    chosen = tuple(case for case in LATENCY_CASES if case.name.startswith(name))
     plan = make_plan(machine, (machine.gpus or ())[:gpus], nodes, chosen, SETTINGS)
     values = iter(latencies_ns or range(100, 10000))
     measurements = [

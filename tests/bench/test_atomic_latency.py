@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from egmctl.bench.cases.latency import CASES, FLAG_BYTES, LOADS
+from egmctl.bench.cases.one_process import FLAG_BYTES, LATENCY_CASES, LOADS
 from egmctl.bench.suites import SUITES
 from egmctl.gpu.chase import COUNTERS_BYTES
 from egmctl.model.task import Engine
@@ -16,7 +16,7 @@ from tests.bench.plans import plan_of, with_attributes
 from tests.doctor.machines import patched, shipped
 
 H200 = shipped("hgx-h200x4")
-ATOMICS = tuple(case for case in CASES if case.engine is Engine.ATOMIC_LATENCY)
+ATOMICS = tuple(case for case in LATENCY_CASES if case.engine is Engine.ATOMIC_LATENCY)
 NAMES = (
     "device_local_atomic_round_trip",
     "device_to_device_atomic_round_trip",

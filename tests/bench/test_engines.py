@@ -6,7 +6,7 @@ import pytest
 
 from egmctl.bench.case import End, Processes
 from egmctl.bench.engine import ENGINES
-from egmctl.bench.engines import engine_for
+from egmctl.bench.processes.worker import engine_for
 from egmctl.bench.suites import CASES, FABRIC_CASES
 from egmctl.model.measurement import Verification
 from egmctl.model.route import MemoryKind

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from egmctl.bench.buffers import assign_buffers
-from egmctl.bench.cases.latency import CASES, FOOTPRINTS_LOCAL, LAPS, LOAD_BLOCKS_PEER, LOADS, UNCACHED
+from egmctl.bench.cases.one_process import FOOTPRINTS_LOCAL, LAPS, LATENCY_CASES, LOAD_BLOCKS_PEER, LOADS, UNCACHED
 from egmctl.bench.engines.latency import WARM_UP_LOADS
 from egmctl.bench.plan.make import make_plan
 from egmctl.gpu import chase
@@ -32,15 +32,15 @@ DGX = shipped("dgx-h100")
 
 def plan(machine: Machine, gpus: int, nodes: list[int]) -> dict[str, list[PlannedTask]]:
     """Return the planned tasks by case."""
-    found: dict[str, list[PlannedTask]] = {case.name: [] for case in CASES}
-    for planned in make_plan(machine, (machine.gpus or ())[:gpus], nodes, CASES, SETTINGS).tasks:
+    found: dict[str, list[PlannedTask]] = {case.name: [] for case in LATENCY_CASES}
+    for planned in make_plan(machine, (machine.gpus or ())[:gpus], nodes, LATENCY_CASES, SETTINGS).tasks:
         found[planned.case].append(planned)
     return found
 
 
 class TestPlan:
     def test_names_are_unique_and_nvbandwidth_s_where_it_has_one(self) -> None:
-        names = [case.name for case in CASES]
+        names = [case.name for case in LATENCY_CASES]
         assert len(set(names)) == len(names)
         assert {"device_to_device_latency_sm", "host_device_latency_sm"} <= set(names)
 

@@ -237,13 +237,13 @@ def test_corrupt_data_comes_before_slow_links_and_hides_no_failure() -> None:
     slow = judge_run(measured_links(WRITE, gpus=2, value=lambda *_: 1.0), shipped("hgx-h200x4"))
     assert slow.verdict is not None
     assert {entry.grade for entry in slow.verdict.classes} == {Grade.FAIL}
-    run = answered(with_nccl_cause(with_causes(replace(slow, nccl=nccl))))
+    run = answered(with_nccl_cause(with_causes(replace(slow, nccl=nccl)), nccl))
     answer = run.answer
     assert (answer.state, answer.sentence) == (State.BAD, f"GPU0, GPU1: {reason}")
     assert answer.causes[0].finding.check == "bench.nccl"
     assert answer.next_step is not None
     assert answer.next_step.text.startswith("Drain the node: data arrived corrupt")
-    assert "GPU1: its process died from SIGKILL" in str([*nccl_section(run)])
+    assert "GPU1: its process died from SIGKILL" in str([*nccl_section(run, nccl)])
 
 
 def binary(folder: Path, name: str, printed: str, code: int = 0) -> None:
@@ -294,9 +294,9 @@ def test_what_was_measured_before_an_interrupt_stays(monkeypatch: pytest.MonkeyP
     assert report.nccl is not None
     assert [each.name for each in report.nccl.results] == ["all_reduce"]
     assert (report.nccl.status, report.nccl.reason) == (NcclStatus.WAIVED, "interrupted before it was done")
-    answer = answered(with_nccl_cause(report)).answer
+    answer = answered(with_nccl_cause(report, report.nccl)).answer
     assert (answer.state, answer.exit_code) == (State.INTERRUPTED, 130)
-    assert "all_reduce" in str([*nccl_section(report)])
+    assert "all_reduce" in str([*nccl_section(report, report.nccl)])
     few = little(node, gpus=1)
     assert interrupted(few).plan == few, "it would not have been measured without the interrupt either"
 
@@ -317,7 +317,7 @@ def whole(nccl: NcclRun, node: Machine | None = None, **links: Any) -> RunReport
     report = run_of_links(cases=("device_to_device_memcpy_write_ce",), gpus=2, node=node, **links)
     report = replace(report, nccl=nccl)
     machine = report.machines[0]
-    return Bench(suites=("nccl",)).explain(judge_run(beside_links(report), machine), machine)
+    return Bench(suites=("nccl",)).explain(judge_run(beside_links(report, nccl), machine), machine)
 
 
 @pytest.mark.processes
@@ -354,7 +354,7 @@ def test_a_gpu_a_task_is_the_cause_that_is_named(monkeypatch: pytest.MonkeyPatch
     assert (elsewhere.answer.state, finding.cause[:35]) == (State.BAD, "possibly: the other rank's GPU is d")
 
     denied = with_gpu_denied(shipped("hgx-h200x4"), 1)
-    run = answered(with_nccl_cause(replace(elsewhere, machines=(denied,)), denied))
+    run = answered(with_nccl_cause(replace(elsewhere, machines=(denied,)), nccl, denied))
     (finding,) = [cause.finding for cause in run.causes if cause.finding.check == "bench.nccl"]
     assert finding.cause.startswith("the other rank's GPU is denied to this process")
     assert "the device cgroup denies /dev/nvidia" in finding.cause
@@ -365,7 +365,7 @@ def test_a_gpu_a_task_is_the_cause_that_is_named(monkeypatch: pytest.MonkeyPatch
 def test_a_failure_of_no_known_reason_does_not_pass() -> None:
     reason = "NCCL failed in all_reduce: GPU0, GPU1: no rank has responded for 60 s"
     failed = NcclRun(plan=little(shipped("hgx-h200x4")), status=NcclStatus.FAILED, reason=reason)
-    answer = answered(with_nccl_cause(replace(measured_links(WRITE, gpus=2), nccl=failed))).answer
+    answer = answered(with_nccl_cause(replace(measured_links(WRITE, gpus=2), nccl=failed), failed)).answer
     assert (answer.state, answer.exit_code) == (State.BROKE, 4)
     assert [(gap.kind, gap.reason) for gap in answer.gaps] == [(GapKind.BROKE, reason)]
 
@@ -399,7 +399,7 @@ def test_nvls_is_what_the_processes_had(allowed: bool, value: str | None, words:
     plan = replace(little(shipped("hgx-h200x4")), nvls=allowed)
     variables = {} if value is None else {"NCCL_NVLS_ENABLE": value}
     nccl = NcclRun(plan=plan, status=NcclStatus.OK, environment=variables)
-    assert f"; {words}'" in str([*nccl_section(replace(measured_links(WRITE, gpus=2), nccl=nccl))])
+    assert f"; {words}'" in str([*nccl_section(replace(measured_links(WRITE, gpus=2), nccl=nccl), nccl)])
 
 
 # --- its plan --------------------------------------------------------------------------------------------------------
@@ -451,7 +451,8 @@ def test_a_job_is_told_why_it_is_not_measured(
     plan = plan_of_job(node, [gpu.bus_id for gpu in gpus], parts, request)
     assert [waiver.kind for waiver in plan.waivers] == ([] if kind is None else [kind])
     for waiver in plan.waivers:
-        run = answered(with_nccl_cause(replace(measured_links(WRITE, gpus=2), nccl=not_measured(plan, waiver.reason))))
+        nccl = not_measured(plan, waiver.reason)
+        run = answered(with_nccl_cause(replace(measured_links(WRITE, gpus=2), nccl=nccl), nccl))
         assert run.causes[-1].finding.remedy is not None
         assert run.causes[-1].finding.remedy.text.startswith(remedy)
 

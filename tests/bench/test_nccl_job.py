@@ -95,7 +95,8 @@ def measured(tasks: Sequence[Task]) -> tuple[RunReport, Sequence[BaseException |
     whole = ended[0].result()
     assert whole is not None
     report, _ = whole
-    return answered(with_nccl_cause(report)), [task.exception() for task in ended[1:]]
+    assert report.nccl is not None
+    return answered(with_nccl_cause(report, report.nccl)), [task.exception() for task in ended[1:]]
 
 
 def stopped_by(error: BaseException) -> Callable[[Any], None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from egmctl.bench.cases.bandwidth import P2P_CASES
+from egmctl.bench.cases.one_process import P2P_CASES
 from egmctl.bench.path_class import class_of
 from egmctl.bench.plan import Plan
 from egmctl.model.machine import Machine

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from egmctl.bench.engines import engine_for, transfer
+from egmctl.bench.engines import transfer
 from egmctl.bench.evidence import LinkCounters
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.processes.collective import Exchange
 from egmctl.bench.processes.context import AllocatedBuffer, Stopwatch
+from egmctl.bench.processes.worker import engine_for
 from egmctl.bench.results import EXPIRED_LIMIT
 from egmctl.gpu.telemetry import Telemetry
 from egmctl.gpu.timing import Gate, Gating, Timing

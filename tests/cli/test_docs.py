@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from egmctl import data
+from egmctl import files
 from egmctl.cli.docs import topics
 from tests.conftest import ROOT
 from tests.in_process import run
@@ -40,7 +40,7 @@ def test_the_guide_comes_first_as_the_index_has_it() -> None:
 def test_what_an_installer_compiles_is_no_topic(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     compiled = compileall_of(tmp_path / "docs/examples")
-    monkeypatch.setattr(data, "docs_dir", lambda: tmp_path / "docs")
+    monkeypatch.setattr(files, "docs_dir", lambda: tmp_path / "docs")
     assert len(compiled) > 1
     assert not [topic for group in topics().values() for topic in group if "pyc" in topic]
 

@@ -12,8 +12,8 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from egmctl.cli.app import app
-from egmctl.data import read_toml
 from egmctl.doctor.peers import ALL_PAIRS_UP_TO, _pairs
+from egmctl.files import read_toml
 from tests.conftest import ROOT
 from tests.doctor.scenes import CORPUS
 

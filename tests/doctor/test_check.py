@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from egmctl.doctor.check import EVERYTHING, Verdicts, check, findings_on, known, skip
-from egmctl.doctor.findings import fact, failed, passed, todo, unknown
+from egmctl.doctor.findings import fact, failed, passed, unknown
 from egmctl.model.finding import Finding, Guard, Place, PlaceKind, Status, on_nics, on_numa, on_pairs
 from egmctl.model.record import Reason, Unread
+from egmctl.model.remedy import todo
 from tests.doctor.builders import GPUS, NODE_MACHINE
 
 FIX = todo("Replace it.")

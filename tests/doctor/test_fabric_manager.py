@@ -11,7 +11,7 @@ from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.runner import CHECKS
 from egmctl.driver.reading import Unreadable
 from egmctl.facts.root import Root
-from egmctl.facts.service_logs import FABRIC_LOG, PACKAGES, SYSTEM_LOGS, fabric_manager
+from egmctl.facts.services import FABRIC_LOG, PACKAGES, SYSTEM_LOGS, fabric_manager
 from egmctl.model.finding import Status
 from egmctl.model.host import FabricManager
 from egmctl.model.record import Reason

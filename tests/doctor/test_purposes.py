@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 
 from egmctl.api.doctor import Doctor, NodeDoctor
 from egmctl.doctor.check import Scope, expectation
-from egmctl.doctor.findings import failed, noted, passed, todo, warned
+from egmctl.doctor.findings import failed, noted, passed, warned
 from egmctl.doctor.job import of_others, own_job
 from egmctl.doctor.purposes import for_purposes
 from egmctl.doctor.runner import CHECKS, DOCUMENTED, blocked_by, texts
@@ -21,6 +21,7 @@ from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.finding import Finding, Guard, Status
 from egmctl.model.machine import Machine, SectionStatus
 from egmctl.model.record import Reason, Unread
+from egmctl.model.remedy import todo
 from egmctl.verdict.answers import answered
 from tests.doctor.builders import check, diagnosis
 from tests.doctor.cases import asked

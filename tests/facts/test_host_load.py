@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.facts.host_load import HostLoadWatch
+from egmctl.facts.host import HostLoadWatch
 from egmctl.facts.root import Root
 from tests.known import known
 from tests.launch.start import wait_until

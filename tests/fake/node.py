@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from egmctl.data import machines_dir
 from egmctl.facts import replay
+from egmctl.files import machines_dir
 from egmctl.model.machine import Machine
 from tests.fake.answers import answers
 from tests.fake.build import CUDA, MLX5, NVML, build, without_symbols

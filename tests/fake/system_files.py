@@ -10,9 +10,8 @@ import struct
 from typing import TYPE_CHECKING
 
 from egmctl.facts import system as services
-from egmctl.facts.containers import ENGINES, TOOLKIT
 from egmctl.facts.gpus import DEVICES
-from egmctl.facts.service_logs import IMEX_LOG
+from egmctl.facts.services import ENGINES, IMEX_LOG, TOOLKIT
 from egmctl.model.host import Bridge, Containers, FirmwareEgm, Imex, System
 
 if TYPE_CHECKING:

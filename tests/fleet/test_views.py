@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from egmctl.doctor.checks.egm import FIRMWARE
-from egmctl.doctor.findings import as_root
 from egmctl.fleet import session
 from egmctl.fleet.folder import new_folder
 from egmctl.model.codec import from_json
@@ -26,7 +25,7 @@ from egmctl.model.fleet import (
     Unready,
 )
 from egmctl.model.record import Command
-from egmctl.model.remedy import Need, Remedy
+from egmctl.model.remedy import Need, Remedy, as_root
 from egmctl.report.exports.json import result_json
 from egmctl.report.kinds import Format
 from egmctl.report.views.fleet import CAUSES_SHOWN

@@ -17,12 +17,12 @@ from typing import Any
 
 from egmctl import saved
 from egmctl.comparison import compare
-from egmctl.data import profiles_dir
 from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.runner import CHECKS
 from egmctl.errors import UsageError
 from egmctl.facts import replay as record
 from egmctl.facts.kernel_log import event
+from egmctl.files import profiles_dir
 from egmctl.journal.events import Begin, Journal, Logged, Note, StepBegun, TaskOutcome
 from egmctl.model.answer import Cause
 from egmctl.model.bringup import Bringup

@@ -11,10 +11,10 @@ from collections.abc import Callable
 import numpy as np
 
 from egmctl.driver.cuda import call, initialise
-from egmctl.gpu.chase import Chain, Reader, WordPairs, place
+from egmctl.gpu.chase import Chain, Reader, place
 from egmctl.gpu.context import Context
 from egmctl.gpu.memory import DeviceMemory
-from egmctl.gpu.pattern import PatternKernels, Region, pattern_words
+from egmctl.gpu.pattern import PatternKernels, Region, WordPairs, pattern_words
 from egmctl.gpu.program import Kernels
 from egmctl.gpu.timing import Stream
 

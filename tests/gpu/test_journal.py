@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from egmctl.journal import events
-from egmctl.journal.events import what
-from egmctl.journal.read import earlier
+from egmctl.journal.events import earlier, what
 from egmctl.saved import load_journal
 from tests.conftest import ROOT, command_environment
 from tests.gpu.node import Node

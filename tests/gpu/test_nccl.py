@@ -163,7 +163,7 @@ def test_with_a_gpu_a_task_nccl_dies_and_the_cgroup_is_the_cause(
         nccl=nccl,
         machines=(denied,),
     )
-    (cause,) = with_nccl_cause(report, denied).causes
+    (cause,) = with_nccl_cause(report, nccl, denied).causes
     assert "the other rank's GPU is denied to this process" in cause.finding.cause
     assert f"the device cgroup denies /dev/nvidia{minor(gpus[1])}" in cause.finding.cause
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.facts import device_memory
+from egmctl.facts.process import device_memory_capacity, device_memory_limits
 from egmctl.facts.root import Root
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -19,6 +19,6 @@ def test_a_real_controller_states_what_is_read() -> None:
     capacity = CGROUPS / "dmem.capacity"
     if capacity.exists():
         regions = [line for line in capacity.read_text().splitlines() if line.startswith("nvidia/")]
-        assert len(device_memory.capacity(Root("/"), "/proc/self")) == len(regions)
-    for limit in device_memory.limits(Root("/"), "/proc/self"):
+        assert len(device_memory_capacity(Root("/"), "/proc/self")) == len(regions)
+    for limit in device_memory_limits(Root("/"), "/proc/self"):
         assert limit.max_bytes is None or limit.max_bytes >= -1

@@ -10,12 +10,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from egmctl.bench.engines import engine_for, life_cycle
+from egmctl.bench.engines import life_cycle
 from egmctl.bench.processes.collective import Abandoned, Exchange
 from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.processes.group import Group, start_rank
 from egmctl.bench.processes.protocol import ENVIRONMENT, Event, NodeAccess, Preparation, Request
-from egmctl.bench.processes.worker import start_driver
+from egmctl.bench.processes.worker import engine_for, start_driver
 from egmctl.driver import cuda
 from egmctl.driver.cuda import call
 from egmctl.launch import Channel, Child

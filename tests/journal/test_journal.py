@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.cli import saved as commands
+from egmctl.cli import progress
 from egmctl.cli.output import OutputOptions, Outputs
 from egmctl.fleet.folder import Folder
 from egmctl.journal import events
-from egmctl.journal import read as reading
-from egmctl.journal.read import earlier
+from egmctl.journal.events import earlier
 from egmctl.model.measurement import MeasurementStatus
 from egmctl.saved import load_journal
 from tests.cli.private import check, planted
@@ -88,13 +87,13 @@ def test_the_next_bench_mentions_it_once(
 def test_there_is_something_to_tell_of_a_run_that_did_not_end_once(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "kept.journal"
     path.write_bytes(content)
-    assert not reading.is_unmentioned(path)
+    assert not events.is_unmentioned(path)
     path.write_bytes(with_state(content))
-    assert reading.is_unmentioned(path)
+    assert events.is_unmentioned(path)
     events.mention(path)
-    assert not reading.is_unmentioned(path)
+    assert not events.is_unmentioned(path)
     assert "the run ended" in load_journal(path).report.problems[-1]
-    assert not reading.is_unmentioned(tmp_path / "not there")
+    assert not events.is_unmentioned(tmp_path / "not there")
 
 
 @pytest.mark.long
@@ -154,8 +153,8 @@ def test_a_clock_that_is_set_back_makes_no_run_the_oldest(
         assert journal.path is not None
         assert earlier(tmp_path)[-1] == journal.path, "it is the latest one, though its time is not"
         said: list[str] = []
-        monkeypatch.setattr(commands, "say", said.append)
-        commands.open_journal(commands.JournalOptions(journal=tmp_path), Outputs(targets=(), options=OutputOptions()))
+        monkeypatch.setattr(progress, "say", said.append)
+        progress.open_journal(progress.JournalOptions(journal=tmp_path), Outputs(targets=(), options=OutputOptions()))
         assert said == [f"an earlier bench ended between two steps; 'egmctl show {journal.path}' shows its results"]
 
 
@@ -163,8 +162,8 @@ def test_a_fifo_in_the_place_of_a_journal_keeps_nobody_waiting(tmp_path: Path) -
     path = tmp_path / "bench-000001-20261122T000000Z.journal"
     os.mkfifo(path)
     assert not events.at_work(path)
-    assert not reading.is_unmentioned(path)
-    assert not reading.ended(path)
+    assert not events.is_unmentioned(path)
+    assert not events.ended(path)
     events.mention(path)
     assert earlier(tmp_path) == []
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.journal.read import earlier, is_unmentioned
+from egmctl.journal.events import earlier, is_unmentioned
 from egmctl.saved import load_journal
 from tests.conftest import Ended, ended
 from tests.doctor.cgroups import mounted

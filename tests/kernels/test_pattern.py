@@ -9,8 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egmctl.gpu.chase import WordPair
-from egmctl.gpu.pattern import WORD_BYTES, Difference, Region, first_difference, pattern_words
+from egmctl.gpu.pattern import WORD_BYTES, Difference, Region, WordPair, first_difference, pattern_words
 
 MASK = (1 << 64) - 1
 WORDS = st.integers(0, MASK)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from egmctl.data import machines_dir
+from egmctl.files import machines_dir
 
 
 class Derived(NamedTuple):

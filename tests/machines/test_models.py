@@ -12,7 +12,7 @@ from egmctl.model.host import NumaKind, NumaNode
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.model.record import Reason
 from egmctl.topology.links import pcie_hop
-from egmctl.topology.notes import narrow_pcie
+from egmctl.topology.topology import narrow_pcie
 from egmctl.units import parse_kernel_list
 from tests.doctor.machines import patched, shipped
 from tests.invariants import broken_invariants

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from egmctl.cli.options import launched
 from egmctl.errors import EgmctlError
 from egmctl.mpi.communicator import MESSAGE_LIMIT, Communicator
-from egmctl.mpi.world import Launched, launched
+from egmctl.mpi.world import Launched
 from tests.mpi.jobs import alone, mpirun
 
 pytestmark = pytest.mark.processes

@@ -11,7 +11,8 @@ from array import array
 from collections.abc import Callable
 
 from egmctl.cli.fabric import job
-from egmctl.mpi.world import Launched, MpiFailed, RanksMissing, World, launched
+from egmctl.cli.options import launched
+from egmctl.mpi.world import Launched, MpiFailed, RanksMissing, World
 
 
 def calls(world: World) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from egmctl import __version__
-from egmctl.data import read_toml
+from egmctl.files import read_toml
 from tests.conftest import ROOT
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from egmctl.bench.cases import rdma
+from egmctl.bench.cases import ipc
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.plan.task import COPIES_LIMIT
 from egmctl.bench.processes.group import Group
@@ -49,7 +49,7 @@ def node(fake_node: MakeFakeNode) -> FakeNode:
 @pytest.fixture(scope="module")
 def measure(node: FakeNode) -> Iterator[Measure]:
     """Measure cases between two ranks, which are started once for each other environment."""
-    plan = make_plan(node.machine, node.machine.gpus[:2], [0, 1], rdma.CASES, SETTINGS)  # type: ignore[index]
+    plan = make_plan(node.machine, node.machine.gpus[:2], [0, 1], ipc.UCX_CASES, SETTINGS)  # type: ignore[index]
 
     @functools.cache
     def group(**variables: str) -> Group:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from egmctl.bench.buffers import Window
-from egmctl.bench.cases import rdma
+from egmctl.bench.cases import ipc
 from egmctl.bench.engines import ucx as ucx_side
 from egmctl.bench.engines.ucx import Side
 from egmctl.bench.plan.make import make_plan
@@ -141,7 +141,7 @@ def put(monkeypatch: pytest.MonkeyPatch, traffic: Traffic, count: int) -> Side:
     words = SimpleNamespace(ucs_status_string=lambda _: 0)
     monkeypatch.setattr(ucx_rma, "_library", lambda: traffic)
     monkeypatch.setattr(ucx_rma, "_strings", lambda: words)
-    cases = [case for case in rdma.CASES if case.name == "ucx_put_host_to_host"]
+    cases = [case for case in ipc.UCX_CASES if case.name == "ucx_put_host_to_host"]
     task = make_plan(GB200, (GB200.gpus or ())[:2], [0], cases, SETTINGS).tasks[0]
     held = SimpleNamespace(memory=SimpleNamespace(address=1 << 20))
     collective = SimpleNamespace(exchange=SimpleNamespace(rank=task.flows[0].source.rank or 0))

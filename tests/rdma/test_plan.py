@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from egmctl.api import bench as api
-from egmctl.bench.cases import rdma
+from egmctl.bench.cases import ipc
 from egmctl.bench.plan.fabric import make_fabric_plan
 from egmctl.bench.plan.make import make_plan
 from egmctl.bench.plan.placement import RankLayout
@@ -23,13 +23,13 @@ from tests.fake.plugin import MakeFakeNode
 
 SETTINGS = Settings(size_bytes=1 << 26, copies=None, samples=3, timeout_s=60)
 NOT_INSTALLED = "UCX cannot be used: ucxx is not installed (pip install 'egmctl[rdma]')"
-ONE_SIDED = tuple(case for case in rdma.CASES if case.engine in (Engine.UCX_PUT, Engine.UCX_GET))
+ONE_SIDED = tuple(case for case in ipc.UCX_CASES if case.engine in (Engine.UCX_PUT, Engine.UCX_GET))
 MEMORY = (MemoryKind.DEVICE, MemoryKind.HOST_NUMA, MemoryKind.PINNED)
 
 
 def test_the_suite_has_every_pair_of_memories_in_sizes_and_as_a_round_trip() -> None:
     cases = select_cases((), ("rdma",))
-    assert [case.name for case in cases] == [case.name for case in rdma.CASES]
+    assert [case.name for case in cases] == [case.name for case in ipc.UCX_CASES]
     assert {(case.source, case.destination) for case in cases} == {(one, other) for one in MEMORY for other in MEMORY}
     two_sided = [case for case in cases if case.engine is Engine.UCX]
     assert len(two_sided) == 9 * 2
@@ -39,7 +39,7 @@ def test_the_suite_has_every_pair_of_memories_in_sizes_and_as_a_round_trip() -> 
 def test_each_end_is_memory_of_its_own_rank_and_each_pair_is_measured_both_ways() -> None:
     machine = load("gb200-tray")
     assert machine.gpus is not None
-    plan = make_plan(machine, [machine.gpus[0], machine.gpus[2]], [0, 1], rdma.CASES, SETTINGS)
+    plan = make_plan(machine, [machine.gpus[0], machine.gpus[2]], [0, 1], ipc.UCX_CASES, SETTINGS)
     flows = [planned.flows[0] for planned in plan.tasks if planned.name == "ucx_device_to_host_numa"]
     assert [flow.path for flow in flows] == ["GPU0 -> GPU2:NUMA1", "GPU2 -> GPU0:NUMA0"]
     assert [(flow.source.rank, flow.destination.rank) for flow in flows] == [(0, 1), (1, 0)]
@@ -54,15 +54,15 @@ def test_ranks_of_two_nodes_need_no_nvlink_domain() -> None:
         Rank(number=number, label=f"node{number + 1}:GPU0", bus_id=machine.gpus[0].bus_id, numa_node=0, host=host)
         for number, host in enumerate(("a", "b"))
     )
-    plan = make_fabric_plan(RankLayout(ranks, {"a": machine, "b": machine}), rdma.CASES, SETTINGS)
-    assert len(plan.runnable) == 2 * sum(len(case.points) for case in rdma.CASES)
+    plan = make_fabric_plan(RankLayout(ranks, {"a": machine, "b": machine}), ipc.UCX_CASES, SETTINGS)
+    assert len(plan.runnable) == 2 * sum(len(case.points) for case in ipc.UCX_CASES)
     paths = {task.path for task in plan.runnable if task.case == "ucx_host_to_host"}
     assert paths == {"node1:GPU0:NUMA0 -> node2:GPU0:NUMA0", "node2:GPU0:NUMA0 -> node1:GPU0:NUMA0"}
 
 
 def test_each_kind_of_memory_is_put_and_got_in_each_size() -> None:
     assert len(ONE_SIDED) == 2 * 3
-    assert all(case.points == rdma.POINTS for case in ONE_SIDED)
+    assert all(case.points == ipc.MESSAGE_POINTS for case in ONE_SIDED)
     assert not [case.name for case in ONE_SIDED if SUITES["standard"].has(case) or SUITES["quick"].has(case)]
 
 
@@ -71,7 +71,7 @@ def test_who_puts_has_the_source_and_who_gets_the_destination() -> None:
     cases = [case for case in ONE_SIDED if case.name in ("ucx_put_host_to_host", "ucx_get_host_to_host")]
     made = make_plan(machine, (machine.gpus or ())[:2], [0], cases, SETTINGS)
     flows = [(planned.engine, planned.flows[0]) for planned in made.tasks]
-    assert len(flows) == 4 * len(rdma.POINTS)
+    assert len(flows) == 4 * len(ipc.MESSAGE_POINTS)
     for engine, flow in flows:
         own, other = (flow.source, flow.destination) if engine is Engine.UCX_PUT else (flow.destination, flow.source)
         assert own.rank == flow.initiator_rank

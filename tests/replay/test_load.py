@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from egmctl import data, documents
-from egmctl.data import machines_dir
+from egmctl import documents, files
 from egmctl.errors import UsageError
 from egmctl.facts import replay
 from egmctl.facts.cuda import ATTRIBUTES
+from egmctl.files import machines_dir
 from egmctl.model.gpu import Gpu, GpuNvml, GpuPair
 from egmctl.model.host import Host, Nic, NumaKind, NumaNode
 from egmctl.model.machine import MACHINE_SCHEMA, Machine, Origin, OriginKind, SectionStatus
@@ -130,7 +130,7 @@ def test_any_machine_fits_the_schema_and_survives_writing_and_reading(
 
 
 def test_shipped_machines_load_by_their_names() -> None:
-    assert replay.machine_names() == sorted(path.stem for path in data.machines_dir().glob("*.json"))
+    assert replay.machine_names() == sorted(path.stem for path in files.machines_dir().glob("*.json"))
     for name in replay.machine_names():
         machine = replay.load_machine(name)
         assert machine.origin.kind is not OriginKind.LIVE
@@ -144,7 +144,7 @@ def test_a_machine_that_does_not_exist_names_those_that_do(
     (tmp_path / "gh200.json").touch()
     (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / "cwd")
-    monkeypatch.setattr(data, "machines_dir", lambda: tmp_path)
+    monkeypatch.setattr(files, "machines_dir", lambda: tmp_path)
     with pytest.raises(UsageError, match="valid are a file that 'egmctl snapshot' wrote and gh200") as caught:
         replay.load_machine(name)
     assert name[:20] in str(caught.value) or "\0" in name
@@ -292,7 +292,7 @@ def test_an_attribute_that_the_tool_has_learnt_since_is_not_stated(tmp_path: Pat
 
 @pytest.mark.parametrize("name", replay.machine_names())
 def test_a_shipped_file_says_nothing_that_the_loader_says_by_itself(name: str) -> None:
-    stored = json.loads((data.machines_dir() / f"{name}.json").read_text())
+    stored = json.loads((files.machines_dir() / f"{name}.json").read_text())
     assert json.dumps({"reason": "not-stated", "detail": ""}) not in json.dumps(stored)
 
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from egmctl.data import machines_dir
 from egmctl.doctor.check import Scope
 from egmctl.doctor.runner import CHECKS
 from egmctl.errors import UsageError
 from egmctl.facts import replay
+from egmctl.files import machines_dir
 from egmctl.model.finding import TOLD, root_causes
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.report.kinds import Format

@@ -21,7 +21,7 @@ from egmctl.report import kinds
 from egmctl.report.document import Better, Cell, Matrix, Tone
 from egmctl.report.exports.json import dump
 from egmctl.report.kinds import Format, rendered
-from egmctl.report.render.figures import best, shade
+from egmctl.report.render.tables import best, shade
 from egmctl.report.render.text import STYLES
 from egmctl.report.views.lists import machine_list, match_document
 from egmctl.topology.topology import Topology, topology

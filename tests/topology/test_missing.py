@@ -11,8 +11,7 @@ from egmctl.model.host import DeviceNode, Driver, LibraryFailure
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.model.record import Reason, Unread
 from egmctl.report.kinds import Format
-from egmctl.topology.notes import missing
-from egmctl.topology.topology import topology
+from egmctl.topology.topology import missing, topology
 from tests.answers import render
 from tests.topology import builders
 from tests.topology.builders import gpu, hgx, nic, out_of_sight

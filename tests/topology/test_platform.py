@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import egmctl.topology.platform as platform_module
-from egmctl.data import read_toml
+from egmctl.files import read_toml
 from egmctl.model.gpu import Fabric, Gpu, Platform
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread

@@ -11,10 +11,10 @@ from egmctl.model.change import ChangeKind
 from egmctl.model.finding import Status, Waiver, WaiverKind
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import MeasurementStatus, RunReport
-from egmctl.verdict.changes import changes
 from egmctl.verdict.explain import CHANGED, with_causes
 from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.profiles import load_profile
+from egmctl.verdict.trust import changes
 from tests.doctor.machines import patched, shipped, with_gpu_denied
 from tests.verdict.runs import H2D, H200, WRITE, run, with_status
 

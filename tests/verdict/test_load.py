@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egmctl.api.bench import judge_run, load_profiles
-from egmctl.data import profiles_dir, read_toml
 from egmctl.errors import UsageError
+from egmctl.files import profiles_dir, read_toml
 from egmctl.model.profile import LinkFacts, Reference, Source, SourceKind, Unit
 from egmctl.model.verdict import Grade
 from egmctl.verdict.judge import judge

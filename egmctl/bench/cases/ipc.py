@@ -1,8 +1,9 @@
-"""Cases with memory that one process exports and another one uses, one process per GPU, as in training or inference.
+"""Cases between processes, one per GPU, as in training or inference: memory that one exports and another one uses.
 
 Each use of shared memory is stated once: for :data:`NODE` between the processes of a node, with every kind of handle;
 for :data:`JOB` between those of all nodes of an NVLink domain, with fabric handles, because no other handle is valid on
-another node. A case of a node names the case on the same path within one process, which shows the cost of IPC.
+another node. A case of a node names the case on the same path within one process, which shows the cost of IPC. UCX
+messages between two processes, which need no memory in common, are at the end.
 """
 
 from __future__ import annotations
@@ -11,12 +12,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from egmctl.bench.case import Case, End, Footprint, Processes
-from egmctl.bench.cases.bandwidth import ENGINES
-from egmctl.bench.cases.latency import FLAG_BYTES, LAPS, UNCACHED, random_lines, sequential
+from egmctl.bench.cases.one_process import ENGINES, FLAG_BYTES, LAPS, UNCACHED, random_lines, sequential
 from egmctl.dataclass import dataclass
 from egmctl.model.route import MemoryKind
-from egmctl.model.task import Engine, HandleKind, Pattern, Quantity
-from egmctl.units import MIB
+from egmctl.model.task import Chase, ChaseOrder, Engine, HandleKind, Pattern, Point, Quantity
+from egmctl.units import KIB, MIB
 
 MESSAGES = 500
 """The number of round trips through the kernel in a sample: 20 ms at 40 us each."""
@@ -201,3 +201,52 @@ def _job_cases() -> Iterator[Case]:
 
 CASES = (*_node_cases(), *_shared_cases())
 FABRIC_CASES = tuple(_job_cases())
+
+
+# --- UCX between two processes ---------------------------------------------------------------------------------------
+#
+# Access from a GPU to remote memory without NVLink between nodes, for all pairs of memory. UCX selects the transport,
+# and so whether it uses RDMA or GPUDirect RDMA. Each measurement reports the route that was used (docs/rdma.md).
+
+ROUND_TRIPS = 1000
+MESSAGE_BYTES = 16
+"""The size of a message of a round trip."""
+MESSAGE_POINTS = (*(Point(size=size) for size in (4 * KIB, 64 * KIB, MIB, 16 * MIB)), Point())
+"""The message sizes; the last one is the size of the run. UCX uses other protocols for small messages."""
+
+_UCX_MEMORY = (("device", MemoryKind.DEVICE), ("host_numa", MemoryKind.HOST_NUMA), ("host", MemoryKind.PINNED))
+
+
+def _ucx_cases() -> Iterator[Case]:
+    ends = [(*source, *destination) for source in _UCX_MEMORY for destination in _UCX_MEMORY]
+    for source, source_kind, destination, destination_kind in ends:
+        yield Case(
+            f"ucx_{source}_to_{destination}",
+            *("rdma", source_kind, destination_kind, Engine.UCX, End.SOURCE),
+            points=MESSAGE_POINTS,
+            processes=Processes.NODE,
+        )
+    for source, source_kind, destination, destination_kind in ends:
+        yield Case(
+            f"ucx_{source}_to_{destination}_round_trip",
+            *("rdma", source_kind, destination_kind, Engine.UCX, End.SOURCE),
+            quantity=Quantity.LATENCY,
+            chase=Chase(order=ChaseOrder.SEQUENTIAL, stride_bytes=MESSAGE_BYTES, warm=True, loads=ROUND_TRIPS),
+            # If the first message is as long as the buffers, UCX prints what it does with shorter ones.
+            footprint=Footprint(least_bytes=4 * KIB),
+            processes=Processes.NODE,
+        )
+    # Only between memory of one kind: the messages above show how the kinds differ.
+    for engine, word, end in ((Engine.UCX_PUT, "put", End.SOURCE), (Engine.UCX_GET, "get", End.DESTINATION)):
+        for name, kind in _UCX_MEMORY:
+            yield Case(
+                f"ucx_{word}_{name}_to_{name}",
+                *("rdma", kind, kind, engine, end),
+                points=MESSAGE_POINTS,
+                processes=Processes.NODE,
+            )
+
+
+UCX_CASES = tuple(sorted(_ucx_cases(), key=lambda case: MemoryKind.HOST_NUMA in (case.source, case.destination)))
+"""Cases with HOST_NUMA memory come last: UCX has crashed processes with it (:func:`egmctl.gpu.ucx.taken_for`), and
+ranks that crash repeatedly delay the cases after them."""

@@ -9,8 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
-from egmctl.bench.buffers import buffers_of
-from egmctl.bench.engine import moved_bytes
+from egmctl.bench.buffers import buffers_of, moved_bytes
 from egmctl.bench.engines.latency import WARM_UP_LOADS, Walker
 from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.results import bandwidth_gb_s, failure, mismatch_of, of_latency, summarize

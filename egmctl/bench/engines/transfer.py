@@ -22,10 +22,9 @@ from egmctl.bench.processes.collective import CollectiveStep, Item, OpenBuffers,
 from egmctl.bench.processes.context import AllocatedBuffer, WorkerContext
 from egmctl.bench.results import EXPIRED_LIMIT, GateExpired, bandwidth_sample, mismatch_of, of_bandwidth
 from egmctl.dataclass import dataclass
-from egmctl.gpu.chase import WordPair
 from egmctl.gpu.context import ms_since
 from egmctl.gpu.memory import MappedMemory
-from egmctl.gpu.pattern import Difference, PatternCheck, Region, difference_by_cpu, poison
+from egmctl.gpu.pattern import Difference, PatternCheck, Region, WordPair, difference_by_cpu, poison
 from egmctl.gpu.timing import FlowParts, Gate, GatedWork, Stream
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import BufferCost, Measurement, Mismatch, Phase, Placement, Sample, Settings, Verification

@@ -178,9 +178,9 @@ def free_gpu_bytes(machine: Machine, gpu: Gpu) -> int | None:
     return most_bytes(machine, Peak(Endpoint(memory=MemoryKind.DEVICE, label=f"GPU{gpu.index}", bus_id=gpu.bus_id), 0))
 
 
-def nccl_seconds(plan: NcclPlan | None) -> float:
+def nccl_seconds(plan: NcclPlan) -> float:
     """Return the estimated time of NCCL's measurement in seconds; 0 if it is not made."""
-    return 0.0 if plan is None or plan.waivers else START_S + STEP_S * len(plan.collectives)
+    return 0.0 if plan.waivers else START_S + STEP_S * len(plan.collectives)
 
 
 def listed_cases(plan: NcclPlan | None) -> Iterator[ListedCase]:

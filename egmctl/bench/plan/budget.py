@@ -19,7 +19,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.measurement import Settings
 from egmctl.model.route import MemoryKind
 from egmctl.model.task import Endpoint, Flow, Point, Quantity, Task
-from egmctl.topology.memory_limit import memory_limit
+from egmctl.topology.access import memory_limit
 from egmctl.units import MIB, format_size
 
 

@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from egmctl.bench.buffers import Buffer, buffers_of, uses_host_memory
+from egmctl.bench.buffers import Buffer, buffers_of, moved_bytes, uses_host_memory
 from egmctl.bench.case import Case
-from egmctl.bench.engine import moved_bytes
 from egmctl.bench.nccl.plan import listed_cases, nccl_seconds
 from egmctl.bench.plan import Plan
 from egmctl.bench.plan.budget import most_bytes
@@ -138,7 +137,9 @@ def plan_seconds(plan: Plan, of_steps: Sequence[float] | None = None) -> float:
     steps_s = sum(steps_seconds(plan) if of_steps is None else of_steps)
     if plan.ranks:
         steps_s += RANKS_START_S
-    return plan.settings.duration_s or START_S + steps_s + nccl_seconds(plan.nccl)
+    if plan.nccl is not None:
+        steps_s += nccl_seconds(plan.nccl)
+    return plan.settings.duration_s or START_S + steps_s
 
 
 def plan_bytes(plan: Plan) -> int:

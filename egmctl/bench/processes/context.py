@@ -17,7 +17,6 @@ from egmctl.dataclass import dataclass
 from egmctl.driver.cuda import call
 from egmctl.errors import DriverCallError
 from egmctl.facts.buffers import Before, NoPages, huge_page_bytes
-from egmctl.gpu.chase import WordPairs
 from egmctl.gpu.context import Context, ReleaseStack
 from egmctl.gpu.cpu_threads import Node
 from egmctl.gpu.handles import SharedMemory, SharedPart
@@ -34,7 +33,7 @@ from egmctl.gpu.memory import (
     SystemMemory,
     location,
 )
-from egmctl.gpu.pattern import PatternKernels
+from egmctl.gpu.pattern import PatternKernels, WordPairs
 from egmctl.gpu.program import Kernels, NoKernels
 from egmctl.gpu.telemetry import Telemetry
 from egmctl.gpu.timing import Gate, Stream

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from importlib import import_module
+from typing import Any, Protocol
 
 from egmctl.ahead import import_ahead
-from egmctl.bench.engines import engine_for
 from egmctl.bench.processes.collective import Abandoned, Exchange, release
 from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.processes.protocol import Event, NodeAccess, OrderedStep, Preparation, Request
@@ -26,7 +26,7 @@ from egmctl.gpu.context import Context, ReleaseStack, architectures
 from egmctl.launch import Channel
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import Measurement, MeasurementStatus, Phase, Settings
-from egmctl.model.task import Task
+from egmctl.model.task import Engine, Task
 
 
 def run(parent: Channel, arguments: dict[str, Any]) -> None:
@@ -115,3 +115,36 @@ def measure_step(worker: WorkerContext, tasks: Sequence[Task], settings: Setting
     wall_s = time.perf_counter() - started
     # An engine that measures its tasks one after the other sets these fields itself.
     return [m if m.wall_s is not None else replace(m, concurrent=together, wall_s=wall_s) for m in measurements]
+
+
+class Measure(Protocol):
+    """The function of an engine."""
+
+    def __call__(self, worker: WorkerContext, tasks: Sequence[Task], settings: Settings) -> list[Measurement]:
+        """Measure the tasks of a step, all of this engine, in all processes; every process returns the same result.
+
+        A failed driver call is an outcome of its task, not an exception.
+
+        Raises
+        ------
+        Abandoned
+            Another process has died or hangs.
+        """
+
+
+_FILES: Mapping[str, set[Engine]] = {
+    "copies": {Engine.COPY_ENGINE, Engine.SM_COPY, Engine.SM_READ, Engine.SM_WRITE, Engine.BULK, Engine.ATOMIC},
+    "cpu": {Engine.CPU, Engine.CPU_TRIAD, Engine.CPU_CHASE},
+    "latency": {Engine.CHASE, Engine.CHASE_BULK, Engine.ATOMIC_LATENCY},
+    "round_trips": {Engine.PING_PONG, Engine.EVENT, Engine.SOCKET},
+    "ucx": {Engine.UCX, Engine.UCX_PUT, Engine.UCX_GET},
+    "life_cycle": {Engine.LIFE_CYCLE},
+}
+"""The engines by their file in ``egmctl/bench/engines/``."""
+
+
+def engine_for(engine: Engine) -> Measure:
+    """Import an engine's file and return its function."""
+    file = next(file for file, engines in _FILES.items() if engine in engines)
+    measure: Measure = import_module(f"egmctl.bench.engines.{file}").MEASURE[engine]
+    return measure

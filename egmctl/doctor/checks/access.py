@@ -9,7 +9,7 @@ from typing import Any
 
 from egmctl.doctor import restrictions
 from egmctl.doctor.check import Scope, Verdicts, check, findings_on, known, skip
-from egmctl.doctor.findings import as_root, fact, failed, noted, passed, skipped, todo, unknown, warned
+from egmctl.doctor.findings import fact, failed, noted, passed, skipped, unknown, warned
 from egmctl.doctor.job import OwnJob, own_job
 from egmctl.doctor.situation import NO_NVIDIA_GPU, in_container, loss, lost, may_have_egm, requested, routers
 from egmctl.model.finding import NODE, Confidence, Finding, Guard, on_gpus
@@ -17,7 +17,7 @@ from egmctl.model.gpu import Gpu
 from egmctl.model.host import Confinement, DeviceNode, Driver, Process
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
-from egmctl.model.remedy import Remedy
+from egmctl.model.remedy import Remedy, as_root, todo
 from egmctl.topology.access import Block, Obstacle, classify, device_node_obstacle, elsewhere, given_some, node_mounts
 
 UVM = "/dev/nvidia-uvm"

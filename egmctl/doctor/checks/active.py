@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 
 from egmctl.doctor.check import Check, Scope
-from egmctl.doctor.findings import failed, noted, passed, skipped, todo, unknown, warned
+from egmctl.doctor.findings import failed, noted, passed, skipped, unknown, warned
 from egmctl.doctor.registration import evidence_of, summary_of
-from egmctl.doctor.situation import NO_VERBS, coherent, coherent_gpus, group_by, in_domain, numbers, peer_memory_modules
+from egmctl.doctor.situation import NO_VERBS, coherent, coherent_gpus, in_domain, numbers, peer_memory_modules
 from egmctl.driver.signatures import cause_of, cause_of_crash
 from egmctl.model.explanation import KnownCause
 from egmctl.model.finding import NODE, Confidence, Evidence, Finding, Guard, Place, on_gpus, on_nics, on_numa, on_pairs
@@ -18,8 +18,8 @@ from egmctl.model.gpu import Gpu
 from egmctl.model.host import Confinement, Driver, Host
 from egmctl.model.machine import Machine
 from egmctl.model.probes import Probe, ProbeKind, ProbeOutcome, Registration
-from egmctl.model.remedy import Remedy
-from egmctl.units import parse_kernel_list
+from egmctl.model.remedy import Remedy, todo
+from egmctl.units import group_by, parse_kernel_list
 
 NOT_ASKED = "only with --active"
 NOT_PERMITTED, NOT_SUPPORTED, PEER_UNSUPPORTED = 800, 801, 217

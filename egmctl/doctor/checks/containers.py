@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
-from egmctl.doctor.findings import as_root, fact, noted, passed, unknown, warned
+from egmctl.doctor.findings import fact, noted, passed, unknown, warned
 from egmctl.doctor.situation import NO_NVIDIA_GPU, in_container
 from egmctl.model.finding import Guard
 from egmctl.model.host import CdiSpecification, ContainerEngine, Driver, System
 from egmctl.model.machine import Machine
-from egmctl.model.remedy import Remedy
+from egmctl.model.remedy import Remedy, as_root
 
 _GENERATE = "Write it anew after each update of the driver, and start the containers again."
 _REFRESH = "Restart nvidia-cdi-refresh, which writes this file, and start the containers again."

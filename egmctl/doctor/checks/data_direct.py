@@ -8,13 +8,14 @@ from dataclasses import replace
 
 from egmctl.doctor.check import Scope, Verdicts, check, end
 from egmctl.doctor.checks.active import HANGING, NOT_ASKED, NOT_EXPORTED, ending_of, participants
-from egmctl.doctor.findings import noted, passed, skipped, todo, unknown, warned
+from egmctl.doctor.findings import noted, passed, skipped, unknown, warned
 from egmctl.doctor.registration import evidence_of, summary_of
-from egmctl.doctor.situation import group_by
 from egmctl.model.finding import Evidence, Finding, Guard, on_nics
 from egmctl.model.host import System
 from egmctl.model.machine import Machine
 from egmctl.model.probes import Probe, ProbeKind, ProbeOutcome, Registration
+from egmctl.model.remedy import todo
+from egmctl.units import group_by
 
 _ASKED = "mlx5dv_get_data_direct_sysfs_path"
 _REGISTERED = "mlx5dv_reg_dmabuf_mr"

@@ -8,25 +8,13 @@ from dataclasses import replace
 from egmctl.doctor import situation
 from egmctl.doctor.check import Scope, Verdicts, check, skip
 from egmctl.doctor.expected import wants_egm
-from egmctl.doctor.findings import (
-    as_root,
-    fact,
-    failed,
-    gap,
-    noted,
-    passed,
-    remove_option,
-    skipped,
-    todo,
-    unknown,
-    warned,
-)
+from egmctl.doctor.findings import fact, failed, gap, noted, passed, skipped, unknown, warned
 from egmctl.model.finding import Finding, Guard, Status, on_gpus, on_numa
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Driver, Process, System
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
-from egmctl.model.remedy import Need, Remedy
+from egmctl.model.remedy import Need, Remedy, as_root, remove_option, todo
 from egmctl.topology.access import DENIED, Block, obstacle
 from egmctl.topology.egm_mode import EgmMode, egm_mode
 from egmctl.topology.links import active_nvlinks

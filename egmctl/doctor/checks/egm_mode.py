@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from egmctl.doctor import situation
 from egmctl.doctor.check import Scope, Verdicts, check, skip
-from egmctl.doctor.findings import as_root, fact, noted, passed, unknown, warned
+from egmctl.doctor.findings import fact, noted, passed, unknown, warned
 from egmctl.facts.egm import EGM_CLASS, EGM_MODULE
 from egmctl.model.finding import Evidence, Guard
 from egmctl.model.host import Driver, Host, System
 from egmctl.model.machine import Machine
-from egmctl.model.remedy import Need
+from egmctl.model.remedy import Need, as_root
 from egmctl.topology.egm_mode import EgmMode, all_handed_over, egm_mode
 from egmctl.units import format_size
 

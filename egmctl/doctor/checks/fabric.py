@@ -8,19 +8,7 @@ from egmctl.dataclass import dataclass
 from egmctl.doctor import situation
 from egmctl.doctor.check import Expectation, Scope, Verdicts, check, skip
 from egmctl.doctor.expected import wants_domain
-from egmctl.doctor.findings import (
-    as_root,
-    daemon_fact,
-    fact,
-    failed,
-    gap,
-    noted,
-    passed,
-    skipped,
-    todo,
-    unknown,
-    warned,
-)
+from egmctl.doctor.findings import daemon_fact, fact, failed, gap, noted, passed, skipped, unknown, warned
 from egmctl.doctor.job import own_job
 from egmctl.doctor.restrictions import accesses
 from egmctl.facts.redact import replace_uuids
@@ -29,9 +17,10 @@ from egmctl.model.gpu import Fabric, Gpu
 from egmctl.model.host import Driver, FabricManager, System
 from egmctl.model.machine import Machine
 from egmctl.model.record import BusId
-from egmctl.model.remedy import Need, Remedy
+from egmctl.model.remedy import Need, Remedy, as_root, todo
 from egmctl.topology.access import DENIED
 from egmctl.topology.platform import in_chassis, in_rack
+from egmctl.units import group_by
 
 INFO = "nvmlDeviceGetGpuFabricInfoV"
 NO_FABRIC = "the GPUs are in no fabric"
@@ -210,9 +199,7 @@ def _members(machine: Machine, scope: Scope) -> _Members:
 def _domain(machine: Machine, scope: Scope) -> Verdicts:
     expected = scope.expectation
     members = _members(machine, scope)
-    by_identity = situation.group_by(
-        members.registered, lambda gpu: (members.info(gpu).identity, _types(members.info(gpu)))
-    )
+    by_identity = group_by(members.registered, lambda gpu: (members.info(gpu).identity, _types(members.info(gpu))))
     for (identity, words), gpus in by_identity:
         yield fact(f"{INFO}({on_gpus(gpus).label})", f"cluster {identity[0] or 'none'}, clique {identity[1]}{words}")
     yield from _without_domain(machine, members)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from egmctl.doctor.check import Check, Scope, Verdicts, check
-from egmctl.doctor.findings import as_root, fact, failed, gap, noted, passed, skipped, todo, unknown, unreported, warned
+from egmctl.doctor.findings import fact, failed, gap, noted, passed, skipped, unknown, unreported, warned
 from egmctl.doctor.situation import check_gpus
 from egmctl.doctor.troubles import SLOWDOWNS
 from egmctl.model.finding import Finding, Guard
@@ -13,7 +13,7 @@ from egmctl.model.gpu import Gpu, GpuNvml
 from egmctl.model.host import Driver
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
-from egmctl.model.remedy import GPUS, Need
+from egmctl.model.remedy import GPUS, Need, as_root, todo
 from egmctl.topology.access import cuda_failure
 from egmctl.units import listed
 

@@ -7,19 +7,7 @@ from dataclasses import replace
 
 from egmctl.compat import StrEnum
 from egmctl.doctor.check import Scope, Verdicts, check, end, known, skip
-from egmctl.doctor.findings import (
-    as_root,
-    fact,
-    failed,
-    gap,
-    noted,
-    passed,
-    remove_option,
-    skipped,
-    todo,
-    unknown,
-    warned,
-)
+from egmctl.doctor.findings import fact, failed, gap, noted, passed, skipped, unknown, warned
 from egmctl.doctor.remedies import site
 from egmctl.doctor.restrictions import node_evidence
 from egmctl.doctor.situation import (
@@ -35,7 +23,7 @@ from egmctl.model.finding import Guard, Status
 from egmctl.model.host import DeviceNode, Driver, Imex, Process, System
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
-from egmctl.model.remedy import IN_CONTAINER, Need, Remedy, Site
+from egmctl.model.remedy import IN_CONTAINER, Need, Remedy, Site, as_root, remove_option, todo
 from egmctl.topology.access import Block, device_node_obstacle
 
 MAJOR = "nvidia-caps-imex-channels"

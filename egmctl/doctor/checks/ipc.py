@@ -7,15 +7,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
-from egmctl.doctor.findings import fact, failed, noted, passed, todo, unknown, warned
+from egmctl.doctor.findings import fact, failed, noted, passed, unknown, warned
 from egmctl.doctor.remedies import site
-from egmctl.doctor.situation import group_by
 from egmctl.model.finding import Guard
 from egmctl.model.host import INITIAL_NAMESPACES, Confinement, CudaProcesses, Process, System
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
-from egmctl.model.remedy import Site
-from egmctl.units import GIB, MIB, format_size
+from egmctl.model.remedy import Site, todo
+from egmctl.units import GIB, MIB, format_size, group_by
 
 SHM_FAIL, SHM_WARN = 64 * MIB, GIB
 """The default of containers, and the size that the NCCL user guide recommends (--shm-size=1g), in bytes."""

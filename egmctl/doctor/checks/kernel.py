@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
 from egmctl.doctor.checks.numa import idle_pools
-from egmctl.doctor.findings import as_root, fact, failed, noted, passed, unknown, warned
+from egmctl.doctor.findings import fact, failed, noted, passed, unknown, warned
 from egmctl.doctor.situation import NO_NVIDIA_GPU, coherent, coherent_gpus, kernel, need_c2c, usable, virtual
 from egmctl.model.finding import NODE, Confidence, Evidence, Finding, Guard
 from egmctl.model.host import CpuFrequencies, Host
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
-from egmctl.model.remedy import Need
+from egmctl.model.remedy import Need, as_root
 from egmctl.topology.platform import MemoryMode, memory_mode, own_node
 
 GRACE_ONLY = "matters on Grace only"

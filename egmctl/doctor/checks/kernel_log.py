@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from egmctl.doctor.check import Scope, Verdicts, check, end, skip
-from egmctl.doctor.findings import as_root, fact, failed, passed, unknown, warned
+from egmctl.doctor.findings import fact, failed, passed, unknown, warned
 from egmctl.doctor.kernel_faults import Action, Blame, KernelFault, kernel_faults, meaning
 from egmctl.model.finding import Evidence, Finding, Guard, Status
 from egmctl.model.kernel_log import DriverMessage, EventKind, KernelEvent, KernelLog
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.model.record import Reason
+from egmctl.model.remedy import as_root
 from egmctl.units import several
 
 _SHOWN = 3

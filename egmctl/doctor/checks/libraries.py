@@ -6,25 +6,14 @@ import re
 
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
 from egmctl.doctor.checks.starting import HOST_LIBRARIES, RELOAD
-from egmctl.doctor.findings import (
-    as_root,
-    daemon_fact,
-    fact,
-    failed,
-    noted,
-    passed,
-    remove_option,
-    todo,
-    unknown,
-    warned,
-)
+from egmctl.doctor.findings import daemon_fact, fact, failed, noted, passed, unknown, warned
 from egmctl.doctor.situation import driver_parameters, in_container, loss, services_hidden
 from egmctl.model.finding import Finding, Guard
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Confinement, Driver, Process, System
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
-from egmctl.model.remedy import Need
+from egmctl.model.remedy import Need, as_root, remove_option, todo
 from egmctl.topology.access import Block
 from egmctl.units import GIB, MIB, format_size, several
 

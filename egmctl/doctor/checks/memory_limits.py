@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from egmctl.doctor.check import Scope, Verdicts, skip
-from egmctl.doctor.findings import fact, noted, passed, todo, unknown
+from egmctl.doctor.findings import fact, noted, passed, unknown
 from egmctl.doctor.situation import check_gpus, in_container
 from egmctl.model.finding import Guard
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Process
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
-from egmctl.topology.memory_limit import gpu_memory_bytes, memory_limit
+from egmctl.model.remedy import todo
+from egmctl.topology.access import gpu_memory_bytes, memory_limit
 from egmctl.units import format_size
 
 _ASK = todo(

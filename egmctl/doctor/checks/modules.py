@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
-from egmctl.doctor.findings import as_root, fact, failed, passed, unknown
+from egmctl.doctor.findings import fact, failed, passed, unknown
 from egmctl.doctor.situation import NO_NVIDIA_GPU
 from egmctl.model.finding import Guard
 from egmctl.model.host import Driver
 from egmctl.model.machine import Machine
-from egmctl.model.remedy import Need
+from egmctl.model.remedy import Need, as_root
 from egmctl.topology.generation import OPEN, PROPRIETARY, only_flavour
 
 _LOOK = "modinfo -F license nvidia"

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 
 from egmctl.doctor import situation
 from egmctl.doctor.check import Scope, Verdicts, check, known, skip
-from egmctl.doctor.findings import as_root, fact, failed, noted, passed, todo, unknown, warned
+from egmctl.doctor.findings import fact, failed, noted, passed, unknown, warned
 from egmctl.model.finding import Evidence, Finding, Guard, Place, on_gpus, on_numa
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Confinement, Driver, Host, HugePages, NumaKind, NumaNode, System
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
-from egmctl.model.remedy import Need
+from egmctl.model.remedy import Need, as_root, todo
 from egmctl.topology.platform import PARAMETERS, MemoryMode, memory_mode, own_node
 from egmctl.units import format_size, listed, parse_kernel_list, several
 

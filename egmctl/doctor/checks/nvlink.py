@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from egmctl.doctor.check import Scope, Verdicts, check, end, findings_on, known, skip
-from egmctl.doctor.findings import as_root, fact, failed, gap, noted, passed, remove_option, todo, unknown, warned
+from egmctl.doctor.findings import fact, failed, gap, noted, passed, unknown, warned
 from egmctl.doctor.situation import (
     answering_gpus,
     check_gpus,
@@ -19,7 +19,7 @@ from egmctl.model.finding import Evidence, Guard
 from egmctl.model.gpu import Gpu, NvLink, NvLinkCounters
 from egmctl.model.host import Driver
 from egmctl.model.machine import Machine
-from egmctl.model.remedy import GPUS, Need, Remedy
+from egmctl.model.remedy import GPUS, Need, Remedy, as_root, remove_option, todo
 from egmctl.model.route import LinkKind
 from egmctl.topology.links import has_no_nvlink, has_one_bridge, nvlinks_of, without_speed
 from egmctl.topology.platform import C2c, c2c

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from egmctl.dataclass import dataclass
 from egmctl.doctor.check import Scope, Verdicts, check, end, findings_on, known, skip
-from egmctl.doctor.findings import as_root, fact, failed, noted, passed, remove_option, skipped, todo, unknown, warned
+from egmctl.doctor.findings import fact, failed, noted, passed, skipped, unknown, warned
 from egmctl.doctor.situation import coherent, fabric, mode_without_peers, usable, virtual
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Place, Status, on_gpus, on_nics, on_pairs
 from egmctl.model.gpu import Gpu, GpuPair
@@ -14,7 +14,7 @@ from egmctl.model.host import Bridge, Driver, PcieLink, PciFunction, Process, Sy
 from egmctl.model.kernel_log import DriverMessage
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
-from egmctl.model.remedy import Need, Remedy
+from egmctl.model.remedy import Need, Remedy, as_root, remove_option, todo
 from egmctl.topology.acs import REDIRECT, Acs, AcsKind, UnrecognisedError, corrected, required_acs
 from egmctl.topology.platform import egm
 

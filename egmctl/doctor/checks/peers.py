@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from egmctl.doctor.check import Scope, Verdicts, check, end, skip
-from egmctl.doctor.findings import as_root, fact, failed, passed, skipped, todo, unknown, warned
-from egmctl.doctor.situation import NO_DOMAIN, group_by
+from egmctl.doctor.findings import fact, failed, passed, skipped, unknown, warned
+from egmctl.doctor.situation import NO_DOMAIN
 from egmctl.driver.signatures import cause_of
 from egmctl.model.finding import Finding, Guard
 from egmctl.model.machine import Machine
 from egmctl.model.probes import Peer, PeerPort, PeerProbe, ProbeOutcome
-from egmctl.model.remedy import Need
-from egmctl.units import counted, printable, several, shortened
+from egmctl.model.remedy import Need, as_root, todo
+from egmctl.units import counted, group_by, printable, several, shortened
 
 ALONE = "only under mpirun or srun, with ranks on several nodes"
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from egmctl.doctor.check import Scope, Verdicts, check, findings_on, skip
-from egmctl.doctor.findings import as_root, fact, failed, noted, passed, todo, unknown, warned
+from egmctl.doctor.findings import fact, failed, noted, passed, unknown, warned
 from egmctl.doctor.situation import IN_A_GUEST, NO_NVIDIA_GPU, lost, requested
 from egmctl.model.finding import Confidence, Evidence, Finding, Guard, Place, PlaceKind, on_gpus
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Driver
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
-from egmctl.model.remedy import GPUS, Need, Remedy
+from egmctl.model.remedy import GPUS, Need, Remedy, as_root, todo
 from egmctl.topology.access import Block, Obstacle, Step, classify, elsewhere, nvml_failure
 from egmctl.topology.egm_mode import EgmMode, all_handed_over, egm_mode, handed_over
 from egmctl.topology.generation import installed_branch, last_branch

@@ -6,7 +6,7 @@ from collections import Counter
 
 from egmctl.doctor.check import Scope, Verdicts, check, end, known, skip
 from egmctl.doctor.checks.numa import mode_evidence
-from egmctl.doctor.findings import as_root, fact, failed, noted, passed, skipped, todo, unknown, unreported, warned
+from egmctl.doctor.findings import fact, failed, noted, passed, skipped, unknown, unreported, warned
 from egmctl.doctor.restrictions import node_evidence
 from egmctl.doctor.situation import (
     check_gpus,
@@ -22,11 +22,10 @@ from egmctl.model.finding import Evidence, Guard, on_nics
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Driver, Nic, NicPort, System
 from egmctl.model.machine import Machine
-from egmctl.model.remedy import Need
+from egmctl.model.remedy import Need, as_root, todo
 from egmctl.model.route import LinkClass
-from egmctl.topology.access import nvml_failure, without_nvml
+from egmctl.topology.access import gpu_memory_bytes, memory_limit, nvml_failure, without_nvml
 from egmctl.topology.links import device_link
-from egmctl.topology.memory_limit import gpu_memory_bytes, memory_limit
 from egmctl.topology.platform import C2c, MemoryMode, c2c, memory_mode
 from egmctl.units import format_size, grouped, several
 

@@ -7,15 +7,15 @@ from typing import Any
 
 from egmctl.dataclass import dataclass
 from egmctl.doctor.check import Scope, Verdicts, check, end, skip
-from egmctl.doctor.findings import as_root, fact, noted, passed, todo, unknown, warned
-from egmctl.doctor.situation import answering_gpus, group_by
+from egmctl.doctor.findings import fact, noted, passed, unknown, warned
+from egmctl.doctor.situation import answering_gpus
 from egmctl.model.finding import Finding, Guard, on_gpus
 from egmctl.model.gpu import Gpu, GpuNvml
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
-from egmctl.model.remedy import GPUS, Need, Remedy
-from egmctl.topology.memory_limit import memory_limit
-from egmctl.units import format_size
+from egmctl.model.remedy import GPUS, Need, Remedy, as_root, todo
+from egmctl.topology.access import memory_limit
+from egmctl.units import format_size, group_by
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from egmctl.doctor.check import Scope, Verdicts, check, skip
-from egmctl.doctor.findings import as_root, fact, failed, passed, todo, unknown
+from egmctl.doctor.findings import fact, failed, passed, unknown
 from egmctl.doctor.situation import NO_NVIDIA_GPU, in_container
 from egmctl.driver.signatures import cause_of
 from egmctl.model.finding import Finding, Guard
@@ -14,7 +14,7 @@ from egmctl.model.gpu import Gpu
 from egmctl.model.host import Driver, LibraryFailure, Process
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason
-from egmctl.model.remedy import Need, Remedy
+from egmctl.model.remedy import Need, Remedy, as_root, todo
 from egmctl.topology.access import cuda_failure, nvml_failure
 
 _LOG = "dmesg | grep -iE 'NVRM|Xid'"

@@ -1,58 +1,23 @@
-"""Draw figures: bars, charts, the shades of heat maps, and the text of a command as an SVG picture."""
+"""Draw figures: bars, charts, and the text of a command as an SVG picture."""
 
 from __future__ import annotations
 
 import io
 import math
 import re
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from inspect import signature
 from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
 from egmctl.dataclass import dataclass
 from egmctl.report import document as doc
-from egmctl.report.document import Bar, Better, Cell, Chart, Matrix, Tone
+from egmctl.report.document import Bar, Chart, Tone
 from egmctl.report.render.page import arrows, element, raw, style, xml
 from egmctl.units import format_size, grouped, listed, shortened
 
 if TYPE_CHECKING:
     from rich.text import Text
-
-BOUNDS = (0.67, 0.85, 0.95)
-"""The upper bounds of the shades, as shares of the best number: from 95 % on a cell has the lightest grey. One missing
-link of 18 costs 5.6 %."""
-SIGNS = {"!": "✕", "~": "▲"}
-"""The signs of pages for the marks of cells that fail and warn."""
-
-DRAWN_CELLS = 72 * 72
-"""The maximum number of cells of a drawn matrix. The largest NVLink domain of one rack has 72 GPUs."""
-
-
-def best(matrix: Matrix) -> dict[str, float]:
-    """Return the best number of each kind of cell in a matrix; empty if the matrix is not shaded."""
-    best_of: dict[str, float] = {}
-    better = max if matrix.better is Better.HIGH else min
-    for cell in (cell for series in doc.columns(matrix) for cell in series.cells):
-        if matrix.better is not None and cell.value:
-            best_of[cell.kind] = better(best_of.get(cell.kind, cell.value), cell.value)
-    return best_of
-
-
-def shade(cell: Cell, matrix: Matrix, best_of: Mapping[str, float]) -> str | None:
-    """Return the class of a cell's shade: grey or the colour of its grade, stronger the farther it is from the best."""
-    if not cell.value or cell.kind not in best_of:
-        return None
-    most = best_of[cell.kind]
-    share = cell.value / most if matrix.better is Better.HIGH else most / cell.value
-    return f"heat-{_CLASSES.get(cell.tone, 'fine')}-{bisect_right(BOUNDS, share)}"
-
-
-def cells_of(matrix: Matrix) -> int:
-    """Return the number of cells of a matrix."""
-    return len(matrix.rows) * sum(map(len, matrix.groups))
-
 
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _DOTS_APART = 0.8

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from xml.etree.ElementTree import Element
 
 from egmctl.report import document as doc
-from egmctl.report.document import Align, Tone
-from egmctl.report.render import figures
-from egmctl.report.render.figures import DRAWN_CELLS, best, cells_of
+from egmctl.report.document import Align, Better, Tone
 from egmctl.report.render.page import arrows, element, words_html
 
+BOUNDS = (0.67, 0.85, 0.95)
+"""The upper bounds of the shades, as shares of the best number: from 95 % on a cell has the lightest grey. One missing
+link of 18 costs 5.6 %."""
+SIGNS = {"!": "✕", "~": "▲"}
+"""The signs of pages for the marks of cells that fail and warn."""
+
+DRAWN_CELLS = 72 * 72
+"""The maximum number of cells of a drawn matrix. The largest NVLink domain of one rack has 72 GPUs."""
+_GRADES = {Tone.BAD: "bad", Tone.WARN: "warn", Tone.DIM: "dim"}
+"""The classes of shades by grade."""
 _CLASSES = {Tone.BAD: "bad", Tone.WARN: "warn", Tone.DIM: "waived", Tone.STRONG: "own"}
 _FEW, _LONG, _MANY, _WIDE = 2, 5, 8, 12
 """The maximum number of columns of a heat map that is not stretched, and the numbers of columns from which a table
@@ -105,7 +114,7 @@ def _body(matrix: doc.Matrix, best_of: Mapping[str, float]) -> Iterator[Element]
 
 
 def _cell(column: doc.Series, cell: doc.Cell, matrix: doc.Matrix, best_of: Mapping[str, float]) -> Element:
-    look = figures.shade(cell, matrix, best_of)
+    look = shade(cell, matrix, best_of)
     classes = [] if look is None else [look]
     if not best_of and not column.wrap:
         classes.append("number" if column.align is Align.RIGHT else "whole")
@@ -113,5 +122,29 @@ def _cell(column: doc.Series, cell: doc.Cell, matrix: doc.Matrix, best_of: Mappi
         classes.append(_CLASSES[cell.tone])
     if cell.text == "-":
         classes.append("none")
-    mark = element("span", f" {figures.SIGNS.get(cell.mark, cell.mark)}", class_="mark") if cell.mark else None
+    mark = element("span", f" {SIGNS.get(cell.mark, cell.mark)}", class_="mark") if cell.mark else None
     return element("td", words_html(cell.text), mark, class_=" ".join(classes) or None)
+
+
+def best(matrix: doc.Matrix) -> dict[str, float]:
+    """Return the best number of each kind of cell in a matrix; empty if the matrix is not shaded."""
+    best_of: dict[str, float] = {}
+    better = max if matrix.better is Better.HIGH else min
+    for cell in (cell for series in doc.columns(matrix) for cell in series.cells):
+        if matrix.better is not None and cell.value:
+            best_of[cell.kind] = better(best_of.get(cell.kind, cell.value), cell.value)
+    return best_of
+
+
+def shade(cell: doc.Cell, matrix: doc.Matrix, best_of: Mapping[str, float]) -> str | None:
+    """Return the class of a cell's shade: grey or the colour of its grade, stronger the farther it is from the best."""
+    if not cell.value or cell.kind not in best_of:
+        return None
+    most = best_of[cell.kind]
+    share = cell.value / most if matrix.better is Better.HIGH else most / cell.value
+    return f"heat-{_GRADES.get(cell.tone, 'fine')}-{bisect_right(BOUNDS, share)}"
+
+
+def cells_of(matrix: doc.Matrix) -> int:
+    """Return the number of cells of a matrix."""
+    return len(matrix.rows) * sum(map(len, matrix.groups))

@@ -17,15 +17,14 @@ from egmctl.model.task import Quantity
 from egmctl.model.verdict import BAD_GRADES, Grade, MemoryOwner, OwnerUnknown, Yardstick
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, number
-from egmctl.report.views import bench_answer, marks
+from egmctl.report.views import bench_answer
 from egmctl.report.views.bench_classes import class_tables, judged_sections, main_measurements, main_rates
 from egmctl.report.views.bench_details import LOOKS, all_series, families, family_notes, overlay, swept
-from egmctl.report.views.bench_matrix import Frame, matrices
+from egmctl.report.views.bench_matrix import STATUS_TONES, Frame, mark_of_grade, matrices
 from egmctl.report.views.causes import PATHS, cause_entries, doubts_section
 from egmctl.report.views.findings import TONES, commands_of, verdict
-from egmctl.report.views.machine import banners, confidential_banner, machine_section, time_words
+from egmctl.report.views.machine import banners, confidential_banner, machine_section, node_diagram, time_words
 from egmctl.report.views.nccl import nccl_section
-from egmctl.report.views.topo import node_diagram
 from egmctl.topology.topology import topology
 from egmctl.units import counted, gpu_name, grouped, listed, printable, several, shortened
 
@@ -166,10 +165,11 @@ def bench_banners(report: RunReport) -> tuple[str, ...]:
 
 def _body(report: RunReport) -> Iterator[doc.DocumentBlock]:
     yield verdict(report.answer)
-    yield from cause_entries(report)
+    if report.causes:
+        yield from cause_entries(report)
     yield from _kernel(report)
     if not any(bench_answer.was_run(m) for m in report.measurements):
-        yield from nccl_section(report)
+        yield from _nccl(report)
         yield from _details(report)
         return
     axes, main = tuple(swept(report)), main_rates(report)
@@ -182,10 +182,11 @@ def _body(report: RunReport) -> Iterator[doc.DocumentBlock]:
         drawn = overlay(report, axis) if main.bars else ()
         yield doc.Section(LOOKS[axis].title, partial(chain, drawn, all_series(report, axis)))
     yield from class_tables(report, axes)
-    yield from nccl_section(report)
+    yield from _nccl(report)
     yield doc.Section("Soak", partial(soak, report))
     yield doc.Section("Warnings", partial(_warnings, report))
-    yield from doubts_section(report)
+    if report.doubts:
+        yield doubts_section(report)
     staged = tuple(bench_answer.staged_lines(report))
     more = (f"and {len(staged) - _STAGED} more pairs",) if len(staged) > _STAGED else ()
     notes = [
@@ -199,6 +200,11 @@ def _body(report: RunReport) -> Iterator[doc.DocumentBlock]:
     yield doc.Section("Notes", (doc.Bullets(tuple(notes)),))
     yield from _details(report)
     yield doc.Hint("Matrices, settings and references: -v; all of it as a page: -o run.html")
+
+
+def _nccl(report: RunReport) -> Iterator[doc.Section]:
+    if report.nccl is not None:
+        yield from nccl_section(report, report.nccl)
 
 
 def _warnings(report: RunReport) -> Iterator[doc.DocumentBlock]:
@@ -272,7 +278,7 @@ def _skipped_cases(report: RunReport) -> Iterator[doc.Entry]:
     for status, reason, paths in bench_answer.exceptions(report):
         if status is MeasurementStatus.WAIVED:
             title = f"{shortened(paths, _MANY)}: {reason}"
-            yield doc.Entry(status.upper(), marks.STATUSES[status], title)
+            yield doc.Entry(status.upper(), STATUS_TONES[status], title)
 
 
 def _method(report: RunReport) -> Iterator[str]:
@@ -324,7 +330,7 @@ def _kernel(report: RunReport) -> Iterator[doc.Entry | doc.Hint]:
 def _slow_paths(report: RunReport) -> list[tuple[doc.Span, str, doc.Span]]:
     """Return the slow paths by severity, then by the distance from the expected value: grade, path and case."""
     slow: list[tuple[int, float, tuple[doc.Span, str, doc.Span]]] = []
-    excused = marks.excused(report)
+    excused = report.answer.excused
     for judged in report.verdict.judged if report.verdict is not None else ():
         bad = [judgement for judgement in judged.judgements if judgement.grade in BAD_GRADES]
         if not bad:
@@ -338,7 +344,7 @@ def _slow_paths(report: RunReport) -> list[tuple[doc.Span, str, doc.Span]]:
             words += f", {100 * share:.0f} % of {reference} {number(first.expected)}"
         if bound := first.fail if first.grade is Grade.FAIL else first.warn:
             words += f" (limit {number(bound)})"
-        mark = marks.of_grade(first.grade, excused=judged.measurement in excused)
+        mark = mark_of_grade(first.grade, excused=judged.measurement in excused)
         grade = doc.Span(f"{mark.word} ", mark.tone)
         far = 1 / share if m.quantity is Quantity.LATENCY and share else share
         slow.append((list(Grade).index(first.grade), far, (grade, f"{words} ", doc.Span(m.name, Tone.DIM))))
@@ -376,7 +382,7 @@ def _reason(status: MeasurementStatus, reason: str, paths: Sequence[str], unstab
         rows = list(unstable.items())
     title = f"{shortened(paths, PATHS)}: {reason}"
     body = (doc.KeyValues(tuple(rows), level=Level.VERBOSE),)
-    return doc.Entry(status.upper(), marks.STATUSES.get(status, Tone.BAD), title, body=body)
+    return doc.Entry(status.upper(), STATUS_TONES.get(status, Tone.BAD), title, body=body)
 
 
 def _skipped(report: RunReport) -> Iterator[str]:

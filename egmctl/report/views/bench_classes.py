@@ -19,8 +19,7 @@ from egmctl.model.task import USUAL, Axis, Endpoint, Engine, Pattern, Point, Qua
 from egmctl.model.verdict import BAD_GRADES, ClassVerdict, Culprit, Direction, Grade, RunVerdict
 from egmctl.report import document as doc
 from egmctl.report.document import Body, Level, Tone, Words
-from egmctl.report.views import marks
-from egmctl.report.views.bench_matrix import Frame, latency_method
+from egmctl.report.views.bench_matrix import EXCUSED, GRADE_MARKS, Frame, PathMark, latency_method, mark_of_grade
 from egmctl.units import grouped, listed, several, shortened
 
 _SCREEN = 14
@@ -29,7 +28,7 @@ _NOTE = (
     "median and worst of n paths; expected by the profile; link: the median's share of its nominal rate; "
     "! fails, ~ warns"
 )
-_EXCUSED_NOTE = f"; {marks.EXCUSED.sign} is slow only while others used the GPUs or the host"
+_EXCUSED_NOTE = f"; {EXCUSED.sign} is slow only while others used the GPUs or the host"
 _MOST = 6
 """The number of classes that answer the main questions."""
 
@@ -140,12 +139,12 @@ class _Class:
     verdict: ClassVerdict | None = None
 
     excused: bool = False
-    """Whether all its paths that fail are excused (:func:`egmctl.report.views.marks.excused`)."""
+    """Whether all its paths that fail are excused (:attr:`egmctl.model.answer.Answer.excused`)."""
 
     @property
-    def mark(self) -> marks.PathMark:
+    def mark(self) -> PathMark:
         """How it is marked."""
-        return marks.of_grade(self.grade, excused=self.excused)
+        return mark_of_grade(self.grade, excused=self.excused)
 
     def titled(self, name: str) -> str:
         """Return a name of the class with the kinds of its GPUs, if the run has several kinds."""
@@ -200,7 +199,7 @@ def _short_name(m: Measurement) -> str:
 
 def _bar(entry: _Class, name: str, frame: Frame, case: str = "") -> doc.Bar:
     latency = entry.first.quantity is Quantity.LATENCY
-    tones = {mark.tone: mark.few for mark in (*marks.GRADES.values(), marks.EXCUSED)}
+    tones = {mark.tone: mark.few for mark in (*GRADE_MARKS.values(), EXCUSED)}
     dots = []
     for m in entry.measurements:
         if m.headline is not None:
@@ -278,7 +277,7 @@ def _classes(report: RunReport) -> list[_Class]:
     failing = {
         entry.measurement for entry in report.verdict.judged if any(j.grade is Grade.FAIL for j in entry.judgements)
     }
-    excused = marks.excused(report)
+    excused = report.answer.excused
 
     def is_excused(numbers: Collection[int]) -> bool:
         slow = failing.intersection(numbers)
@@ -301,7 +300,7 @@ def _table(classes: Sequence[_Class], frame: Frame) -> doc.Bars:
     groups = grouped((entry.link, entry) for entry in classes)
     limits = (limit.limit for entry in classes if (limit := ceiling(entry.first)) is not None)
     memories = dict.fromkeys(f"{rate.name} {rate.gb_s:g} GB/s" for rate in limits if isinstance(rate, PublishedRate))
-    note = _EXCUSED_NOTE if any(entry.mark is marks.EXCUSED for entry in classes) else ""
+    note = _EXCUSED_NOTE if any(entry.mark is EXCUSED for entry in classes) else ""
     note += f"; # of the memory's, reads and writes together: {', '.join(memories)}" if memories else ""
     return doc.Bars(
         caption="Path classes (GB/s; latencies in ns)",
@@ -352,7 +351,7 @@ def _culprits(culprits: Sequence[Culprit], excused: Collection[str]) -> Iterator
     for (label, direction), alike in sorted(merged.items(), key=lambda item: len(item[1][0].gpus)):
         first = alike[0]
         cases = shortened([culprit.path_class for culprit in alike], _SHOWN)
-        mark = marks.of_grade(first.grade, excused=all(culprit.path_class in excused for culprit in alike))
+        mark = mark_of_grade(first.grade, excused=all(culprit.path_class in excused for culprit in alike))
         yield (
             doc.Span(mark.word or first.grade.value, mark.tone),
             f" {label}{_SIDES[direction]}: {first.reason}, in {cases}",

@@ -1,4 +1,7 @@
-"""Bandwidths and latencies as matrices in the layout of nvidia-smi and nvbandwidth; each caption has the direction."""
+"""Bandwidths and latencies as matrices in the layout of nvidia-smi and nvbandwidth; each caption has the direction.
+
+The marks of grades are here too: a path has the same tone and sign in a matrix, in the table of classes and in a line.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,27 @@ from statistics import median
 from egmctl.bench.case import AT_ONCE
 from egmctl.bench.engine import ENGINES
 from egmctl.dataclass import dataclass
+from egmctl.model.answer import State
 from egmctl.model.doubt import Effect
 from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport
 from egmctl.model.route import HOST_NAMES, MemoryKind
 from egmctl.model.task import ChaseOrder, Endpoint, Engine, Flow, Pattern, Quantity
-from egmctl.model.verdict import Judged, Yardstick, worst_grade
+from egmctl.model.verdict import Grade, Judged, Yardstick, worst_grade
 from egmctl.report import document as doc
 from egmctl.report.document import Better, Cell, Matrix, Tone
-from egmctl.report.views import marks
+from egmctl.report.views.findings import tone_of
 from egmctl.report.views.machine import route_words
 from egmctl.units import format_size, grouped, several
 
 OUTLIER = "<"
 """The mark of a path that only the comparison with its peers grades as bad."""
 UNSTABLE = "*"
+STATUS_TONES = {
+    MeasurementStatus.OK: Tone.PLAIN,
+    MeasurementStatus.UNSTABLE: Tone.WARN,
+    MeasurementStatus.WAIVED: Tone.DIM,
+}
+"""The tones of measurements by how they ended; all else is bad."""
 Brand = tuple[Tone, str]
 """The tone and the mark of the cell of a failed or warned measurement."""
 
@@ -47,7 +57,7 @@ class Frame:
             *(f"{rank.label}:NUMA{rank.numa_node}" for rank in report.ranks),
         ]
         judged = report.verdict.judged if report.verdict is not None else ()
-        excused = marks.excused(report)
+        excused = report.answer.excused
         brands = {
             id(report.measurements[entry.measurement]): _brand(entry, excused=entry.measurement in excused)
             for entry in judged
@@ -126,16 +136,45 @@ class Frame:
 
 def status_tone(measurement: Measurement) -> Tone:
     """Return the tone of a measurement's status."""
-    return marks.STATUSES.get(measurement.status, Tone.BAD)
+    return STATUS_TONES.get(measurement.status, Tone.BAD)
 
 
 def _brand(judged: Judged, *, excused: bool) -> Brand | None:
-    bad = [judgement for judgement in judged.judgements if judgement.grade in marks.GRADES]
+    bad = [judgement for judgement in judged.judgements if judgement.grade in GRADE_MARKS]
     if not bad:
         return None
-    mark = marks.of_grade(worst_grade(judgement.grade for judgement in bad), excused=excused)
+    mark = mark_of_grade(worst_grade(judgement.grade for judgement in bad), excused=excused)
     outlier = all(judgement.yardstick is Yardstick.PEERS for judgement in bad)
     return mark.tone, OUTLIER if outlier and not excused else mark.sign
+
+
+@dataclass(frozen=True, slots=True)
+class PathMark:
+    """How a path or a class of paths is shown."""
+
+    tone: Tone
+    sign: str = ""
+    """The sign beside its number."""
+    word: str = ""
+    """The word before its line."""
+    few: str = ""
+    """The word after the number of such paths: ``3 of 12 slow``."""
+
+
+GRADE_MARKS: Mapping[Grade, PathMark] = {
+    Grade.FAIL: PathMark(Tone.BAD, "!", "FAIL", "slow"),
+    Grade.WARN: PathMark(Tone.WARN, "~", "WARN", "a little slow"),
+}
+"""The marks of grades that are problems; the others have none."""
+EXCUSED = PathMark(tone_of(State.INCOMPLETE), "?", "EXCUSED", "slow beside others")
+"""The mark of a path that is slow, but only while others used its GPU or the host: that is not known to be a fault."""
+_UNMARKED = PathMark(Tone.PLAIN)
+
+
+def mark_of_grade(grade: Grade, *, excused: bool = False) -> PathMark:
+    """Return the mark of a grade; of a problem that is excused, its own."""
+    mark = GRADE_MARKS.get(grade, _UNMARKED)
+    return EXCUSED if excused and mark is not _UNMARKED else mark
 
 
 _ONE_ROW = (Pattern.RING, Pattern.BISECT, Pattern.LOCAL)

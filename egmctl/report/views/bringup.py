@@ -18,8 +18,8 @@ from egmctl.report.views.bench_classes import main_rates
 from egmctl.report.views.causes import CAUSES, PATHS, cause_entry
 from egmctl.report.views.doctor import doctor_document
 from egmctl.report.views.findings import tone_of, verdict
-from egmctl.report.views.machine import banners, machine_section, page_facts, subject
-from egmctl.report.views.topo import CONNECTED, node_diagram, topo_document
+from egmctl.report.views.machine import banners, machine_section, node_diagram, page_facts, subject
+from egmctl.report.views.topo import CONNECTED, topo_document
 from egmctl.topology.platform import PlatformKind, platform
 from egmctl.topology.topology import topology
 from egmctl.units import counted, gpu_name, printable, several, shortened

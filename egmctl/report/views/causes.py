@@ -132,13 +132,11 @@ _MEANS: Mapping[Effect, tuple[str, Tone]] = {
 }
 
 
-def doubts_section(report: RunReport) -> Iterator[Section]:
-    """Yield the section with the doubts about a run, the most severe first; nothing without a doubt.
+def doubts_section(report: RunReport) -> Section:
+    """Return the section with the doubts about a run, the most severe first.
 
     It is folded where each measurement counts all the same.
     """
-    if not report.doubts:
-        return
     # A newer egmctl may know more effects; they come last.
     order = {effect: place for place, effect in enumerate(Effect)}
     alike = grouped(((doubt.effect, doubt.reason), doubt) for doubt in report.doubts)
@@ -158,7 +156,7 @@ def doubts_section(report: RunReport) -> Iterator[Section]:
     heads = ("why", "paths", "seen", "what it means")
     listed = table(heads, rows, wrap=("paths", "seen", "what it means"))
     note = several(doubted, "measurement")
-    yield Section("Doubts", (listed,), folded=folded, note=note, level=Level.VERBOSE)
+    return Section("Doubts", (listed,), folded=folded, note=note, level=Level.VERBOSE)
 
 
 def _values(report: RunReport, doubt: Doubt) -> str:

@@ -16,8 +16,7 @@ from egmctl.model.listing import CheckEntry, CheckList
 from egmctl.report import document as doc
 from egmctl.report.document import Level, Tone, Words
 from egmctl.report.views.findings import TONES, explained_words, finding_entry, tone_of, verdict
-from egmctl.report.views.machine import banners, machine_section, page_facts, subject
-from egmctl.report.views.topo import node_diagram
+from egmctl.report.views.machine import banners, machine_section, node_diagram, page_facts, subject
 from egmctl.topology.topology import topology
 from egmctl.units import grouped, shortened
 

@@ -1,16 +1,21 @@
-"""Entries and sentences for findings: what was found, why, and the remedy; and the block of an answer.
+"""Entries and sentences for findings: what was found, why, and the remedy; an answer's block; the faults of a drawing.
 
 No view of a machine imports what a run has measured: that takes a tenth of the time of ``topo``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
-from egmctl.model.answer import TABLE, Answer, State
-from egmctl.model.finding import Confidence, Finding, Status
+from egmctl.dataclass import dataclass
+from egmctl.model.answer import TABLE, Answer, Cause, State
+from egmctl.model.finding import Confidence, Finding, PlaceKind, Status
 from egmctl.model.remedy import Remedy
 from egmctl.report.document import DocumentBlock, Entry, KeyValues, Level, ShellCommand, Span, Tone, Verdict, Words
+
+if TYPE_CHECKING:
+    from egmctl.topology.topology import Topology
 
 TONES = {
     Status.FAIL: Tone.BAD,
@@ -101,3 +106,43 @@ def explained_words(finding: Finding) -> Words:
     """Return the words on a finding that another one explains."""
     word = Span(finding.status.upper(), TONES[finding.status])
     return word, f" {finding.title} ", Span(f"[{finding.check}]", Tone.DIM)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with a device."""
+
+    tone: Tone
+    words: str
+
+
+FAULT_SIGNS: Mapping[Tone, str] = {Tone.BAD: "✕", Tone.WARN: "▲"}
+"""The signs of devices that fail and warn, in every drawing."""
+Faults = Mapping[str, Fault]
+"""The faults by the labels of devices: ``GPU0``, ``NUMA1``, ``NIC2``. Of several, the most severe."""
+
+
+def faults(topology: Topology, causes: Iterable[Cause]) -> Faults:
+    """Return what the causes find to be wrong with the devices of a node, for each its most severe failure or warning.
+
+    A cause that is about the whole node marks no device.
+    """
+    wrong = [cause for cause in causes if cause.status in (Status.FAIL, Status.WARN)]
+    known: dict[str, Fault] = {}
+    for cause in sorted(wrong, key=lambda cause: list(Status).index(cause.status)):
+        for label in _labels(topology, cause):
+            known.setdefault(label, Fault(TONES[cause.status], cause.title))
+    return known
+
+
+def _labels(topology: Topology, cause: Cause) -> list[str]:
+    place = cause.finding.place
+    if (gpus := place.gpus) is not None:
+        return [label for label, gpu in topology.gpus.items() if gpu.bus_id in gpus]
+    match place.kind:
+        case PlaceKind.NUMA:
+            return [f"NUMA{number}" for number in place.ids]
+        case PlaceKind.NIC:
+            return [label for label, nic in topology.nics.items() if nic.name in place.ids]
+        case _:
+            return []

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from egmctl.bench.plan.task import shortened_task
-from egmctl.data import profiles_dir
+from egmctl.files import profiles_dir
 from egmctl.model import listing
 from egmctl.model.machine import Machine, OriginKind
 from egmctl.model.profile import LinkFacts, MachineSignature, MatchResult, Profile, ProfileList, Reference
@@ -218,7 +218,8 @@ def _plan(plan: listing.PlanReport) -> Iterator[doc.DocumentBlock]:
     for case, steps in by_case.items():
         rows = [_counted(steps, plan)] if len(steps) > _STEPS_SHOWN else [_step(*step, plan) for step in steps]
         yield doc.Section(case, (doc.table(("", "", ""), rows, wrap=("",)),))
-    yield from plan_section(plan.nccl)
+    if plan.nccl is not None:
+        yield from plan_section(plan.nccl)
     waived = Counter(kind.waiver for kind in kinds if kind.waivers)
     if any(len(steps) > _STEPS_SHOWN for steps in by_case.values()):
         yield doc.Paragraph(

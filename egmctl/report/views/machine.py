@@ -1,19 +1,28 @@
-"""The facts of a machine that readers of its results need, its origin, and the names of routes."""
+"""The facts of a machine that readers of its results need, its diagram and its origin, and the names of routes."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from egmctl.facts.redact import redact
+from egmctl.model.answer import Cause
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import Nic
 from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.model.route import HOST_NAMES, Carrier, Egm, LinkKind, MemoryKind, Route
-from egmctl.report.document import DocumentBlock, KeyValues, Level, Matrix, Section, table
-from egmctl.topology.memory_limit import gpu_memory_bytes, memory_limit
+from egmctl.report.document import Diagram, DocumentBlock, KeyValues, Level, Matrix, Section, table
+from egmctl.report.views.findings import faults
+from egmctl.topology.access import gpu_memory_bytes, memory_limit
 from egmctl.units import counted, format_kernel_list, format_size, gpu_name, grouped, printable
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
+    from egmctl.report.views.nvlink_drawing import Rates
+    from egmctl.topology.topology import Topology
 
 
 def banners(origin: Origin) -> tuple[str, ...]:
@@ -83,6 +92,36 @@ def _machine(machine: Machine) -> Iterator[DocumentBlock]:
     machine = redact(machine)
     yield KeyValues(tuple((name, value) for name, value in _facts(machine) if value))
     yield _gpus(machine)
+
+
+def node_diagram(
+    topology: Callable[[], Topology],
+    rates: Callable[[], Rates] = dict,
+    note: str = "",
+    *,
+    causes: Sequence[Cause] = (),
+    large: bool = False,
+) -> Diagram:
+    """Return the diagram of a node.
+
+    Parameters
+    ----------
+    rates
+        Returns the bandwidths measured over the links. Neither function is called unless the diagram is shown.
+    causes
+        The causes of the answer, which mark the devices that they are about.
+    large
+        Whether the diagram has the full width of a page.
+    """
+
+    def draw(*, narrow: bool = False) -> Element:
+        from egmctl.report.views.node_drawing import node_drawing, phone_drawings
+
+        node = topology()
+        wrong = faults(node, causes)
+        return phone_drawings(node, rates(), wrong) if narrow else node_drawing(node, rates(), wrong, large=large)
+
+    return Diagram(draw, partial(draw, narrow=True), note)
 
 
 def numa_rows(machine: Machine) -> tuple[tuple[str, str], ...]:

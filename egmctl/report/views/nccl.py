@@ -15,11 +15,8 @@ _TRANSPORTS = 4
 """The number of transports that are named."""
 
 
-def nccl_section(report: RunReport) -> Iterator[doc.Section]:
+def nccl_section(report: RunReport, nccl: NcclRun) -> Iterator[doc.Section]:
     """Yield the section on NCCL of a run with the suite ``nccl``."""
-    nccl = report.nccl
-    if nccl is None:
-        return
     blocks: list[doc.DocumentBlock] = []
     if nccl.results:
         blocks.append(_table(nccl))
@@ -88,10 +85,8 @@ def _how(plan: NcclPlan) -> str:
     return f"{format_size(plan.size_bytes)}, {samples} of {several(plan.iterations, 'collective')} each"
 
 
-def plan_section(plan: NcclPlan | None) -> Iterator[doc.Section]:
+def plan_section(plan: NcclPlan) -> Iterator[doc.Section]:
     """Yield the section on what NCCL would measure (``--dry-run``)."""
-    if plan is None:
-        return
     by = "PyTorch or nccl-tests" if plan.program is None else _PROGRAMS.get(plan.program, plan.program.value)
     if plan.waivers:
         lines = tuple(f"not measured: {waiver.reason}" for waiver in plan.waivers)

@@ -16,10 +16,9 @@ from egmctl.dataclass import dataclass
 from egmctl.report.document import Tone
 from egmctl.report.render.page import element
 from egmctl.report.views import node_text, nvlink_drawing
-from egmctl.report.views.faults import Faults
+from egmctl.report.views.findings import Faults
 from egmctl.report.views.machine import gpu_memory, port_rates
-from egmctl.report.views.nvlink_drawing import TRUNK, Ports, Rates
-from egmctl.report.views.shapes import SMALL, box, line, sign, text_at, width_of, wrapped
+from egmctl.report.views.nvlink_drawing import SMALL, TRUNK, Ports, Rates, box, line, sign, text_at, width_of, wrapped
 from egmctl.topology.links import NEAR
 from egmctl.topology.topology import Topology
 from egmctl.units import counted, gpu_name

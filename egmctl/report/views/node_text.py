@@ -10,12 +10,11 @@ from egmctl.dataclass import dataclass
 from egmctl.model.gpu import Gpu
 from egmctl.model.route import LinkClass, LinkKind, symbol_of
 from egmctl.report.document import Span, Tone, Words
-from egmctl.report.views.faults import FAULT_SIGNS, Faults
+from egmctl.report.views.findings import FAULT_SIGNS, Faults
 from egmctl.topology.access import obstacle
 from egmctl.topology.links import Link, active_nvlinks, nvlink_hop
-from egmctl.topology.notes import fewer_nvlinks, narrow_pcie
 from egmctl.topology.routes import HostRoute, RouteKind
-from egmctl.topology.topology import Topology
+from egmctl.topology.topology import Topology, fewer_nvlinks, narrow_pcie
 from egmctl.units import counted, format_size, gpu_name
 
 _WIDEST, _NARROWEST = 36, 9

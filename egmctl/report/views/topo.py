@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
-from typing import TYPE_CHECKING
 
-from egmctl.model.answer import Cause, State
+from egmctl.model.answer import State
 from egmctl.model.gpu import Gpu
 from egmctl.model.route import LinkClass, LinkKind
 from egmctl.report import document as doc
 from egmctl.report.document import Align, Level, Tone
-from egmctl.report.views.faults import faults
-from egmctl.report.views.findings import verdict
-from egmctl.report.views.machine import banners, machine_section, page_facts, subject
+from egmctl.report.views.findings import faults, verdict
+from egmctl.report.views.machine import banners, machine_section, node_diagram, page_facts, subject
 from egmctl.report.views.topo_devices import devices, found_anyway
 from egmctl.report.views.topo_tables import (
     gpu_matrix,
@@ -27,16 +25,10 @@ from egmctl.report.views.topo_tables import (
 )
 from egmctl.topology.access import obstacle
 from egmctl.topology.links import NEAR, nvlink_hop
-from egmctl.topology.notes import NoteKind
 from egmctl.topology.platform import PlatformKind
 from egmctl.topology.routes import RouteKind
-from egmctl.topology.topology import Topology
+from egmctl.topology.topology import NoteKind, Topology
 from egmctl.units import grouped, several
-
-if TYPE_CHECKING:
-    from xml.etree.ElementTree import Element
-
-    from egmctl.report.views.nvlink_drawing import Rates
 
 CONNECTED = "What is connected to what"
 """The title of the section with the drawing on a page."""
@@ -193,36 +185,6 @@ def _joined(topology: Topology, pair: tuple[str, str]) -> str:
     through = " through NVLink switches" if link.through == "switch" else ""
     each = f", {rate:.0f} GB/s in each direction" if rate is not None else ""
     return f"{several(link.nvlinks or 0, 'NVLink')}{through}{each}"
-
-
-def node_diagram(
-    topology: Callable[[], Topology],
-    rates: Callable[[], Rates] = dict,
-    note: str = "",
-    *,
-    causes: Sequence[Cause] = (),
-    large: bool = False,
-) -> doc.Diagram:
-    """Return the diagram of a node.
-
-    Parameters
-    ----------
-    rates
-        Returns the bandwidths measured over the links. Neither function is called unless the diagram is shown.
-    causes
-        The causes of the answer, which mark the devices that they are about.
-    large
-        Whether the diagram has the full width of a page.
-    """
-
-    def draw(*, narrow: bool = False) -> Element:
-        from egmctl.report.views.node_drawing import node_drawing, phone_drawings
-
-        node = topology()
-        wrong = faults(node, causes)
-        return phone_drawings(node, rates(), wrong) if narrow else node_drawing(node, rates(), wrong, large=large)
-
-    return doc.Diagram(draw, partial(draw, narrow=True), note)
 
 
 def _drawn(topology: Topology, width: int) -> Iterator[doc.Words]:

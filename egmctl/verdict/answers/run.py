@@ -293,7 +293,8 @@ def _missed(report: RunReport, causes: Sequence[Cause], *, whole_node: bool) -> 
         if cause.finding.check == VISIBLE and cause.state is not State.GOOD
         for n in cause.measurements
     }
-    others = frozenset[str]() if whole_node else _of_others(report)
+    without_gpu = any(waiver.kind is WaiverKind.GPU_UNUSABLE for m in report.measurements for waiver in m.waivers)
+    others = _of_others(report) if without_gpu and not whole_node else frozenset[str]()
 
     def leaves_unknown(waiver: Waiver) -> bool:
         of_another_job = waiver.kind is WaiverKind.GPU_UNUSABLE and waiver.gpus and others.issuperset(waiver.gpus)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from egmctl.facts.containers import CDI_FOLDERS, ENGINES, REFRESH, TOOLKIT, containers
 from egmctl.facts.root import Root
+from egmctl.facts.services import CDI_FOLDERS, ENGINES, REFRESH, TOOLKIT, containers
 from egmctl.model.finding import Finding, Status
 from egmctl.model.host import CdiSpecification, ContainerEngine, Containers
 from egmctl.model.machine import Machine

@@ -9,7 +9,7 @@ import pytest
 
 from egmctl.facts import system as services
 from egmctl.facts.root import Root
-from egmctl.facts.service_logs import IMEX_LOG
+from egmctl.facts.services import IMEX_LOG
 from egmctl.model.finding import Finding, Guard, Status
 from egmctl.model.host import Imex
 from egmctl.model.machine import Machine

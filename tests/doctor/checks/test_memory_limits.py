@@ -11,8 +11,7 @@ from egmctl.bench.plan.budget import free_bytes, most_bytes
 from egmctl.doctor.check import EVERYTHING
 from egmctl.doctor.explain import explain_failures
 from egmctl.doctor.runner import CHECKS
-from egmctl.facts import device_memory
-from egmctl.facts.process import process
+from egmctl.facts.process import device_memory_cgroup, process
 from egmctl.facts.root import Root
 from egmctl.model.explanation import CauseState, ErrorLog, Failure, Library
 from egmctl.model.finding import Status
@@ -21,7 +20,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
 from egmctl.model.route import MemoryKind
 from egmctl.model.task import Endpoint
-from egmctl.topology.memory_limit import gpu_memory_bytes
+from egmctl.topology.access import gpu_memory_bytes
 from egmctl.units import GIB
 from tests.answers import diagnose
 from tests.doctor.faults import Fault
@@ -148,7 +147,7 @@ def test_files_of_every_cgroup_are_read(tmp_path: Path) -> None:
     assert (pod.cgroup, pod.max_bytes, pod.current_bytes) == ("/pod", 8 * GIB, 4096)
     assert (job.cgroup, job.max_bytes, job.low_bytes) == ("/pod/job", -1, 65536)
     assert job.unread["min_bytes"].reason is Reason.NOT_PRESENT
-    assert device_memory.directory(Root(str(tmp_path)), 0).endswith("/sys/fs/cgroup/pod/job")
+    assert device_memory_cgroup(Root(str(tmp_path)), 0).endswith("/sys/fs/cgroup/pod/job")
 
 
 @pytest.mark.parametrize("line", ["nvidia/0000:1b:00/vidmem 1", "nvidia/0000:1b:00.0/vidmem 1 2", "nvidia/all max"])

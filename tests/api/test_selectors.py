@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from egmctl.api.options import select_gpus, select_numa
 from egmctl.errors import UsageError
 from egmctl.model.gpu import Gpu
 from egmctl.model.host import NumaKind
 from egmctl.model.machine import Machine
-from egmctl.selectors import select_gpus, select_numa
 from tests.topology import builders
 from tests.topology.builders import grace, node
 
