@@ -1,6 +1,6 @@
 """The cases that matter, each a machine and what is asked of it; ``corpus/<name>/`` holds what the doctor says.
 
-A folder with a ``machine.json`` was recorded on real hardware. The others are a shipped machine with one thing about
+A folder with a ``machine.json.gz`` was recorded on real hardware. The others are a shipped machine with one thing about
 it changed as the documents or measurements named in ``why`` say; they are marked as modelled, and named after it.
 """
 
@@ -49,7 +49,7 @@ def _load(name: str) -> Callable[[], Machine]:
 
 
 def _recorded(name: str) -> Callable[[], Machine]:
-    return _load(str(CORPUS / name / "machine.json"))
+    return _load(str(CORPUS / name / "machine.json.gz"))
 
 
 def _named(name: str, scene: Scene) -> Callable[[], Machine]:
