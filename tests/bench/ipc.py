@@ -96,12 +96,7 @@ def runner(fake_node: MakeFakeNode, monkeypatch: pytest.MonkeyPatch) -> RunIpc:
     """Return a function that measures small cases by two processes or more on a fake node."""
 
     def run(
-        *names: str,
-        faults: str = "",
-        machine: Machine | None = None,
-        gpus: int = 2,
-        timeout_s: float = 30,
-        **more: Any,
+        *names: str, faults: str = "", machine: Machine | None = None, gpus: int = 2, timeout_s: float = 30, **more: Any
     ) -> Run:
         node = fake_node(machine or with_imex_channel(nvl4()))
         for name, value in node.environment(faults).items():

@@ -199,11 +199,7 @@ def test_who_is_not_ready_is_named_in_the_first_sentence(
             3,
             "INCOMPLETE: fabric INCOMPLETE; 3 of 3 nodes are ready",
         ),
-        (
-            FabricRun(reason="no channel"),
-            3,
-            "INCOMPLETE: fabric not measured: no channel; 3 of 3 nodes are ready",
-        ),
+        (FabricRun(reason="no channel"), 3, "INCOMPLETE: fabric not measured: no channel; 3 of 3 nodes are ready"),
     ],
 )
 def test_a_bad_or_an_unmeasured_fabric_between_good_nodes_is_the_answer_and_comes_first(

@@ -32,11 +32,7 @@ class Scene:
 
 def scenes() -> Mapping[str, Scene]:
     """Return all of them by name, in order: shipped, recorded, modelled."""
-    return {
-        **{name: Scene(machine=_load(name)) for name in replay.machine_names()},
-        **RECORDED,
-        **named(MODELLED),
-    }
+    return {**{name: Scene(machine=_load(name)) for name in replay.machine_names()}, **RECORDED, **named(MODELLED)}
 
 
 def named(found: Mapping[str, Scene]) -> Mapping[str, Scene]:

@@ -161,9 +161,7 @@ SICK: Mapping[str, Scene] = {
         lambda: patched(weak_switch(), "system", iommu_domains={}), ("--for", "rdma"), why="NCCL user guide: ACS."
     ),
     "dgx-h100-iommu": Scene(
-        lambda: patched(weak_switch(), "system.bridges[*]", acs_control=0),
-        ("--for", "rdma"),
-        why="NCCL guide: IOMMU.",
+        lambda: patched(weak_switch(), "system.bridges[*]", acs_control=0), ("--for", "rdma"), why="NCCL guide: IOMMU."
     ),
 }
 

@@ -421,8 +421,7 @@ def test_what_is_told(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    ("packed", "rate"),
-    [(0xFFF, 0.0), (0x10C, 1e-12), (0x20C, 2e-12), (0x30F, 3e-15), (0xF00, 15.0), (0, 0.0)],
+    ("packed", "rate"), [(0xFFF, 0.0), (0x10C, 1e-12), (0x20C, 2e-12), (0x30F, 3e-15), (0xF00, 15.0), (0, 0.0)]
 )
 def test_nvml_packs_mantissa_and_exponent(packed: int, rate: float) -> None:
     assert math.isclose(ber(packed), rate, abs_tol=1e-300)

@@ -50,8 +50,7 @@ PROFILE = next(profile for profile, _ in all_profiles() if profile.name == "hgx-
 DENIED = shipped("h200-cgroup-denied")
 NODES = (H200, H200, DENIED, shipped("h200-links-down"), shipped("gb200-nvl72"), shipped("gh200"))
 REFUTED = TaskEvidence(
-    gpus=(),
-    route=LinkEvidence(link=LinkKind.NVLINK, expected_bytes=100, carried_bytes=0, verdict=LinkProof.REFUTED),
+    gpus=(), route=LinkEvidence(link=LinkKind.NVLINK, expected_bytes=100, carried_bytes=0, verdict=LinkProof.REFUTED)
 )
 BUSY = HostLoad(cpus=64, load_average=40.0, wall_s=10.0, others_cpu_s=400.0)
 CASES = (WRITE, H2D, D2H, LOCAL, LATENCY)

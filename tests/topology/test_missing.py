@@ -84,10 +84,7 @@ SAID: dict[str, tuple[Machine, tuple[str, ...]]] = {
         ),
     ),
     "a cgroup that denies nvidiactl": (
-        builders.machine(
-            unlisted(1),
-            driver=Driver(module_version="580.1", nvml_failure=BROKEN, nodes=CONTROL_DENIED),
-        ),
+        builders.machine(unlisted(1), driver=Driver(module_version="580.1", nvml_failure=BROKEN, nodes=CONTROL_DENIED)),
         (
             "1 NVIDIA GPU is on the PCI bus and the driver is loaded, but NVML does not work",
             "NVML fails (nvmlInit: NVML_ERROR_UNKNOWN)",
@@ -119,11 +116,7 @@ SAID: dict[str, tuple[Machine, tuple[str, ...]]] = {
     # NVML answers then and lists nothing: the kernel's log would say nothing of it.
     "a cgroup that denies the GPUs": (
         builders.machine([replace(unlisted(1)[0], node=DENIED)], driver=Driver(module_version="580.1")),
-        (
-            "1 NVIDIA GPU",
-            "denied by the device cgroup (/dev/nvidia0: EPERM)",
-            "This process was not given these GPUs",
-        ),
+        ("1 NVIDIA GPU", "denied by the device cgroup (/dev/nvidia0: EPERM)", "This process was not given these GPUs"),
     ),
 }
 
