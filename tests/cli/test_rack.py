@@ -43,7 +43,6 @@ BOARD = shipped("hgx-h200x4")
 RUN = replace(measured_report("gb200-tray"), machines=(), answer=Answer(state=State.GOOD, word="PASS"))
 MEASURED = FabricRun(run=RUN)
 BAD = FabricRun(run=replace(RUN, answer=Answer(state=State.BAD, word="FAIL")))
-UNKNOWN = FabricRun(run=replace(RUN, answer=Answer(state=State.INCOMPLETE, word="INCOMPLETE")))
 GONE = FabricRun()
 """Stands for a fabric during which a rank dies."""
 Message = tuple[Any, str] | None

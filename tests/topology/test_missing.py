@@ -17,7 +17,6 @@ from tests.answers import render
 from tests.topology import builders
 from tests.topology.builders import gpu, hgx, nic, out_of_sight
 
-NO_NVML = Unread(reason=Reason.MISSING_LIBRARY, detail="nvmlInit: 12 (NVML Shared Library Not Found)")
 NO_CUDA = LibraryFailure(how="missing", call="cuInit")
 NO_LIBRARY = LibraryFailure(how="missing", call="nvmlInit", name="NVML_ERROR_LIBRARY_NOT_FOUND")
 NOT_LOADED = Unread(reason=Reason.NOT_PRESENT, detail="/proc/driver/nvidia/version: ENOENT")

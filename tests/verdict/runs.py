@@ -69,14 +69,6 @@ def _waived(task: PlannedTask) -> Measurement:
     return finish(task, MeasurementStatus.WAIVED, reason=task.waiver, waivers=task.waivers)
 
 
-def waived_on(report: RunReport, machine: Machine) -> RunReport:
-    """Return the report with that waived which a plan for another state of its machine waives."""
-    cases = [case for case in CASES if case.name in {m.case for m in report.measurements}]
-    plan = make_plan(machine, machine.gpus or (), [0], cases, report.settings)
-    changed = tuple(_waived(p) if p.waivers else m for m, p in zip(report.measurements, plan.tasks, strict=True))
-    return replace(report, measurements=changed)
-
-
 def measured(task: Task, value: Value) -> Measurement:
     """Return the measurement of a task."""
     values = [value(task, flow) for flow in task.flows]
