@@ -124,29 +124,6 @@ def port_down() -> Machine:
     return patched(machine, "nics[3].ports[0]", rate_gbit_s=100.0)
 
 
-def links_down() -> Machine:
-    """HGX H200 whose GPU 2 lost two NVLinks and has trained others anew."""
-    machine = patched(shipped("hgx-h200x4"), "gpus[2].nvml.nvlinks[16]", active=False)
-    machine = patched(machine, "gpus[2].nvml.nvlinks[17]", active=False)
-    # Through switches a pair has as many links as the one with fewer.
-    sick = (machine.gpus or ())[2].bus_id
-    pairs = tuple(
-        dataclasses.replace(pair, nvlink_count=16) if sick in (pair.source, pair.target) else pair
-        for pair in machine.pairs or ()
-    )
-    machine = dataclasses.replace(machine, pairs=pairs)
-    return patched(machine, "gpus[2].nvml.nvlinks[4]", recovery_errors=7, replay_errors=120)
-
-
-def sick_gpus() -> Machine:
-    """HGX H200: GPU 0 waits for a reset to remap a row, GPU 1 is throttled by heat, GPU 3 is to be reset."""
-    machine = patched(shipped("hgx-h200x4"), "gpus[0].nvml", remapped_rows_pending=True, ecc_uncorrected_volatile=1)
-    machine = patched(
-        machine, "gpus[1].nvml", throttle_reasons=("hw-slowdown", "hw-thermal-slowdown"), temperature_c=91
-    )
-    return patched(machine, "gpus[3].nvml", recovery_action="gpu-reset")
-
-
 def driver_updated() -> Machine:
     """HGX H200 whose driver was updated while the old kernel module stayed loaded: NVML does not start."""
     why = Unread(reason=Reason.FAILED, detail="nvmlInit: 18 (Driver/library version mismatch)")
@@ -289,8 +266,8 @@ MODELLED: Mapping[str, Scene] = {
     ),
     "h200-daemon-reload": Scene(daemon_reload, why="NVIDIA Container Toolkit issue 48."),
     "h200-container-of-two": Scene(not_passed_in, ("--expect", "gpus=4"), why="libnvidia-container, nvc_mount.c."),
-    "h200-links-down": Scene(links_down, ("--for", "p2p"), why="nvml.h: nvmlDeviceGetNvLinkState, error counters."),
-    "h200-sick-gpus": Scene(sick_gpus, why="nvml.h: remapped rows, recovery action, clocks event reasons."),
+    "h200-links-down": Scene(_load("h200-links-down"), ("--for", "p2p"), why="nvml.h: state and errors of NVLinks."),
+    "h200-sick-gpus": Scene(_load("h200-sick-gpus"), why="nvml.h: rows, recovery action, clocks."),
     "h200-mig": Scene(
         lambda: patched(
             shipped("hgx-h200x4"),
