@@ -35,6 +35,12 @@ def usual(task: Task, flow: Flow) -> float:  # noqa: ARG001
     return USUAL[task.case]
 
 
+def busy(task: Task, flow: Flow) -> float:
+    """Return what is reached while something else pushes from GPU0 to GPU1."""
+    shared = 0.5 if flow.source.label == "GPU0" or flow.destination.label == "GPU1" else 1.0
+    return usual(task, flow) / shared if task.case == LATENCY else usual(task, flow) * shared
+
+
 def slow_at(*labels: str, source: bool = True, destination: bool = True) -> Value:
     """Return what is reached where a flow has one of these GPUs as its source or destination, at half its speed."""
 
