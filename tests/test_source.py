@@ -95,7 +95,7 @@ TAKES_APART = {
 BY_PATTERN = {"match", "search", "fullmatch", "sub", "subn", "split", "findall", "finditer"}
 PEOPLE_WRITE_IT = {
     # Profiles name links by their symbols.
-    "egmctl/model/profile.py",
+    "egmctl/model/profile.py"
 }
 
 

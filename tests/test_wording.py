@@ -34,8 +34,7 @@ def test_things_in_a_sentence(items: list[str], words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("most", "what", "words"),
-    [(3, "", "a, b, c"), (2, "", "a, b and 1 more"), (1, "cases", "a and 2 more cases")],
+    ("most", "what", "words"), [(3, "", "a, b, c"), (2, "", "a, b and 1 more"), (1, "cases", "a and 2 more cases")]
 )
 def test_a_long_list_is_cut_and_says_how_much_is_left(most: int, what: str, words: str) -> None:
     assert shortened(["a", "b", "c"], most, what) == words

@@ -16,7 +16,6 @@ from egmctl.bench.supervisor import supervise
 from egmctl.model.gpu import Gpu
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport, Settings
-from egmctl.model.task import Quantity
 from egmctl.units import MIB
 from egmctl.verdict.answers import answered
 from egmctl.verdict.explain import with_causes
@@ -29,7 +28,6 @@ from tests.launch.start import children, wait_until
 
 BY_NAME = {case.name: case for case in CASES}
 IPC = {name: case for name, case in BY_NAME.items() if case.family == "ipc"}
-BANDWIDTHS = [name for name, case in IPC.items() if case.quantity is Quantity.BANDWIDTH]
 GOOD = {MeasurementStatus.OK, MeasurementStatus.UNSTABLE}
 """Times of a fake differ as its host is busy."""
 
@@ -96,12 +94,7 @@ def runner(fake_node: MakeFakeNode, monkeypatch: pytest.MonkeyPatch) -> RunIpc:
     """Return a function that measures small cases by two processes or more on a fake node."""
 
     def run(
-        *names: str,
-        faults: str = "",
-        machine: Machine | None = None,
-        gpus: int = 2,
-        timeout_s: float = 30,
-        **more: Any,
+        *names: str, faults: str = "", machine: Machine | None = None, gpus: int = 2, timeout_s: float = 30, **more: Any
     ) -> Run:
         node = fake_node(machine or with_imex_channel(nvl4()))
         for name, value in node.environment(faults).items():

@@ -6,9 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from egmctl.bench.plan import Plan
-from egmctl.bench.results import (
-    summarize,
-)
+from egmctl.bench.results import summarize
 from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport, Sample, finish
 from egmctl.model.task import Quantity, Task
 from tests.bench.four import NAMES

@@ -28,15 +28,9 @@ from tests.answers import shown as answer
 from tests.doctor.machines import patched, shipped
 from tests.report.runs import run as every_case
 from tests.report.texts import matrices_text
-from tests.verdict.runs import BOTH, H2D, LATENCY, LOCAL, READ, RING, WRITE, run, usual
+from tests.verdict.runs import BOTH, H2D, LATENCY, LOCAL, READ, RING, WRITE, busy, run, usual
 
 H200 = load_profile("hgx-h200")
-
-
-def busy(task: Task, flow: Flow) -> float:
-    """Return what is reached while something else pushes from GPU0 to GPU1."""
-    shared = 0.5 if flow.source.label == "GPU0" or flow.destination.label == "GPU1" else 1.0
-    return usual(task, flow) / shared if task.case == LATENCY else usual(task, flow) * shared
 
 
 def judged(*cases: str, value: Callable[[Task, Flow], float] = usual, known: bool = True, gpus: int = 4) -> RunReport:

@@ -12,19 +12,11 @@ import pytest
 from egmctl.bench.processes import group as group_module
 from egmctl.bench.processes.group import Group, GroupFailed, RankMessage, start_rank
 from egmctl.bench.processes.protocol import Request
-from tests import forked
 from tests.launch.start import is_alive
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("fast_children")]
 
 SIZE = 3
-
-
-@pytest.fixture(autouse=True)
-def fast_children() -> Iterator[None]:
-    """Have children be forks."""
-    with forked.children():
-        yield
 
 
 @pytest.fixture

@@ -52,12 +52,7 @@ PAGES = "of one page in each 2 MiB: "
     ids=["all pages there", "one elsewhere", "a filter", "a fault", "nothing tells"],
 )
 def test_pages_on_the_node_are_proof_else_free_memory_else_nothing_is_claimed(
-    monkeypatch: pytest.MonkeyPatch,
-    answer: list[int] | OSError,
-    lost: int,
-    proof: str,
-    right: bool | None,
-    detail: str,
+    monkeypatch: pytest.MonkeyPatch, answer: list[int] | OSError, lost: int, proof: str, right: bool | None, detail: str
 ) -> None:
     """The kernel has two nodes here, and MemFree of the second falls by ``lost``."""
     free = [100 * MIB, 100 * MIB - lost]

@@ -233,10 +233,7 @@ def test_ranks_are_named_by_their_node_where_there_are_several() -> None:
     one_node = ranks_of([at("a", first, second)] * 2, (first, second), {"a": GB200})
     assert [rank.label for rank in one_node] == ["GPU0", "GPU1"]
     two = ranks_of([at("a", first), at("b", first)], (first, first), {"a": GB200, "b": GB200})
-    assert [(rank.label, rank.host, rank.numa_node) for rank in two] == [
-        ("node1:GPU0", "a", 0),
-        ("node2:GPU0", "b", 0),
-    ]
+    assert [(rank.label, rank.host, rank.numa_node) for rank in two] == [("node1:GPU0", "a", 0), ("node2:GPU0", "b", 0)]
 
 
 @pytest.mark.parametrize(("nodes", "numa_node"), [((0, 1), 1), ((0,), 0), ((), None)])

@@ -8,7 +8,7 @@ from egmctl.bench.cases.one_process import P2P_CASES
 from egmctl.bench.path_class import class_of
 from egmctl.bench.plan import Plan
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import MeasurementStatus, Settings, finish
+from egmctl.model.measurement import MeasurementStatus, finish
 from egmctl.model.route import LinkKind, MemoryKind
 from egmctl.model.task import Engine, Pattern
 from egmctl.report.views.bench import painted
@@ -22,7 +22,6 @@ from tests.doctor.machines import patched, shipped
 
 STAGED = ("device_to_device_staged_memcpy_ce",)
 WRITE = "device_to_device_memcpy_write_ce"
-SETTINGS = Settings(size_bytes=64 << 20, copies=4, samples=3, timeout_s=60)
 GB200, DGX = shipped("gb200-tray"), shipped("dgx-h100")
 WHY = "GPU0 has no peer access to GPU1: P2P read is CNS"
 

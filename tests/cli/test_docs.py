@@ -28,12 +28,7 @@ def test_every_page_and_example_is_a_topic() -> None:
 
 def test_the_guide_comes_first_as_the_index_has_it() -> None:
     headings = [line for line in run("docs").out.splitlines() if line and not line.startswith(" ")]
-    assert [heading.split(":")[0] for heading in headings] == [
-        "Guide",
-        "Reference",
-        "Method",
-        "Examples and decisions",
-    ]
+    assert [heading.split(":")[0] for heading in headings] == ["Guide", "Reference", "Method", "Examples and decisions"]
     assert run("docs").out.splitlines()[1].split()[0] == "start"
 
 

@@ -43,7 +43,6 @@ BOARD = shipped("hgx-h200x4")
 RUN = replace(measured_report("gb200-tray"), machines=(), answer=Answer(state=State.GOOD, word="PASS"))
 MEASURED = FabricRun(run=RUN)
 BAD = FabricRun(run=replace(RUN, answer=Answer(state=State.BAD, word="FAIL")))
-UNKNOWN = FabricRun(run=replace(RUN, answer=Answer(state=State.INCOMPLETE, word="INCOMPLETE")))
 GONE = FabricRun()
 """Stands for a fabric during which a rank dies."""
 Message = tuple[Any, str] | None
@@ -199,11 +198,7 @@ def test_who_is_not_ready_is_named_in_the_first_sentence(
             3,
             "INCOMPLETE: fabric INCOMPLETE; 3 of 3 nodes are ready",
         ),
-        (
-            FabricRun(reason="no channel"),
-            3,
-            "INCOMPLETE: fabric not measured: no channel; 3 of 3 nodes are ready",
-        ),
+        (FabricRun(reason="no channel"), 3, "INCOMPLETE: fabric not measured: no channel; 3 of 3 nodes are ready"),
     ],
 )
 def test_a_bad_or_an_unmeasured_fabric_between_good_nodes_is_the_answer_and_comes_first(

@@ -125,7 +125,7 @@ def test_a_list_is_shown_in_every_format_as_its_command_does(
 
 
 def test_a_result_that_failed_is_shown_with_0_and_keeps_its_own_code(tmp_path: Path) -> None:
-    machine = ROOT / "tests/doctor/corpus/h200-v2-cgroup/machine.json"
+    machine = ROOT / "tests/doctor/corpus/h200-v2-cgroup/machine.json.gz"
     kept = tmp_path / "doctor.json"
     assert run("doctor", "--machine", machine, "--gpus", "all", "-o", kept).code == 1
     assert run("show", kept).code == 0

@@ -98,11 +98,7 @@ def test_the_command_itself_never_imports_a_driver(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "own"),
-    [
-        (("topo",), {"egmctl.doctor.runner"}),
-        (("bench", "--dry-run"), {"egmctl.model.listing"}),
-    ],
+    ("words", "own"), [(("topo",), {"egmctl.doctor.runner"}), (("bench", "--dry-run"), {"egmctl.model.listing"})]
 )
 def test_a_command_loads_neither_the_checks_nor_the_other_kinds_of_results(
     words: tuple[str, ...], own: set[str]

@@ -160,11 +160,7 @@ def test_the_time_that_the_readings_take_is_no_error_of_the_rate(count: int, mon
 
 @pytest.mark.parametrize(
     ("counted", "copied"),
-    [
-        ((60.55, 0.0), (55.21, 0.0)),
-        ((5.2, 59.9), (0.0, 55.34)),
-        ((60.57, 55.4), (51.15, 51.09)),
-    ],
+    [((60.55, 0.0), (55.21, 0.0)), ((5.2, 59.9), (0.0, 55.34)), ((60.57, 55.4), (51.15, 51.09))],
     ids=["to-host", "from-host", "both"],
 )
 def test_the_data_of_pcie_are_those_that_copies_on_an_h200_moved(

@@ -12,6 +12,8 @@ from typing import Any
 
 from egmctl.bench.nccl.collectives import collective_result
 from egmctl.bench.results import summarize
+from egmctl.model.bringup import Bringup
+from egmctl.model.diagnosis import Diagnosis
 from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport
 from egmctl.model.nccl import NcclPlan, NcclProgram, NcclRun, NcclStatus
 from egmctl.model.record import Command
@@ -41,11 +43,11 @@ def _usual(measurement: Measurement) -> float:
     return 250 if all(end.bus_id is not None for end in ends) else 40
 
 
-def saved(name: str, result: RunReport) -> Saved:
-    """Return a run as if it had been loaded from ``name``.json."""
+def saved(name: str, result: RunReport | Diagnosis | Bringup, kind: Command = Command.BENCH) -> Saved:
+    """Return a result as if it had been loaded from ``name``.json."""
     return Saved(
         path=Path(f"{name}.json"),
-        kind=Command.BENCH,
+        kind=kind,
         name=name,
         result=result,
         tool="egmctl 0.1.0",

@@ -130,10 +130,7 @@ def test_what_a_lost_nvlink_costs_is_just_outside_the_tolerance(percent: float, 
     assert len(differing(comparison)) == told
 
 
-STEADY = [
-    saved("before", run(spread=0)),
-    saved("after", changed(run(spread=0), times(0.9, on_path("GPU0 -> GPU1")))),
-]
+STEADY = [saved("before", run(spread=0)), saved("after", changed(run(spread=0), times(0.9, on_path("GPU0 -> GPU1"))))]
 
 
 def test_a_known_spread_counts_three_times() -> None:

@@ -40,12 +40,7 @@ def finding(status: Status, summary: str = "", place: Place = NODE, check: str =
 
 def diagnosis(*findings: Finding) -> Diagnosis:
     return Diagnosis(
-        platform="",
-        gpus_asked=None,
-        numa_asked=None,
-        purposes=tuple(Guard),
-        findings=findings,
-        machines=(H200,),
+        platform="", gpus_asked=None, numa_asked=None, purposes=tuple(Guard), findings=findings, machines=(H200,)
     )
 
 

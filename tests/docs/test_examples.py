@@ -139,10 +139,7 @@ def test_the_check_of_nhc_runs_the_prolog_within_its_time() -> None:
     assert int(limit[1]) + int(limit[2]) < int(check[1]) < int(whole[1])
 
 
-NHC = (
-    r"\* \|\| export TIMEOUT=([0-9]+)",
-    r"\* \|\| check_cmd_status -t ([0-9]+) -r 0 /etc/slurm/egmctl-prolog\.sh",
-)
+NHC = (r"\* \|\| export TIMEOUT=([0-9]+)", r"\* \|\| check_cmd_status -t ([0-9]+) -r 0 /etc/slurm/egmctl-prolog\.sh")
 
 
 @pytest.mark.parametrize("name", ["fabric.sbatch", "node.sbatch"])

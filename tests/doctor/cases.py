@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -49,6 +50,15 @@ def case(
 ) -> object:
     """Return a row of a table for ``pytest.mark.parametrize("case", ...)``."""
     return pytest.param(Case(check, machine, verdict, words, at, without, scope), id=name)
+
+
+def rows_of(check: str) -> Callable[..., object]:
+    """Return what :func:`case` does, for a table of one check: it takes the same arguments without the check."""
+
+    def row(name: str, machine: Machine, verdict: str, *words: str, **more: Any) -> object:
+        return case(name, check, machine, verdict, *words, **more)
+
+    return row
 
 
 def verdicts(check: str, machine: Machine, scope: Scope = EVERYTHING) -> str:

@@ -5,14 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import replace
 
-from egmctl.model.host import (
-    Bridge,
-    FirmwareEgm,
-    LibraryFailure,
-    NumaKind,
-    NumaNode,
-    PciFunction,
-)
+from egmctl.model.host import Bridge, FirmwareEgm, LibraryFailure, NumaKind, NumaNode, PciFunction
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
 from egmctl.units import GIB

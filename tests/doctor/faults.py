@@ -495,13 +495,6 @@ ONLY_TOLD = frozenset(
 """Checks that tell what is so, and never that it is a fault."""
 
 NOTED = frozenset(
-    {
-        "gpu.memory-limit",
-        "gpu.power-limit",
-        "numa.huge-pages",
-        "numa.page-size",
-        "rdma.bar1",
-        "rdma.data-direct-active",
-    }
+    {"gpu.memory-limit", "gpu.power-limit", "numa.huge-pages", "numa.page-size", "rdma.bar1", "rdma.data-direct-active"}
 )
 """Checks whose fault is a setting that stops nothing by itself, so that they only note it."""

@@ -115,11 +115,7 @@ def with_card(machine: Machine) -> Machine:
         proc=GpuProc(model=name, minor=index),
         node=DeviceNode(path=f"/dev/nvidia{index}", exists=True, major=195, minor=index, access="ok"),
         nvml=GpuNvml(
-            index=index,
-            name=name,
-            capabilities=0,
-            addressing_mode="hmm",
-            unread=dict.fromkeys(unsupported, no_c2c),
+            index=index, name=name, capabilities=0, addressing_mode="hmm", unread=dict.fromkeys(unsupported, no_c2c)
         ),
         cuda=GpuCuda(
             ordinal=index,

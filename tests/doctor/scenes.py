@@ -1,6 +1,6 @@
 """The cases that matter, each a machine and what is asked of it; ``corpus/<name>/`` holds what the doctor says.
 
-A folder with a ``machine.json`` was recorded on real hardware. The others are a shipped machine with one thing about
+A folder with a ``machine.json.gz`` was recorded on real hardware. The others are a shipped machine with one thing about
 it changed as the documents or measurements named in ``why`` say; they are marked as modelled, and named after it.
 """
 
@@ -32,11 +32,7 @@ class Scene:
 
 def scenes() -> Mapping[str, Scene]:
     """Return all of them by name, in order: shipped, recorded, modelled."""
-    return {
-        **{name: Scene(machine=_load(name)) for name in replay.machine_names()},
-        **RECORDED,
-        **named(MODELLED),
-    }
+    return {**{name: Scene(machine=_load(name)) for name in replay.machine_names()}, **RECORDED, **named(MODELLED)}
 
 
 def named(found: Mapping[str, Scene]) -> Mapping[str, Scene]:
@@ -49,7 +45,7 @@ def _load(name: str) -> Callable[[], Machine]:
 
 
 def _recorded(name: str) -> Callable[[], Machine]:
-    return _load(str(CORPUS / name / "machine.json"))
+    return _load(str(CORPUS / name / "machine.json.gz"))
 
 
 def _named(name: str, scene: Scene) -> Callable[[], Machine]:
@@ -126,29 +122,6 @@ def port_down() -> Machine:
     """NVL72 tray with a NIC whose cable is out, and one that came up slow."""
     machine = patched(healthy(), "nics[1].ports[0]", state="DOWN", physical_state="Polling")
     return patched(machine, "nics[3].ports[0]", rate_gbit_s=100.0)
-
-
-def links_down() -> Machine:
-    """HGX H200 whose GPU 2 lost two NVLinks and has trained others anew."""
-    machine = patched(shipped("hgx-h200x4"), "gpus[2].nvml.nvlinks[16]", active=False)
-    machine = patched(machine, "gpus[2].nvml.nvlinks[17]", active=False)
-    # Through switches a pair has as many links as the one with fewer.
-    sick = (machine.gpus or ())[2].bus_id
-    pairs = tuple(
-        dataclasses.replace(pair, nvlink_count=16) if sick in (pair.source, pair.target) else pair
-        for pair in machine.pairs or ()
-    )
-    machine = dataclasses.replace(machine, pairs=pairs)
-    return patched(machine, "gpus[2].nvml.nvlinks[4]", recovery_errors=7, replay_errors=120)
-
-
-def sick_gpus() -> Machine:
-    """HGX H200: GPU 0 waits for a reset to remap a row, GPU 1 is throttled by heat, GPU 3 is to be reset."""
-    machine = patched(shipped("hgx-h200x4"), "gpus[0].nvml", remapped_rows_pending=True, ecc_uncorrected_volatile=1)
-    machine = patched(
-        machine, "gpus[1].nvml", throttle_reasons=("hw-slowdown", "hw-thermal-slowdown"), temperature_c=91
-    )
-    return patched(machine, "gpus[3].nvml", recovery_action="gpu-reset")
 
 
 def driver_updated() -> Machine:
@@ -293,8 +266,8 @@ MODELLED: Mapping[str, Scene] = {
     ),
     "h200-daemon-reload": Scene(daemon_reload, why="NVIDIA Container Toolkit issue 48."),
     "h200-container-of-two": Scene(not_passed_in, ("--expect", "gpus=4"), why="libnvidia-container, nvc_mount.c."),
-    "h200-links-down": Scene(links_down, ("--for", "p2p"), why="nvml.h: nvmlDeviceGetNvLinkState, error counters."),
-    "h200-sick-gpus": Scene(sick_gpus, why="nvml.h: remapped rows, recovery action, clocks event reasons."),
+    "h200-links-down": Scene(_load("h200-links-down"), ("--for", "p2p"), why="nvml.h: state and errors of NVLinks."),
+    "h200-sick-gpus": Scene(_load("h200-sick-gpus"), why="nvml.h: rows, recovery action, clocks."),
     "h200-mig": Scene(
         lambda: patched(
             shipped("hgx-h200x4"),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from egmctl.facts.kernel_log import event
 from egmctl.model.gpu import Fabric
-from egmctl.model.host import FabricManager, Imex, LibraryFailure, NumaKind
+from egmctl.model.host import FabricManager, Imex, NumaKind
 from egmctl.model.kernel_log import KernelLog
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
@@ -33,14 +33,6 @@ def without_uvm() -> Machine:
     """A process that may not open /dev/nvidia-uvm (measured on H200)."""
     machine = patched(healthy(), "driver.nodes[1]", access="EPERM")
     return patched(machine, "gpus[*]", cuda=None, unread={"cuda": Unread(reason=Reason.NOT_ASKED)})
-
-
-def hanging() -> Machine:
-    """HGX H200 whose NVML does not come back."""
-    why = Unread(reason=Reason.TIMED_OUT, detail="nvmlInit")
-    machine = patched(shipped("hgx-h200x4"), "gpus[*]", nvml=None, cuda=None, unread={"nvml": why, "cuda": why})
-    failure = LibraryFailure(how="timed-out", call="nvmlInit")
-    return patched(machine, "driver", nvml_failure=failure, nvml_error=None, driver_version=None, nvml_version=None)
 
 
 def two_faults() -> Machine:
@@ -90,7 +82,7 @@ SICK: Mapping[str, Scene] = {
         lambda: with_gpu_denied(shipped("hgx-h200x4"), 3, access="ENOENT"), ("--gpus", "all"), why=_DENIED_NOTE
     ),
     "h200-node-mode": Scene(lambda: with_gpu_denied(shipped("hgx-h200x4"), 3, access="EACCES"), why=_DENIED_NOTE),
-    "h200-nvml-hangs": Scene(hanging, why="nvidia-smi that hangs: open-gpu-kernel-modules, rm locks."),
+    "h200-nvml-hangs": Scene(lambda: shipped("h200-nvml-hangs"), why="open-gpu-kernel-modules: rm locks."),
     "h200-two-faults": Scene(two_faults, why="Xid 79 on one GPU, links down on another: two causes."),
     "gb200-uvm-denied": Scene(without_uvm, why=_DENIED_NOTE),
     "gb200-nvml-crashes": Scene(_of("drv.libraries"), why="A library that ends its process."),
@@ -161,9 +153,7 @@ SICK: Mapping[str, Scene] = {
         lambda: patched(weak_switch(), "system", iommu_domains={}), ("--for", "rdma"), why="NCCL user guide: ACS."
     ),
     "dgx-h100-iommu": Scene(
-        lambda: patched(weak_switch(), "system.bridges[*]", acs_control=0),
-        ("--for", "rdma"),
-        why="NCCL guide: IOMMU.",
+        lambda: patched(weak_switch(), "system.bridges[*]", acs_control=0), ("--for", "rdma"), why="NCCL guide: IOMMU."
     ),
 }
 

@@ -48,7 +48,7 @@ def test_every_folder_is_of_a_scene() -> None:
     told = {path.name for path in CORPUS.iterdir()}
     assert set(SCENES) - told == set(), "make regenerate writes what the doctor says of a new machine"
     assert told - set(SCENES) == set(), "a folder without its machine in scenes.py or sick.py"
-    assert {path.parent.name for path in CORPUS.glob("*/machine.json")} <= set(RECORDED)
+    assert {path.parent.name for path in CORPUS.glob("*/machine.json.gz")} <= set(RECORDED)
 
 
 def test_at_least_60_machines_have_a_fault() -> None:
@@ -59,7 +59,7 @@ def test_at_least_60_machines_have_a_fault() -> None:
 
 
 def test_recorded_machines_are_whole() -> None:
-    for path in CORPUS.glob("*/machine.json"):
+    for path in CORPUS.glob("*/machine.json.gz"):
         machine = SCENES[path.parent.name].machine()
         assert machine.origin.kind is OriginKind.RECORDED, path
         # A section that came later is missing in it without a reason.

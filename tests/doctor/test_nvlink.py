@@ -20,10 +20,11 @@ from egmctl.model.host import PcieLink
 from egmctl.model.kernel_log import KernelLog
 from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
-from tests.doctor.cases import Case, asked, case
+from tests.doctor.cases import Case, asked, case, rows_of
 from tests.doctor.faults import HEALTHY_FABRIC, healthy
 from tests.doctor.machines import patched, run, shipped, with_card
 
+links, errors, p2p = rows_of("nvlink.links"), rows_of("nvlink.errors"), rows_of("p2p.status")
 HGX, TRAY = shipped("hgx-h200x4"), healthy()
 FIRST: tuple[Gpu, ...] = (HGX.gpus or ())[:1]
 DISABLED = {"module_parameters": {"NvLinkDisable": "1"}}
@@ -61,36 +62,39 @@ COUNTED = "link 7 of GPU2"
 
 def bridged(count: int, up: int, capability: tuple[int, int] = (8, 6)) -> Machine:
     """Cards with ``count`` NVLinks to another card, of which ``up`` are active."""
-    links = tuple(
+    to_the_other = tuple(
         dataclasses.replace(link, active=link.link < up, remote_type="gpu" if link.link < up else None)
         for link in ((HGX.gpus or ())[0].nvml or GpuNvml(index=0)).nvlinks or ()
     )[:count]
-    changes = {"nvlinks": links, "nvlink_count": count, "compute_capability": capability, "name": "NVIDIA RTX A6000"}
+    changes = {
+        "nvlinks": to_the_other,
+        "nvlink_count": count,
+        "compute_capability": capability,
+        "name": "NVIDIA RTX A6000",
+    }
     return patched(hgx("gpus[*].nvml", **changes), "gpus[*].pci", device_id=0x2230)
 
 
 LINKS = [
-    case(
+    links(
         "a bridge that is not fully plugged in",
-        "nvlink.links",
         bridged(4, 2),
         "fail GPU0-3",
         "2 of the bridge's 4 NVLinks are active",
         "push the bridge fully into both cards",
     ),
-    case("a bridge that is", "nvlink.links", bridged(4, 4), "pass GPU0-3"),
-    case("one of an A100's three bridges", "nvlink.links", bridged(12, 4, (8, 0)), "pass GPU0-3"),
-    case("one of a GV100's two bridges", "nvlink.links", bridged(4, 2, (7, 0)), "pass GPU0-3"),
-    case(
+    links("a bridge that is", bridged(4, 4), "pass GPU0-3"),
+    links("one of an A100's three bridges", bridged(12, 4, (8, 0)), "pass GPU0-3"),
+    links("one of a GV100's two bridges", bridged(4, 2, (7, 0)), "pass GPU0-3"),
+    links(
         "an NVSwitch that is down takes the same links from every GPU",
-        "nvlink.links",
         one_less("gpus[*].nvml.nvlinks[16]", active=False),
         "fail GPU0-3",
         "16 of 18 NVLinks are active",
         "NVIDIA H200 on NVSwitches has 18",
     ),
     *(
-        case(f"fewer links by design: {name}", "nvlink.links", machine, "pass GPU0-3", "17 NVLinks are active")
+        links(f"fewer links by design: {name}", machine, "pass GPU0-3", "17 NVLinks are active")
         for name, machine in {
             "bridges and direct links": one_less("gpus[*].nvml.nvlinks[*]", remote_type="gpu"),
             "a mode of the GPU": one_less("gpus[*].nvml", nvlink_bandwidth_mode="half"),
@@ -98,58 +102,52 @@ LINKS = [
             "a parameter": one_less("driver", module_parameters={"RmNvlinkBandwidthLinkCount": "17"}),
         }.items()
     ),
-    case("H800", "nvlink.links", one_less("gpus[*].pci", device_id=0x2324), "unknown GPU0-3", "17 of 18 NVLinks"),
-    case("vGPU", "nvlink.links", one_less("gpus[*].nvml", virtualization="vgpu"), "unknown GPU0-3"),
-    case("H800 with all links", "nvlink.links", hgx("gpus[*].pci", device_id=0x2324), "pass GPU0-3"),
-    case("vGPU with all links", "nvlink.links", hgx("gpus[*].nvml", virtualization="vgpu"), "pass GPU0-3"),
-    case("no link is up in a fabric", "nvlink.links", ALL_DOWN, "fail GPU0-3"),
-    case(
+    links("H800", one_less("gpus[*].pci", device_id=0x2324), "unknown GPU0-3", "17 of 18 NVLinks"),
+    links("vGPU", one_less("gpus[*].nvml", virtualization="vgpu"), "unknown GPU0-3"),
+    links("H800 with all links", hgx("gpus[*].pci", device_id=0x2324), "pass GPU0-3"),
+    links("vGPU with all links", hgx("gpus[*].nvml", virtualization="vgpu"), "pass GPU0-3"),
+    links("no link is up in a fabric", ALL_DOWN, "fail GPU0-3"),
+    links(
         "no link is up in a partition without links",
-        "nvlink.links",
         patched(ALL_DOWN, "gpus[*].nvml.fabric", state="not-supported"),
         "warn GPU0-3",
         "a partition without NVLinks",
     ),
-    case(
+    links(
         "a link that sleeps is up",
-        "nvlink.links",
         tray("gpus[1].nvml.nvlinks[*]", active=False, link_state="sleep"),
         "pass GPU0,2-3; pass GPU1",
         "asleep",
         at="GPU1",
     ),
-    case(
+    links(
         "a link without traffic is useless",
-        "nvlink.links",
         tray("gpus[1].nvml.nvlinks[3]", link_state="active-traffic-disabled"),
         "warn GPU1; pass GPU0,2-3",
     ),
-    case("no speed", "nvlink.links", tray("gpus[1].nvml.nvlinks[3]", speed_mb_s=0), "warn GPU1; pass GPU0,2-3"),
+    links("no speed", tray("gpus[1].nvml.nvlinks[3]", speed_mb_s=0), "warn GPU1; pass GPU0,2-3"),
     case("C2C down and errors of another", "c2c.link", C2C_DOWN, "fail GPU0; warn GPU1; pass GPU2-3"),
     case("C2C at no speed", "c2c.link", tray("gpus[1].nvml.c2c_links[0]", max_rate_mb_s=0), "warn GPU1; pass GPU0,2-3"),
-    case("a GPU is measured by its own product", "nvlink.links", STATION, "pass GPU0-3; skip GPU4"),
-    case(
+    links("a GPU is measured by its own product", STATION, "pass GPU0-3; skip GPU4"),
+    links(
         "no links beside siblings that have them",
-        "nvlink.links",
         hgx("gpus[1].nvml", nvlinks=(), nvlink_count=0),
         "fail GPU1; pass GPU0,2-3",
         "0 of 18 NVLinks are active",
     ),
-    case("a board that shows none", "nvlink.links", hgx("gpus[*].nvml", nvlinks=(), nvlink_count=0), "fail GPU0-3"),
-    case(
+    links("a board that shows none", hgx("gpus[*].nvml", nvlinks=(), nvlink_count=0), "fail GPU0-3"),
+    links(
         "a board whose NVML has none",
-        "nvlink.links",
         hgx("gpus[*].nvml", nvlinks=None, nvlink_count=0, unread=UNSUPPORTED),
         "fail GPU0-3",
     ),
-    case(
+    links(
         "another product without links",
-        "nvlink.links",
         patched(hgx("gpus[*].nvml", nvlinks=(), nvlink_count=0), "gpus[*].pci", device_id=0x2331),
         "skip GPU0-3",
     ),
     *(
-        case(f"taken away: {reason}", "nvlink.links", machine, verdict, reason)
+        links(f"taken away: {reason}", machine, verdict, reason)
         for machine, verdict, reason in (
             (no_links("driver", **DISABLED), "warn GPU0-3", "a module parameter disables NVLink"),
             (no_links("driver", nvlink_bandwidth_mode="off"), "warn GPU0-3", "bandwidth mode is OFF"),
@@ -162,38 +160,23 @@ LINKS = [
 ]
 
 ERRORS = [
-    case("the limit of the error rate", "nvlink.errors", counted(effective_ber=MAX_EFFECTIVE_BER), "pass GPU0-3"),
-    case("above it", "nvlink.errors", counted(effective_ber=2e-12), "fail GPU2; pass GPU0-1,3", COUNTED),
-    case(
-        "a failed recovery",
-        "nvlink.errors",
-        counted(failed_recoveries=1, recoveries=1),
-        "fail GPU2; pass GPU0-1,3",
-        COUNTED,
-    ),
-    case("recoveries", "nvlink.errors", counted(recoveries=3, successful_recoveries=3), "warn GPU2; pass GPU0-1,3"),
+    errors("the limit of the error rate", counted(effective_ber=MAX_EFFECTIVE_BER), "pass GPU0-3"),
+    errors("above it", counted(effective_ber=2e-12), "fail GPU2; pass GPU0-1,3", COUNTED),
+    errors("a failed recovery", counted(failed_recoveries=1, recoveries=1), "fail GPU2; pass GPU0-1,3", COUNTED),
+    errors("recoveries", counted(recoveries=3, successful_recoveries=3), "warn GPU2; pass GPU0-1,3"),
     *(
-        case(
-            f"corrected: {name}", "nvlink.errors", counted(**{name: 4}), "pass GPU0-1,3; pass GPU2", COUNTED, at="GPU2"
-        )
+        errors(f"corrected: {name}", counted(**{name: 4}), "pass GPU0-1,3; pass GPU2", COUNTED, at="GPU2")
         for name in ("effective_errors", "symbol_errors", "integrity_errors")
     ),
-    case(
-        "corrected up to NVLink 4",
-        "nvlink.errors",
-        hgx("gpus[2].nvml.nvlinks[0]", crc_errors=3),
-        "pass GPU0-1,3; pass GPU2",
-    ),
-    case(
+    errors("corrected up to NVLink 4", hgx("gpus[2].nvml.nvlinks[0]", crc_errors=3), "pass GPU0-1,3; pass GPU2"),
+    errors(
         "forward error correction at work is no error",
-        "nvlink.errors",
         counted(fec_history=(10**12, 10**9, 10**6, 4, *[0] * 12)),
         "pass GPU0-3",
     ),
     *(
-        case(
+        errors(
             f"two counters of three are not enough for no errors: {name} not read",
-            "nvlink.errors",
             hgx(
                 "gpus[3].nvml.nvlinks[0]",
                 **{name: None},
@@ -274,80 +257,60 @@ OVERRIDDEN = tray("process", environment={"CUDA_DISABLE_IOMMU_ACS_P2P_CAPABILITY
 SLOW = hgx("gpus[*].pci", link=PcieLink(speed_gt_s=2.5, width=16, max_speed_gt_s=32.0, max_width=16))
 
 P2P = [
-    case(
+    p2p(
         "the kernel's log proves that the EGM fabric address is missing",
-        "p2p.status",
         patched(refused(), "", kernel_log=ADDRESS_LOG),
         "fail GPU0-3",
         "EGM fabric address",
         "high confidence",
         "kernel log: ",
     ),
-    case(
+    p2p(
         "without it that is a guess, and says so",
-        "p2p.status",
         patched(refused(), "gpus[*]", cuda=None),
         "fail GPU0-3",
         "possibly: ",
         "low confidence",
     ),
-    case(
+    p2p(
         "host memory has an address",
-        "p2p.status",
         patched(refused(), "gpus[*].cuda", attributes=BOTH_BITS),
         "fail GPU0-3",
         without="EGM",
     ),
-    case("EGM off", "p2p.status", patched(refused(), "gpus[*].nvml", capabilities=0), "fail GPU0-3", without="EGM"),
-    case("no switches", "p2p.status", refused(shipped("gh200x4")), "fail GPU0-3", without="EGM fabric"),
-    case(
-        "mode OFF", "p2p.status", patched(refused(), "gpus[*].nvml", nvlink_bandwidth_mode="off"), "fail GPU0-3", "OFF"
-    ),
-    case(
-        "what NVLink does not join it does not explain",
-        "p2p.status",
-        patched(refused(), "pairs[*]", nvlink_count=0),
-        "skip GPU0-3",
-    ),
-    case(
+    p2p("EGM off", patched(refused(), "gpus[*].nvml", capabilities=0), "fail GPU0-3", without="EGM"),
+    p2p("no switches", refused(shipped("gh200x4")), "fail GPU0-3", without="EGM fabric"),
+    p2p("mode OFF", patched(refused(), "gpus[*].nvml", nvlink_bandwidth_mode="off"), "fail GPU0-3", "OFF"),
+    p2p("what NVLink does not join it does not explain", patched(refused(), "pairs[*]", nvlink_count=0), "skip GPU0-3"),
+    p2p(
         "what NVML does not report excuses nothing",
-        "p2p.status",
         tray("pairs[*]", p2p_status={"read": "CNS"}),
         "fail GPU0-3",
         "no P2P read: the chipset does not support it",
     ),
-    case(
+    p2p(
         "CUDA alone refuses",
-        "p2p.status",
         tray("pairs[0]", can_access_peer=False),
         "fail GPU0>GPU1; pass GPU0>GPU2, GPU0>GPU3, GPU1>GPU0 and 8 more",
         "CUDA refuses P2P that NVML allows: copies are staged in host memory",
         "cuDeviceCanAccessPeer: 0",
     ),
-    case(
+    p2p(
         "CUDA alone refuses in a sick fabric",
-        "p2p.status",
         patched(tray("gpus[*].nvml.fabric", health_summary="unhealthy"), "pairs[*]", can_access_peer=False),
         "fail GPU0-3",
         "unhealthy",
     ),
-    case(
-        "CUDA alone refuses over PCIe",
-        "p2p.status",
-        tray("pairs[*]", nvlink_count=0, can_access_peer=False),
-        "warn GPU0-3",
-    ),
-    case(
+    p2p("CUDA alone refuses over PCIe", tray("pairs[*]", nvlink_count=0, can_access_peer=False), "warn GPU0-3"),
+    p2p(
         "CUDA 13.5 refuses over PCIe for what IOMMU and ACS are",
-        "p2p.status",
         patched(REFUSED_OVER_PCIE, "driver", cuda_driver_version=13050),
         "warn GPU0-3",
         "since CUDA 13.5",
         "See pcie.iommu and pcie.acs",
     ),
-    case(
+    p2p(
         "CUDA 13.5 refuses where NVLinks are unknown, which may not be over PCIe",
-        "p2p.status",
         patched(patched(REFUSED_OVER_PCIE, "pairs[*]", nvlink_count=None), "driver", cuda_driver_version=13050),
         "warn GPU0-3",
         "low confidence",
@@ -356,40 +319,37 @@ P2P = [
         "nvidia-smi topo -m",
         without="=1",
     ),
-    case(
+    p2p(
         "a pair of unknown NVLinks is not joined by those of other pairs",
-        "p2p.status",
         patched(tray("pairs[*]", can_access_peer=False), "pairs[0]", nvlink_count=None),
         "fail GPU0>GPU2, GPU0>GPU3, GPU1>GPU0 and 8 more; warn GPU0>GPU1",
         at="GPU0>GPU1",
     ),
-    case(
+    p2p(
         "no P2P where NVLinks are unknown is not that of PCIe",
-        "p2p.status",
         patched(OVER_PCIE, "pairs[*]", nvlink_count=None),
         "unknown GPU0-3",
         "the chipset does not support it",
         without="over PCIe",
     ),
-    case("an older CUDA has not asked for them", "p2p.status", REFUSED_OVER_PCIE, "warn GPU0-3", without="13.5"),
-    case(
+    p2p("an older CUDA has not asked for them", REFUSED_OVER_PCIE, "warn GPU0-3", without="13.5"),
+    p2p(
         "an override of CUDA's check hides that bytes may be lost",
-        "p2p.status",
         patched(patched(OVERRIDDEN, "pairs[*]", nvlink_count=0), "driver", cuda_driver_version=13050),
         "note GPU0-3",
         "CUDA was told not to check IOMMU and ACS",
     ),
     *(
-        case("an override that nothing asks for is nothing", "p2p.status", machine, "pass GPU0-3")
+        p2p("an override that nothing asks for is nothing", machine, "pass GPU0-3")
         for machine in (
             patched(OVERRIDDEN, "driver", cuda_driver_version=13050),
             patched(OVERRIDDEN, "pairs[*]", nvlink_count=0),
             patched(tray("pairs[*]", nvlink_count=0), "driver", cuda_driver_version=13050),
         )
     ),
-    case("CUDA was not read", "p2p.status", tray("pairs[*]", can_access_peer=None), "pass GPU0-3"),
-    case("none over PCIe", "p2p.status", OVER_PCIE, "skip GPU0-3"),
-    case("none over PCIe, asked for", "p2p.status", OVER_PCIE, "fail GPU0-3", scope=asked(Guard.P2P)),
+    p2p("CUDA was not read", tray("pairs[*]", can_access_peer=None), "pass GPU0-3"),
+    p2p("none over PCIe", OVER_PCIE, "skip GPU0-3"),
+    p2p("none over PCIe, asked for", OVER_PCIE, "fail GPU0-3", scope=asked(Guard.P2P)),
     case("an idle GPU slows its link down", "pcie.link", SLOW, "pass GPU0-3"),
     case(
         "a busy one does not",
@@ -421,8 +381,7 @@ def test_what_is_told(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    ("packed", "rate"),
-    [(0xFFF, 0.0), (0x10C, 1e-12), (0x20C, 2e-12), (0x30F, 3e-15), (0xF00, 15.0), (0, 0.0)],
+    ("packed", "rate"), [(0xFFF, 0.0), (0x10C, 1e-12), (0x20C, 2e-12), (0x30F, 3e-15), (0xF00, 15.0), (0, 0.0)]
 )
 def test_nvml_packs_mantissa_and_exponent(packed: int, rate: float) -> None:
     assert math.isclose(ber(packed), rate, abs_tol=1e-300)

@@ -108,10 +108,7 @@ def test_what_blocks_is_named_by_its_place() -> None:
 
 def test_of_several_purposes_each_has_a_line_and_the_worst_decides() -> None:
     answer = told(HGX, "egm,p2p").answer
-    assert [(each.purpose, each.state) for each in answer.purposes] == [
-        (Guard.EGM, State.BAD),
-        (Guard.P2P, State.GOOD),
-    ]
+    assert [(each.purpose, each.state) for each in answer.purposes] == [(Guard.EGM, State.BAD), (Guard.P2P, State.GOOD)]
     assert [each.word for each in answer.purposes] == ["BLOCKED for egm", "OK for p2p"]
     assert (answer.state, answer.word) == (State.BAD, "BLOCKED for egm")
 

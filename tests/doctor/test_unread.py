@@ -24,15 +24,7 @@ from egmctl.model.machine import Machine
 from egmctl.model.record import Reason, Unread
 from tests.doctor.faults import PASSES, healthy
 from tests.doctor.machines import patched, run_one, shipped
-from tests.doctor.unread import (
-    Path,
-    Readings,
-    decides,
-    is_told,
-    shape,
-    suffices,
-    without,
-)
+from tests.doctor.unread import Path, Readings, decides, is_told, shape, suffices, without
 
 MACHINES = ("healthy", "hgx-h200x4", "dgx-h100", "gb200-tray")
 

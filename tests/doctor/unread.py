@@ -194,7 +194,7 @@ SUFFICES: Mapping[tuple[str, str], str] = {
 def known_values() -> dict[str, list[Any]]:
     """Return the values at each place of shipped and recorded machines, and of those with a fault."""
     machines = [fault.machine() for fault in faults().values()] + [shipped(name) for name in replay.machine_names()]
-    machines += [shipped(str(path)) for path in sorted((File(__file__).parent / "corpus").glob("*/machine.json"))]
+    machines += [shipped(str(path)) for path in sorted((File(__file__).parent / "corpus").glob("*/machine.json.gz"))]
     found: dict[str, dict[str, Any]] = defaultdict(dict)
     for machine in machines:
         for path, value, _ in facts(machine):

@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import struct
 from pathlib import Path
 
 from egmctl.facts.root import Root
+from tests.fake import sysroot as fake
 
 GPU = "0009:01:00.0"
 
 
-class Tree:
-    """Files below a directory, under the paths they have on the machine."""
+class Tree(fake.Tree):
+    """Files below a directory, under the paths they have on the machine; their content is written as it is."""
 
     def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
         self.directory = directory
         self.root = Root(str(directory))
 
-    def write(self, path: str, content: str | bytes) -> None:
+    def write(self, path: str, content: str | bytes | float | None) -> None:
         """Write a file and the folders above it."""
-        place = self.directory / path.lstrip("/")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(content if isinstance(content, bytes) else content.encode())
-
-    def folder(self, path: str) -> None:
-        """Make a folder and those above it."""
-        (self.directory / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
-
-    def link(self, path: str, target: str) -> None:
-        """Make a relative link, as sysfs does."""
-        place = self.directory / path.lstrip("/")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.symlink_to(os.path.relpath(self.directory / target.lstrip("/"), place.parent))
+        super().write(path, content.encode() if isinstance(content, str) else content)
 
     def remove(self, path: str) -> None:
         """Remove a file."""

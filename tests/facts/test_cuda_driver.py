@@ -85,11 +85,7 @@ NO_LIBRARY = r"cuInit failed: libcuda\.so\.1 cannot be loaded"
     ],
 )
 def test_a_wrong_argument_a_missing_function_and_a_missing_library_are_told_apart(
-    bindings: SimpleNamespace,
-    raised: Exception,
-    error: type[Exception],
-    sentence: str,
-    monkeypatch: pytest.MonkeyPatch,
+    bindings: SimpleNamespace, raised: Exception, error: type[Exception], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bindings.cuInit = answering(raised)
     monkeypatch.setattr(cuda, "_library_loads", lambda: False)

@@ -45,16 +45,7 @@ _OF_LIBRARY = {
     VERBS: ("verbs.c",),
     MLX5: ("verbs.c",),
 }
-_OPTIONS = (
-    "-std=c11",
-    "-D_GNU_SOURCE",
-    "-O2",
-    "-g",
-    "-fPIC",
-    "-fvisibility=hidden",
-    "-shared",
-    "-pthread",
-)
+_OPTIONS = ("-std=c11", "-D_GNU_SOURCE", "-O2", "-g", "-fPIC", "-fvisibility=hidden", "-shared", "-pthread")
 _LIBRARIES = ("-ldl", "-lm")
 
 

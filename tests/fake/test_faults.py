@@ -54,11 +54,7 @@ def test_a_call_hangs(fake_node: MakeFakeNode) -> None:
 
 @pytest.mark.parametrize(
     ("action", "status", "ending"),
-    [
-        ("exit:9", 9, "exit"),
-        ("abort", ABORTED, "kill"),
-        (f"kill:{signal.SIGKILL:d}", -signal.SIGKILL, "kill"),
-    ],
+    [("exit:9", 9, "exit"), ("abort", ABORTED, "kill"), (f"kill:{signal.SIGKILL:d}", -signal.SIGKILL, "kill")],
 )
 def test_a_call_ends_the_process(fake_node: MakeFakeNode, action: str, status: int, ending: str) -> None:
     node = fake_node(nvl4())

@@ -16,16 +16,7 @@ from egmctl.fleet.folder import groups, lines_of
 from egmctl.model.answer import State
 from egmctl.model.bringup import Bringup
 from egmctl.model.diagnosis import Diagnosis
-from egmctl.model.fleet import (
-    FleetReport,
-    GroupLine,
-    Launcher,
-    NodeCommand,
-    NodeGroup,
-    NodeResult,
-    Reach,
-    reach_counts,
-)
+from egmctl.model.fleet import FleetReport, GroupLine, Launcher, NodeCommand, NodeGroup, NodeResult, Reach, reach_counts
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import RunReport
 from egmctl.model.record import Command

@@ -101,12 +101,7 @@ def test_three_faults_are_named_in_the_first_lines_with_the_gpus_they_cost(
         ),
         ({"tray02": WARNED}, "", State.BAD, "24 of 24 GPUs are ready"),
         ({"tray02": shipped("hgx-h200x4")}, "", State.WARN, "20 of 20 GPUs are ready in 1 NVLink domain"),
-        (
-            dict.fromkeys(TRAYS[2:], shipped("hgx-b200")),
-            "",
-            State.WARN,
-            "8 of 8 GPUs are ready in 1 NVLink domain",
-        ),
+        (dict.fromkeys(TRAYS[2:], shipped("hgx-b200")), "", State.WARN, "8 of 8 GPUs are ready in 1 NVLink domain"),
     ],
 )
 def test_each_gpu_that_is_not_ready_has_its_reason(

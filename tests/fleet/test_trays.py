@@ -38,7 +38,6 @@ def picture(report: FleetReport) -> list[str]:
 
 
 RUN = judged(run(WRITE, H2D))
-NOT_PERSISTENT = doctor(patched(H200, "gpus[1].nvml", persistence_mode=False))
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,7 @@ from tests.conftest import ROOT, RunEgmctl
         (("doctor", "-w", "a", "--launcher-options", "'"), '--launcher-options "\'": No closing quotation'),
         (("doctor", "-w", "a", "--", "--quick"), "no such option: --quick"),
         (("bench", "-w", "a", "--quick"), "put options of the command on the nodes after --; 'egmctl fleet --help'"),
-        (
-            ("bench", "-w", "a", "--", "-o", "x.json"),
-            "after --, -o is not allowed: fleet collects JSON from each node",
-        ),
+        (("bench", "-w", "a", "--", "-o", "x.json"), "after --, -o is not allowed: fleet collects JSON from each node"),
         (("topo", "-w", "a", "--", "--machine", "gh200"), "after --, --machine is not allowed"),
         (("doctor", "-w", "a", "--", "--format", "prom"), "after --, --format is not allowed"),
         (("doctor", "-w", "a", "--", "--expect", "domain-gpus=x"), "--expect 'domain-gpus=x' is no count"),

@@ -16,14 +16,7 @@ from egmctl.fleet.folder import new_folder
 from egmctl.model.codec import from_json
 from egmctl.model.comparison import ComparedNode, Comparison, Outcome, PathDifference
 from egmctl.model.finding import Status
-from egmctl.model.fleet import (
-    FleetGpu,
-    FleetReport,
-    GroupLine,
-    NodeGroup,
-    UnlikeGpus,
-    Unready,
-)
+from egmctl.model.fleet import FleetGpu, FleetReport, GroupLine, NodeGroup, UnlikeGpus, Unready
 from egmctl.model.record import Command
 from egmctl.model.remedy import Need, Remedy, as_root
 from egmctl.report.exports.json import result_json

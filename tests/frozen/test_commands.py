@@ -14,7 +14,7 @@ import itertools
 import json
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -42,9 +42,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return files
 
 
-def test_topo() -> None:
-    """Without the details: tests/replay has it for every machine that ships."""
-    compare(fold({name: _sections(run("topo", "-v", "--machine", name)) for name in MACHINES}), FOLDER / "topo.txt")
+def test_details_of_topo() -> None:
+    """What ``-v`` adds, of the first two GPUs: tests/replay has the rest for every machine that ships."""
+    outputs: dict[str, Parts] = {}
+    for name in MACHINES:
+        shown = _sections(run("topo", "--machine", name)).items()
+        detailed = _sections(run("topo", "-v", "--machine", name)).items()
+        outputs[name] = dict(part for part in detailed if part not in shown and not re.match(r"GPU[2-9] ", part[0]))
+    compare(fold(outputs), FOLDER / "topo.txt")
 
 
 def test_profile_match() -> None:
@@ -77,9 +82,12 @@ def test_compare(runs: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("form", ["csv", "prom"])
 def test_show_of_a_run(runs: dict[str, Path], form: str) -> None:
+    """The first of the rows of a case, and of the samples of a metric; how many follow."""
     ended = run("show", runs["idle"], "--format", form)
     assert ended.code == 0
-    compare(ended.out.replace(__version__, "VERSION"), FOLDER / f"show-run.{form}")
+    lines = ended.out.replace(__version__, "VERSION").splitlines()
+    subject = (lambda line: line.split(",")[3]) if form == "csv" else (lambda line: line.partition("{")[0])
+    compare("".join(f"{line}\n" for line in _first_of_each(lines, subject)), FOLDER / f"show-run.{form}")
 
 
 def test_show_of_json_is_the_content_of_the_file_in_ascii(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -92,6 +100,14 @@ def test_show_of_json_is_the_content_of_the_file_in_ascii(runs: dict[str, Path],
         shown = run("show", file, "--json").out
         assert json.loads(shown) == json.loads(file.read_text())
         assert shown.isascii()
+
+
+def _first_of_each(lines: list[str], subject: Callable[[str], str]) -> Iterator[str]:
+    for _, group in itertools.groupby(lines, key=subject):
+        first, *others = group
+        yield first
+        if others:
+            yield f"... and {len(others)} more"
 
 
 def fold(outputs: Mapping[str, Parts]) -> str:
@@ -130,15 +146,21 @@ def _steps(ended: Ended) -> Parts:
     """Return the steps of each case of a plan, those that are alike in one line, without their numbers."""
     parts = {"exit code": str(ended.code)}
     for block in re.split(r"\n(?=\S)", ended.out.rstrip("\n")):
-        head, *lines = block.split("\n")
+        head, *lines = block.rstrip().split("\n")
         found = [re.fullmatch(r" +\d+  (.*?)  (\S.*)", line) for line in lines]
         if not all(found):
             parts[head] = "\n".join(lines)
             continue
-        steps = [(match[1], match[2]) for match in found if match is not None]
-        alike = itertools.groupby(steps, key=lambda step: step[1])
-        parts[head] = "\n".join(_wrapped(f"{what}: {'; '.join(path for path, _ in group)}") for what, group in alike)
+        steps = [(match[2], *match[1].rpartition(" ")[::2]) for match in found if match is not None]
+        of_a_size = itertools.groupby(steps, key=lambda step: step[0])
+        parts[head] = "\n".join(_wrapped(f"{size}: {'; '.join(_paths(group))}") for size, group in of_a_size)
     return parts
+
+
+def _paths(steps: Iterable[tuple[str, str, str]]) -> Iterator[str]:
+    """Yield the paths of steps, those that differ in their ends alone as one: ``NUMA0 -> GPU0 GPU1``."""
+    for start, group in itertools.groupby(steps, key=lambda step: step[1]):
+        yield " ".join((start, *(end for _, _, end in group)))
 
 
 def _wrapped(line: str) -> str:

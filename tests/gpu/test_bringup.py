@@ -70,10 +70,7 @@ def test_a_healthy_node_goes_in_less_than_30_seconds(node: Node, tmp_path: Path)
 @pytest.mark.needs_root
 @pytest.mark.parametrize(
     ("arguments", "answer", "word", "code"),
-    [
-        (("--gpus", "all"), "bad", "NO-GO: ", 1),
-        ((), "incomplete", "INCOMPLETE: ", 3),
-    ],
+    [(("--gpus", "all"), "bad", "NO-GO: ", 1), ((), "incomplete", "INCOMPLETE: ", 3)],
 )
 def test_a_gpu_that_a_cgroup_denies_is_the_cause(
     node: Node, tmp_path: Path, arguments: tuple[str, ...], answer: str, word: str, code: int

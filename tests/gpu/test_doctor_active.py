@@ -78,9 +78,7 @@ def shown(found: Table) -> str:
 
 @pytest.mark.needs_root
 @pytest.mark.usefixtures("imex_channel")
-def test_the_same_import_works_with_cuda_visible_devices_and_fails_under_a_device_cgroup(
-    gpus: tuple[Gpu, ...],
-) -> None:
+def test_the_same_import_works_with_cuda_visible_devices_and_fails_under_a_device_cgroup(gpus: tuple[Gpu, ...]) -> None:
     first, second = gpus[:2]
     assert first.proc is not None
     assert first.proc.minor is not None

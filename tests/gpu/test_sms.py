@@ -44,9 +44,7 @@ def test_every_point_is_measured_and_every_byte_is_right(measured: ByPoint) -> N
 
 
 @pytest.mark.gpu
-def test_eight_sms_move_more_than_one_and_no_number_of_them_more_than_the_link(
-    measured: ByPoint,
-) -> None:
+def test_eight_sms_move_more_than_one_and_no_number_of_them_more_than_the_link(measured: ByPoint) -> None:
     for (case, blocks), m in measured.items():
         if blocks == 8:
             # One SM alone moves 38 to 46 of the 52 GB/s of a PCIe 5.0 x16 link.

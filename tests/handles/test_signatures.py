@@ -43,9 +43,7 @@ def test_an_entry_names_a_real_call_existing_checks_and_a_source(entry: Signatur
 
 
 @pytest.mark.parametrize(
-    "entry",
-    [e for e in ENTRIES if e.call and len(e.sources) == 1 and e.sources[0].startswith(REFERENCE)],
-    ids=_ids,
+    "entry", [e for e in ENTRIES if e.call and len(e.sources) == 1 and e.sources[0].startswith(REFERENCE)], ids=_ids
 )
 def test_the_reference_lists_the_error_for_the_call_where_it_is_the_only_source(entry: Signature) -> None:
     name = signatures().names[(entry.library, entry.number)].name

@@ -38,8 +38,7 @@ def test_a_run_that_did_not_end_broke(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "state"),
-    [(0, "good"), (1, "bad"), (2, "broke"), (3, "incomplete"), (4, "broke"), (130, "interrupted")],
+    ("code", "state"), [(0, "good"), (1, "bad"), (2, "broke"), (3, "incomplete"), (4, "broke"), (130, "interrupted")]
 )
 def test_of_a_journal_of_version_0_1_only_the_code_is_known(code: int, state: str, tmp_path: Path) -> None:
     path = ended(tmp_path, Answer(state=State.GOOD, word=""))

@@ -232,10 +232,7 @@ with contextlib.suppress(KeyError):
 def sealed_facts(_parent: Channel, _arguments: dict[str, Any]) -> dict[str, Any]:
     """What a sealed child can still load: these modules and codecs exist, and no other child's target names them."""
     answers = {}
-    for what, attempt in (
-        ("import", lambda: importlib.import_module("this")),
-        ("codec", lambda: b"x".decode("cp037")),
-    ):
+    for what, attempt in (("import", lambda: importlib.import_module("this")), ("codec", lambda: b"x".decode("cp037"))):
         try:
             attempt()
             answers[what] = "ok"

@@ -48,13 +48,7 @@ LIKE: dict[str, Derived] = {
             "sections.nics.unread",
         },
     ),
-    "gb300-nvl72": Derived(
-        "gb200-nvl72",
-        PART
-        | {
-            "gpus.*.cuda.attributes.COMPUTE_CAPABILITY_MINOR",
-        },
-    ),
+    "gb300-nvl72": Derived("gb200-nvl72", PART | {"gpus.*.cuda.attributes.COMPUTE_CAPABILITY_MINOR"}),
     "gb200-nvl72-cdmm": Derived(
         "gb200-nvl72",
         {

@@ -29,14 +29,8 @@ raise SystemExit(1)
 """
 """How Open MPI ends a process of an srun whose PMI it does not know: by exit(3)."""
 WAYS = {
-    "exit": (
-        "print('PMI2_Init failed', flush=True); os._exit(7)",
-        "MPI_Init exited with code 7 (PMI2_Init failed)",
-    ),
-    "abort": (
-        "print('no daemon', flush=True); os.abort()",
-        "MPI_Init died from SIGABRT (no daemon)",
-    ),
+    "exit": ("print('PMI2_Init failed', flush=True); os._exit(7)", "MPI_Init exited with code 7 (PMI2_Init failed)"),
+    "abort": ("print('no daemon', flush=True); os.abort()", "MPI_Init died from SIGABRT (no daemon)"),
     "crash": ("os.kill(os.getpid(), 11)", "MPI_Init died from SIGSEGV"),
     "Open MPI": (
         OPEN_MPI.replace("raise SystemExit(1)", "sys.stdout.flush(); os._exit(1)"),

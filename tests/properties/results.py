@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from egmctl.comparison import compare
 from egmctl.doctor.check import Scope
@@ -34,7 +33,6 @@ from egmctl.model.record import Command
 from egmctl.model.remedy import Remedy
 from egmctl.model.route import LinkKind
 from egmctl.model.task import Task
-from egmctl.saved import Saved
 from egmctl.topology.topology import Topology, topology
 from egmctl.verdict.answers import answered
 from egmctl.verdict.answers.run import of_run
@@ -42,6 +40,7 @@ from egmctl.verdict.bringup import bringup_answer
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.profiles import all_profiles
+from tests.comparison.runs import saved
 from tests.doctor.machines import shipped
 from tests.doctor.sick import SICK
 from tests.verdict.runs import D2H, H2D, H200, LATENCY, LOCAL, WRITE, run, usual
@@ -50,8 +49,7 @@ PROFILE = next(profile for profile, _ in all_profiles() if profile.name == "hgx-
 DENIED = shipped("h200-cgroup-denied")
 NODES = (H200, H200, DENIED, shipped("h200-links-down"), shipped("gb200-nvl72"), shipped("gh200"))
 REFUTED = TaskEvidence(
-    gpus=(),
-    route=LinkEvidence(link=LinkKind.NVLINK, expected_bytes=100, carried_bytes=0, verdict=LinkProof.REFUTED),
+    gpus=(), route=LinkEvidence(link=LinkKind.NVLINK, expected_bytes=100, carried_bytes=0, verdict=LinkProof.REFUTED)
 )
 BUSY = HostLoad(cpus=64, load_average=40.0, wall_s=10.0, others_cpu_s=400.0)
 CASES = (WRITE, H2D, D2H, LOCAL, LATENCY)
@@ -184,19 +182,6 @@ def random_comparison(dice: random.Random) -> Comparison:
     if dice.random() < 0.5:
         return compare([saved(f"node{n}", random_run(dice), Command.BENCH) for n in range(count)])
     return compare([saved(f"node{n}", random_diagnosis(dice), Command.DOCTOR) for n in range(count)])
-
-
-def saved(name: str, result: RunReport | Diagnosis | Bringup, kind: Command) -> Saved:
-    """Return a result as if it had been loaded from a file."""
-    return Saved(
-        path=Path(f"{name}.json"),
-        kind=kind,
-        name=name,
-        result=result,
-        tool="egmctl 0.1.0",
-        exit_code=int(result.exit_code),
-        origin=result.machines[0].origin if result.machines else None,
-    )
 
 
 def random_fleet(dice: random.Random) -> FleetReport:

@@ -12,16 +12,7 @@ from egmctl.bench.suites import CASES
 from egmctl.model.machine import Machine
 from egmctl.model.measurement import Measurement, MeasurementStatus, RunReport, Sample, Settings, finish
 from egmctl.model.task import Point, Quantity, Task
-from egmctl.model.verdict import (
-    ClassVerdict,
-    Culprit,
-    Direction,
-    Grade,
-    Judged,
-    Judgement,
-    RunVerdict,
-    Yardstick,
-)
+from egmctl.model.verdict import ClassVerdict, Culprit, Direction, Grade, Judged, Judgement, RunVerdict, Yardstick
 from tests.bench.reports import report
 from tests.doctor.machines import shipped
 

@@ -141,12 +141,7 @@ def test_every_case_has_a_plain_name(case: str, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("median", "expected", "drawn"),
-    [
-        (400, 380, "██████████▕"),
-        (200, 300, "█████··│··▕"),
-        (205, None, "█████▏····▕"),
-        (0, 0, "··········▕"),
-    ],
+    [(400, 380, "██████████▕"), (200, 300, "█████··│··▕"), (205, None, "█████▏····▕"), (0, 0, "··········▕")],
 )
 def test_a_bar_has_eighths_a_stroke_where_more_is_expected_and_one_at_the_link_rate(
     median: float, expected: float | None, drawn: str

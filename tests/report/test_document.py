@@ -159,9 +159,7 @@ def test_a_ticket_mentions_nobody(document: Document) -> None:
 
 def test_colours_never_say_anything_alone() -> None:
     matrix = Matrix(
-        caption="c",
-        rows=("a",),
-        groups=((Series(header=("b",), cells=(Cell(text="1.0", tone=Tone.BAD, mark="!"),)),),),
+        caption="c", rows=("a",), groups=((Series(header=("b",), cells=(Cell(text="1.0", tone=Tone.BAD, mark="!"),)),),)
     )
     shown = text(Document(command="x", subject="y", body=(matrix,)))
     assert "1.0!" in shown.plain

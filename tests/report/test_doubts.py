@@ -43,12 +43,7 @@ def test_a_run_without_doubts_has_no_table_of_them() -> None:
 def test_each_reason_has_one_row_with_its_paths_and_the_most_severe_is_first() -> None:
     others = [doubt(place, DoubtReason.OTHER_PROCESSES, Effect.LOW, "GPU0: process 7") for place in (0, 1)]
     apart = Doubt(
-        reason=DoubtReason.ATTEMPTS_DIFFER,
-        effect=Effect.VOID,
-        measurement=2,
-        lowest=112.0,
-        highest=447.25,
-        attempts=4,
+        reason=DoubtReason.ATTEMPTS_DIFFER, effect=Effect.VOID, measurement=2, lowest=112.0, highest=447.25, attempts=4
     )
     paths = [measurement.path for measurement in RUN.measurements]
     assert rows(doubted(*others, apart)) == [

@@ -64,10 +64,7 @@ HISTORY = History(
 )
 PROFILES = ProfileList(profiles=tuple(ProfileFile(file=str(path), profile=one) for one, path in all_profiles()))
 MATCHED = MatchResult(
-    origin=GH200.origin,
-    profile=None,
-    reason="why",
-    matches=(match_profile(GH200, PROFILES.profiles[0].profile),),
+    origin=GH200.origin, profile=None, reason="why", matches=(match_profile(GH200, PROFILES.profiles[0].profile),)
 )
 
 

@@ -240,10 +240,7 @@ def test_a_matrix_of_a_large_system_is_left_to_programs_and_the_page_says_so() -
     figure = matrix_html(grid)
     assert list(elements(figure, "table")) == []
     told = [words(one).strip() for one in elements(figure, "p")]
-    assert told == [
-        "memcpy CE GPU(row) → GPU(column)",
-        "10000 cells are too many to show: JSON and CSV have them.",
-    ]
+    assert told == ["memcpy CE GPU(row) → GPU(column)", "10000 cells are too many to show: JSON and CSV have them."]
 
 
 def test_what_is_worse_comes_first_then_each_path_with_both_numbers_then_the_machines() -> None:

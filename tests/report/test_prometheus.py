@@ -28,10 +28,7 @@ def metrics(text: str) -> dict[str, Metric]:
     return {family.name: family for family in text_string_to_metric_families(text)}
 
 
-@pytest.fixture(
-    scope="module",
-    params=["bench", pytest.param("bench of eight GPUs", marks=LONG), "hostile", "doctor"],
-)
+@pytest.fixture(scope="module", params=["bench", pytest.param("bench of eight GPUs", marks=LONG), "hostile", "doctor"])
 def text(request: pytest.FixtureRequest) -> str:
     if request.param == "doctor":
         return doctor_prom(diagnose(shipped("hgx-h200x4"), Scope(), CHECKS))

@@ -39,8 +39,6 @@ from tests.report.runs import run as run_of
 from tests.saved.documents import bench_document, machine_of, measured_report
 from tests.tiers import few
 
-Document = dict[str, Any]
-
 
 def write(folder: Path, content: object, name: str = "node7.json") -> Path:
     path = folder / name

@@ -116,10 +116,7 @@ DISAGREED: dict[str, tuple[Machine, Block | None]] = {
         patched(patched(HGX, "gpus[1]", nvml=None, unread={"nvml": DEAD}), "driver", nvml_failure=CRASH),
         None,
     ),
-    "NVML cannot open it and CUDA works": (
-        patched(HGX, "gpus[1]", nvml=None, unread={"nvml": LOST}),
-        Block.GPU_LOST,
-    ),
+    "NVML cannot open it and CUDA works": (patched(HGX, "gpus[1]", nvml=None, unread={"nvml": LOST}), Block.GPU_LOST),
     "listed by both libraries, and called lost": (
         patched(HGX, "gpus[1].nvml", lost_calls={"field 91": "NVML_ERROR_GPU_IS_LOST"}),
         Block.CALLED_LOST,

@@ -16,7 +16,6 @@ from tests.answers import render
 from tests.topology import builders
 from tests.topology.builders import gpu, hgx, nic, out_of_sight
 
-NO_NVML = Unread(reason=Reason.MISSING_LIBRARY, detail="nvmlInit: 12 (NVML Shared Library Not Found)")
 NO_CUDA = LibraryFailure(how="missing", call="cuInit")
 NO_LIBRARY = LibraryFailure(how="missing", call="nvmlInit", name="NVML_ERROR_LIBRARY_NOT_FOUND")
 NOT_LOADED = Unread(reason=Reason.NOT_PRESENT, detail="/proc/driver/nvidia/version: ENOENT")
@@ -83,10 +82,7 @@ SAID: dict[str, tuple[Machine, tuple[str, ...]]] = {
         ),
     ),
     "a cgroup that denies nvidiactl": (
-        builders.machine(
-            unlisted(1),
-            driver=Driver(module_version="580.1", nvml_failure=BROKEN, nodes=CONTROL_DENIED),
-        ),
+        builders.machine(unlisted(1), driver=Driver(module_version="580.1", nvml_failure=BROKEN, nodes=CONTROL_DENIED)),
         (
             "1 NVIDIA GPU is on the PCI bus and the driver is loaded, but NVML does not work",
             "NVML fails (nvmlInit: NVML_ERROR_UNKNOWN)",
@@ -118,11 +114,7 @@ SAID: dict[str, tuple[Machine, tuple[str, ...]]] = {
     # NVML answers then and lists nothing: the kernel's log would say nothing of it.
     "a cgroup that denies the GPUs": (
         builders.machine([replace(unlisted(1)[0], node=DENIED)], driver=Driver(module_version="580.1")),
-        (
-            "1 NVIDIA GPU",
-            "denied by the device cgroup (/dev/nvidia0: EPERM)",
-            "This process was not given these GPUs",
-        ),
+        ("1 NVIDIA GPU", "denied by the device cgroup (/dev/nvidia0: EPERM)", "This process was not given these GPUs"),
     ),
 }
 

@@ -104,10 +104,7 @@ BLOCKED: dict[str, tuple[Machine, Block]] = {
         Block.NOT_IN_CONTAINER,
     ),
     "GPU1: no device node (/dev/nvidia1: ENOENT)": (owner_gone(MISSING), Block.NO_DEVICE_NODE),
-    "GPU1: NVML does not list it": (
-        owner_gone(out_of_sight(grace_gpu(1, node=1), access="ok")),
-        Block.NOT_LISTED,
-    ),
+    "GPU1: NVML does not list it": (owner_gone(out_of_sight(grace_gpu(1, node=1), access="ok")), Block.NOT_LISTED),
     "GPU1: bound to vfio-pci": (owner_gone(patched(unseen(), "pci", driver="vfio-pci")), Block.NOT_BOUND),
     "GPU1: fell off the PCI bus": (owner_gone(patched(unseen(), "pci", responds=False)), Block.OFF_THE_BUS),
     "this process may use memory of NUMA node 0 only (Mems_allowed)": (grace(allowed="0"), Block.MEMS_ALLOWED),

@@ -6,12 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import (
-    GpuEvidence,
-    Measurement,
-    RunReport,
-    TaskEvidence,
-)
+from egmctl.model.measurement import GpuEvidence, Measurement, RunReport, TaskEvidence
 from egmctl.verdict.explain import with_causes
 from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.profiles import load_profile

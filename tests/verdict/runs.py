@@ -35,6 +35,12 @@ def usual(task: Task, flow: Flow) -> float:  # noqa: ARG001
     return USUAL[task.case]
 
 
+def busy(task: Task, flow: Flow) -> float:
+    """Return what is reached while something else pushes from GPU0 to GPU1."""
+    shared = 0.5 if flow.source.label == "GPU0" or flow.destination.label == "GPU1" else 1.0
+    return usual(task, flow) / shared if task.case == LATENCY else usual(task, flow) * shared
+
+
 def slow_at(*labels: str, source: bool = True, destination: bool = True) -> Value:
     """Return what is reached where a flow has one of these GPUs as its source or destination, at half its speed."""
 
@@ -67,14 +73,6 @@ def run(
 
 def _waived(task: PlannedTask) -> Measurement:
     return finish(task, MeasurementStatus.WAIVED, reason=task.waiver, waivers=task.waivers)
-
-
-def waived_on(report: RunReport, machine: Machine) -> RunReport:
-    """Return the report with that waived which a plan for another state of its machine waives."""
-    cases = [case for case in CASES if case.name in {m.case for m in report.measurements}]
-    plan = make_plan(machine, machine.gpus or (), [0], cases, report.settings)
-    changed = tuple(_waived(p) if p.waivers else m for m, p in zip(report.measurements, plan.tasks, strict=True))
-    return replace(report, measurements=changed)
 
 
 def measured(task: Task, value: Value) -> Measurement:

@@ -36,10 +36,10 @@ from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.learning import Run, learn
 from egmctl.verdict.profiles import load_profile
 from tests.answers import diagnose
+from tests.comparison.runs import saved
 from tests.doctor.machines import patched, shipped
 from tests.doctor.scenes import scenes
 from tests.formats import contradictions
-from tests.properties.results import saved
 from tests.verdict.rows import DENIED, GOOD, ROWS, WARN, Change, ended, rerouted
 from tests.verdict.runs import H2D, H200, WRITE, run
 

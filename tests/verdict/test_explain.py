@@ -13,14 +13,7 @@ from egmctl.doctor.runner import CHECKS
 from egmctl.model.answer import State
 from egmctl.model.finding import Status
 from egmctl.model.machine import Machine
-from egmctl.model.measurement import (
-    HostLoad,
-    LinkEvidence,
-    LinkProof,
-    MeasurementStatus,
-    RunReport,
-    TaskEvidence,
-)
+from egmctl.model.measurement import HostLoad, LinkEvidence, LinkProof, MeasurementStatus, RunReport, TaskEvidence
 from egmctl.model.profile import Unit
 from egmctl.model.route import LinkKind
 from egmctl.model.task import Flow, Task

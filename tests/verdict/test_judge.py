@@ -198,8 +198,7 @@ def test_a_path_is_held_against_the_least_of_its_links_and_of_the_memory_that_al
 
 
 @pytest.mark.parametrize(
-    ("machine", "words"),
-    [(shipped("gb300-nvl72"), "89 % of SMP's 150 GB/s"), (GB200, "59 % of C2C's 223.6 GB/s")],
+    ("machine", "words"), [(shipped("gb300-nvl72"), "89 % of SMP's 150 GB/s"), (GB200, "59 % of C2C's 223.6 GB/s")]
 )
 def test_the_link_between_two_cpus_limits_a_path_across_it_where_its_rate_is_published(
     machine: Machine, words: str

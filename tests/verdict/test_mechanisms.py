@@ -105,10 +105,7 @@ TABLE: dict[str, tuple[Does, ...]] = {
     "gpu.vgpu": (Does(EVERY, "slow failed", f"{P2P} {FABRIC} unsupported-memory"),),
     **dict.fromkeys(("nvlink.links", "nvlink.errors", "kernel.sxid"), (NVLINK,)),
     **dict.fromkeys(("nvlink.bw-mode", "nvlink.disabled"), (NVLINK, Does("pcie-peer", "slow failed", P2P))),
-    **dict.fromkeys(
-        ("fabric.manager", "fabric.management", "fabric.state", "fabric.domain"),
-        (NVLINK, BY_HANDLE),
-    ),
+    **dict.fromkeys(("fabric.manager", "fabric.management", "fabric.state", "fabric.domain"), (NVLINK, BY_HANDLE)),
     **dict.fromkeys(("fabric.alloc-active", "fabric.same-node-isolation"), (BY_HANDLE,)),
     **dict.fromkeys(("imex.module", "imex.channel"), (NO_CHANNEL,)),
     "imex.recovery": (BY_HANDLE,),

@@ -15,15 +15,9 @@ from egmctl.verdict.judge import with_verdict
 from egmctl.verdict.profiles import load_profile
 from tests.golden import compare
 from tests.report.texts import text_of
-from tests.verdict.runs import BOTH, H2D, LATENCY, LOCAL, READ, RING, WRITE, run, usual
+from tests.verdict.runs import BOTH, H2D, LATENCY, LOCAL, READ, RING, WRITE, busy, run, usual
 
 GOLDEN = Path(__file__).parent / "golden"
-
-
-def busy(task: Task, flow: Flow) -> float:
-    """Return what is reached while something else pushes from GPU0 to GPU1."""
-    shared = 0.5 if flow.source.label == "GPU0" or flow.destination.label == "GPU1" else 1.0
-    return usual(task, flow) / shared if task.case == LATENCY else usual(task, flow) * shared
 
 
 def fewer_links(task: Task, flow: Flow) -> float:

@@ -113,10 +113,7 @@ class TestSamples:
 
     def test_a_link_that_flaps_in_every_attempt_has_a_fault(self) -> None:
         found = self.doubts_of(*4 * [FLAPS])
-        assert seen(found) == [
-            (DoubtReason.UNSTABLE, Effect.WARN),
-            (DoubtReason.WORST_SAMPLE, Effect.FAIL),
-        ]
+        assert seen(found) == [(DoubtReason.UNSTABLE, Effect.WARN), (DoubtReason.WORST_SAMPLE, Effect.FAIL)]
         (worst,) = (doubt for doubt in found if doubt.reason is DoubtReason.WORST_SAMPLE)
         assert (worst.lowest, worst.highest, worst.attempts) == (112, 396, 4)
 
@@ -159,9 +156,7 @@ class TestSamples:
         (lambda m: replace(m, gating="none"), WRITE, (DoubtReason.UNGATED, Effect.NOTE)),
         (lambda m: replace(m, verification=None), WRITE, (DoubtReason.UNVERIFIED, Effect.NOTE)),
     ],
-    ids=[
-        *("placement", "route", "no counters", "too fast", "others", "throttled", "errors", "ungated", "unverified"),
-    ],
+    ids=[*("placement", "route", "no counters", "too fast", "others", "throttled", "errors", "ungated", "unverified")],
 )
 def test_each_reason_has_its_effect(change: Change, case: str, expected: tuple[DoubtReason, Effect]) -> None:
     path = "NUMA0 -> GPU0" if case == H2D else PATH

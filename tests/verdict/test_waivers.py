@@ -327,11 +327,7 @@ NOT_ONLINE = patched(patched(GH200X2, "gpus[*].nvml", numa_node=None), "gpus[*].
 
 
 @pytest.mark.parametrize(
-    ("machine", "prefix", "check"),
-    [
-        (NO_ATS, "system_", "uvm.addressing-mode"),
-        (NOT_ONLINE, "gpu_numa_", "numa.mode"),
-    ],
+    ("machine", "prefix", "check"), [(NO_ATS, "system_", "uvm.addressing-mode"), (NOT_ONLINE, "gpu_numa_", "numa.mode")]
 )
 def test_memory_that_a_gpu_does_not_share_with_the_cpu_has_its_cause(machine: Machine, prefix: str, check: str) -> None:
     made = replace(measured(machine, *(one.name for one in CASES if prefix in one.name)), verdict=None)

@@ -37,9 +37,7 @@ def given(**changes: Any) -> Containers:
     return patched(Containers(toolkit=True, specifications=(specification(LOADED),), engines=engines), "", **changes)
 
 
-FAULTS: dict[str, Fault] = {
-    CHECK: changed("system", containers=given(specifications=(specification("575.57.08"),))),
-}
+FAULTS: dict[str, Fault] = {CHECK: changed("system", containers=given(specifications=(specification("575.57.08"),)))}
 
 
 def well(machine: Machine) -> Machine:

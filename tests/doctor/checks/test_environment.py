@@ -230,11 +230,7 @@ class TestRanks:
 
     @pytest.mark.parametrize(
         ("environment", "nofile", "statuses"),
-        [
-            (JOB, 1024, {Status.NOTE, Status.PASS}),
-            (JOB, 65536, {Status.PASS}),
-            ({}, 1024, {Status.PASS}),
-        ],
+        [(JOB, 1024, {Status.NOTE, Status.PASS}), (JOB, 65536, {Status.PASS}), ({}, 1024, {Status.PASS})],
     )
     def test_few_descriptors(self, environment: dict[str, str], nofile: int, statuses: set[Status]) -> None:
         machine = patched(limited(nofile=nofile), "process", environment=environment, container_signs=())

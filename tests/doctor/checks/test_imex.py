@@ -120,10 +120,7 @@ def test_host_managed_domains_need_the_service(tmp_path: Path) -> None:
     facts = on(node(tmp_path, plugin("hostManaged")))
     assert facts.status is Status.FAIL
     assert facts.remedy is not None
-    assert (facts.remedy.run, "command socket" in facts.remedy.text) == (
-        "systemctl enable --now nvidia-imex",
-        True,
-    )
+    assert (facts.remedy.run, "command socket" in facts.remedy.text) == ("systemctl enable --now nvidia-imex", True)
     assert on(node(tmp_path / "on", plugin("hostManaged") | SERVICE), state="READY").status is Status.PASS
 
 

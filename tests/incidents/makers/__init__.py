@@ -1,1 +1,0 @@
-"""The makers of the machines of states.jsonl, one function for each, named as the state."""
