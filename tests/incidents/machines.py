@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from egmctl import data
+from egmctl.files import machines_dir
 
 Document = dict[str, Any]
 
@@ -27,7 +27,7 @@ MACHINES: Mapping[str, Document] = json.loads(Path(__file__).with_name("machines
 def document(name: str) -> Document:
     """Return the document of a machine of ``machines.json``, or of one that ships."""
     if name not in MACHINES:
-        shipped: Document = json.loads((data.machines_dir() / f"{name}.json").read_text(encoding="utf-8"))
+        shipped: Document = json.loads((machines_dir() / f"{name}.json").read_text(encoding="utf-8"))
         return shipped
     entry = MACHINES[name]
     base, *layers = entry["like"]

@@ -17,7 +17,7 @@ from egmctl.report.document import Tone
 from egmctl.report.render.page import element
 from egmctl.report.views import node_text, nvlink_drawing
 from egmctl.report.views.findings import Faults
-from egmctl.report.views.machine import gpu_memory, port_rates
+from egmctl.report.views.node_text import gpu_memory, port_rates
 from egmctl.report.views.nvlink_drawing import SMALL, TRUNK, Ports, Rates, box, line, sign, text_at, width_of, wrapped
 from egmctl.topology.links import NEAR
 from egmctl.topology.topology import Topology
