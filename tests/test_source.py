@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -197,24 +197,23 @@ def public_classes(tree: ast.Module) -> Iterator[str]:
         yield from (name for name in names if name[0].isupper() and not name.isupper())
 
 
-def named_twice(texts: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the classes that several modules define, each with the paths of the modules."""
+def named_twice(texts: Mapping[str, str], names: Callable[[ast.Module], Iterable[str]]) -> dict[str, list[str]]:
+    """Return the names of a kind that several modules define, each with the paths of the modules."""
     paths: dict[str, list[str]] = {}
     for path, text in texts.items():
-        for name in public_classes(tree_of(text)):
+        for name in names(tree_of(text)):
             paths.setdefault(name, []).append(path)
-    return {name: found for name, found in paths.items() if len(found) > 1}
+    return {name: defined_in for name, defined_in in paths.items() if len(defined_in) > 1}
 
 
 def test_no_public_class_is_defined_twice() -> None:
-    assert named_twice(sources()) == {}
+    assert named_twice(sources(), public_classes) == {}
 
 
 def test_a_second_class_of_one_name_is_seen() -> None:
     one = "class Status: ...\nclass _Row: ...\nR = TypeVar('R')\nSIZES = 1, 2\n"
-    assert named_twice({"one.py": one, "other.py": one.replace("class Status: ...", "Status = str | None")}) == {
-        "Status": ["one.py", "other.py"]
-    }
+    texts = {"one.py": one, "other.py": one.replace("class Status: ...", "Status = str | None")}
+    assert named_twice(texts, public_classes) == {"Status": ["one.py", "other.py"]}
 
 
 SHARED = {
@@ -236,17 +235,8 @@ def public_functions(tree: ast.Module) -> set[str]:
     return {function.name for function in functions if not function.name.startswith("_")}
 
 
-def functions_named_twice(texts: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the functions that several modules define, each with the paths of the modules."""
-    paths: dict[str, list[str]] = {}
-    for path, text in texts.items():
-        for name in public_functions(tree_of(text)):
-            paths.setdefault(name, []).append(path)
-    return {name: defined_in for name, defined_in in paths.items() if len(defined_in) > 1}
-
-
 def test_no_public_function_is_defined_twice() -> None:
-    twice = functions_named_twice(sources())
+    twice = named_twice(sources(), public_functions)
     assert {name: paths for name, paths in twice.items() if name not in SHARED} == {}
     assert [name for name in SHARED if name not in twice] == [], "defined once, so no reason is needed"
 
@@ -254,8 +244,8 @@ def test_no_public_function_is_defined_twice() -> None:
 def test_a_second_function_of_one_name_is_seen() -> None:
     one = "@overload\ndef load(path): ...\ndef load(path): ...\ndef _find(): ...\nclass A:\n    def find(self): ...\n"
     other = "async def load(path): ...\ndef _find(): ...\nclass B:\n    def find(self): ...\n"
-    assert functions_named_twice({"one.py": one}) == {}
-    assert functions_named_twice({"one.py": one, "other.py": other}) == {"load": ["one.py", "other.py"]}
+    assert named_twice({"one.py": one}, public_functions) == {}
+    assert named_twice({"one.py": one, "other.py": other}, public_functions) == {"load": ["one.py", "other.py"]}
 
 
 RENAMED = re.compile(r"\b(\w+) as (?!\1\b)\w+(?=[,\n])")
