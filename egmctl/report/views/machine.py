@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 
 from egmctl.facts.redact import redact
 from egmctl.model.answer import Cause
-from egmctl.model.gpu import Gpu
-from egmctl.model.host import Nic
 from egmctl.model.machine import Machine, Origin, OriginKind
 from egmctl.model.route import HOST_NAMES, Carrier, Egm, LinkKind, MemoryKind, Route
 from egmctl.report.document import Diagram, DocumentBlock, KeyValues, Level, Matrix, Section, table
 from egmctl.report.views.findings import faults
-from egmctl.topology.access import gpu_memory_bytes, memory_limit
+from egmctl.report.views.node_text import gpu_memory, port_rates
 from egmctl.units import counted, format_kernel_list, format_size, gpu_name, grouped, printable
 
 if TYPE_CHECKING:
@@ -163,12 +161,6 @@ def _facts(machine: Machine) -> Iterator[tuple[str, str]]:
         yield "NVSwitches", str(len(machine.switches))
 
 
-def port_rates(nic: Nic) -> str:
-    """Return the rates of a NIC's ports in words."""
-    rates = {port.rate_gbit_s for port in nic.ports if port.rate_gbit_s}
-    return " and ".join(f"{rate:g} Gbit/s" for rate in sorted(rates))
-
-
 def _gpus(machine: Machine) -> Matrix:
     rows = []
     for gpu in machine.gpus or ():
@@ -224,11 +216,3 @@ def _to_host(route: Route, name: str) -> str:
     if route.egm is Egm.UNKNOWN:
         return f"{over}, unknown whether EGM{f': {route.egm_reason}' if route.egm_reason else ''}"
     return f"{over}, degraded: {route.egm_reason}" if route.degraded else f"{over}, not EGM"
-
-
-def gpu_memory(machine: Machine, gpu: Gpu) -> str:
-    """Return the size of a GPU's memory, or the limit of this process on it; empty if unknown."""
-    if (limit := memory_limit(machine, gpu)) is not None:
-        return f"limit {format_size(limit.max_bytes)}"
-    size = gpu_memory_bytes(machine, gpu) or (gpu.cuda and gpu.cuda.memory_total_bytes)
-    return format_size(size) if size else ""

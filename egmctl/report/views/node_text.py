@@ -1,4 +1,4 @@
-"""Draw a node for a terminal: the CPUs, GPUs and their links as box characters. The SVG drawing shares its words."""
+"""Draw a node for a terminal: the CPUs, GPUs and their links as box characters. Other views share its words."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from itertools import combinations, zip_longest
 
 from egmctl.dataclass import dataclass
 from egmctl.model.gpu import Gpu
+from egmctl.model.host import Nic
+from egmctl.model.machine import Machine
 from egmctl.model.route import LinkClass, LinkKind, symbol_of
 from egmctl.report.document import Span, Tone, Words
 from egmctl.report.views.findings import FAULT_SIGNS, Faults
-from egmctl.topology.access import obstacle
+from egmctl.topology.access import gpu_memory_bytes, memory_limit, obstacle
 from egmctl.topology.links import Link, active_nvlinks, nvlink_hop
 from egmctl.topology.routes import HostRoute, RouteKind
 from egmctl.topology.topology import Topology, fewer_nvlinks, narrow_pcie
@@ -212,3 +214,17 @@ def devices_by_node(topology: Topology, behind: Mapping[str, Sequence[str]]) -> 
         if label not in hanging:
             nodes.setdefault(place, Devices(place)).nics.append(label)
     return sorted(nodes.values(), key=lambda node: (node.node is None, node.node or 0))
+
+
+def gpu_memory(machine: Machine, gpu: Gpu) -> str:
+    """Return the size of a GPU's memory, or the limit of this process on it; empty if unknown."""
+    if (limit := memory_limit(machine, gpu)) is not None:
+        return f"limit {format_size(limit.max_bytes)}"
+    size = gpu_memory_bytes(machine, gpu) or (gpu.cuda and gpu.cuda.memory_total_bytes)
+    return format_size(size) if size else ""
+
+
+def port_rates(nic: Nic) -> str:
+    """Return the rates of a NIC's ports in words."""
+    rates = {port.rate_gbit_s for port in nic.ports if port.rate_gbit_s}
+    return " and ".join(f"{rate:g} Gbit/s" for rate in sorted(rates))
