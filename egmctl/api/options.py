@@ -178,10 +178,9 @@ class DoctorOptions(NodeOptions):
 
 # --- the values of --gpus and --numa: 0-3,5, 0-7/2, all, local, UUID prefixes, PCI bus ids ----------------------------
 
-_NUMBERS = re.compile(r"(?P<first>[0-9]{1,18})(?:-(?P<last>[0-9]{1,18})(?:/(?P<step>[0-9]{1,18}))?)?")
-_BUS_ID = re.compile(
-    r"(?:(?P<domain>[0-9a-f]{1,8}):)?(?P<bus>[0-9a-f]{1,2}):(?P<device>[0-9a-f]{1,2})(?:\.(?P<function>[0-7]))?"
-)
+# They are compiled when they are used: every command imports this file, and its help as well.
+_NUMBERS = r"(?P<first>[0-9]{1,18})(?:-(?P<last>[0-9]{1,18})(?:/(?P<step>[0-9]{1,18}))?)?"
+_BUS_ID = r"(?:(?P<domain>[0-9a-f]{1,8}):)?(?P<bus>[0-9a-f]{1,2}):(?P<device>[0-9a-f]{1,2})(?:\.(?P<function>[0-7]))?"
 
 
 def select_gpus(text: str, gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
@@ -266,7 +265,7 @@ def _select(
 
 
 def _numbered(part: str, items: Mapping[int, _Item], option: str, noun: str, exist: str) -> Iterator[_Item]:
-    match = _NUMBERS.fullmatch(part)
+    match = re.fullmatch(_NUMBERS, part)
     if match is None:
         raise UsageError(f"{option} {_quote(part)} is not a {noun}; {exist}")
     first, step = int(match["first"]), int(match["step"] or 1)
@@ -281,7 +280,7 @@ def _numbered(part: str, items: Mapping[int, _Item], option: str, noun: str, exi
 
 def _is_at(bus_id: str, part: str) -> bool:
     """Return whether ``part`` is this bus id, perhaps without leading zeros, domain and function."""
-    match = _BUS_ID.fullmatch(part.lower())
+    match = re.fullmatch(_BUS_ID, part.lower())
     if match is None:
         return False
     place = f"{int(match['bus'], 16):02x}:{int(match['device'], 16):02x}.{match['function'] or 0}"

@@ -214,14 +214,11 @@ class MpiOptions:
         return launch
 
 
-_RANK = re.compile("[0-9]{1,9}", re.ASCII)
-
-
 def launched(environment: Mapping[str, str]) -> Launched | None:
     """Read the launcher's variables; return ``None`` if there was no launcher or the job has only one process."""
     for rank_name, size_name, local_names, by in _LAUNCHERS:
         rank, size = environment.get(rank_name, ""), environment.get(size_name, "")
-        if not _RANK.fullmatch(rank) or not _RANK.fullmatch(size):
+        if not all(re.fullmatch("[0-9]{1,9}", number, re.ASCII) for number in (rank, size)):
             continue
         if int(size) < 2:
             return None

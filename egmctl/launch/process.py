@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -179,7 +180,8 @@ class Child:
                         **_OWN_GROUP,
                     )
 
-                self._process = in_lasting_thread(start)
+                is_lasting = threading.current_thread() is threading.main_thread()
+                self._process = start() if is_lasting else in_lasting_thread(start)
             except OSError as error:
                 remedy = f"; {_RAISE[error.errno]}" if error.errno in _RAISE else ""
                 raise ChildNotStarted(f"a child process cannot be started: {error}{remedy}", how="crashed") from None

@@ -17,7 +17,6 @@ from egmctl.report.document import Tone
 from egmctl.report.render.page import element
 from egmctl.report.views import node_text, nvlink_drawing
 from egmctl.report.views.findings import Faults
-from egmctl.report.views.node_text import gpu_memory, port_rates
 from egmctl.report.views.nvlink_drawing import SMALL, TRUNK, Ports, Rates, box, line, sign, text_at, width_of, wrapped
 from egmctl.topology.links import NEAR
 from egmctl.topology.topology import Topology
@@ -313,7 +312,7 @@ class _Drawing:
         nic = self.topology.nics[label]
         name, room = f"{label} {nic.name}", width - 8
         lines = [name] if width_of(name) <= room + 2 else [label, *wrapped(nic.name, room, SMALL)]
-        return lines + (wrapped(port_rates(nic), room, SMALL) if port_rates(nic) else [])
+        return lines + (wrapped(node_text.port_rates(nic), room, SMALL) if node_text.port_rates(nic) else [])
 
     def nic(self, label: str, x: float, y: float, width: float) -> Iterator[Element]:
         yield box(self.marked("nic", label), x, y, width, self.nic_height, radius=6)
@@ -385,7 +384,7 @@ class _Drawing:
     def card(self, row: _Row, label: str) -> Iterator[Element]:
         gpu, x = self.gpus[label], self.ports.centres[label] - self.size.column / 2
         y, inset = row.at(row.cards, self.card_height), 6 if self.size.narrow else 12
-        memory = gpu_memory(self.topology.machine, gpu)
+        memory = node_text.gpu_memory(self.topology.machine, gpu)
         state, _ = node_text.gpu_state(self.topology, gpu)
         look = self.marked(f"card {state}".rstrip(), label)
         if all(rate is not None and rate.tone is Tone.BAD for rate in self.ports.trunk(label)):

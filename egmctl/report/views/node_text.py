@@ -1,4 +1,4 @@
-"""Draw a node for a terminal: the CPUs, GPUs and their links as box characters. The SVG drawing shares its words."""
+"""Draw a node for a terminal: the CPUs, GPUs and their links as box characters. Other views share its words."""
 
 from __future__ import annotations
 
