@@ -369,9 +369,10 @@ FAULTS: dict[str, Fault] = {
     "rdma.devices-cgroup": changed("system.verbs[*].node", access="EPERM"),
     "pcie.link": changed("nics[0].pci", link=PcieLink(speed_gt_s=16.0, width=8, max_speed_gt_s=32.0, max_width=16)),
     "pcie.iommu": Fault(weak_switch),
+    # Not of the healthy machine, which needs the areas whose tests may be importing this file.
     **{
         check: changed(
-            f"probes[{[probe.kind for probe in tried(healthy())].index(kind)}]",
+            f"probes[{[probe.kind for probe in tried(shipped('gb200-nvl72'))].index(kind)}]",
             outcome=ProbeOutcome.CORRUPT,
             detail="1 of 262144 words differ",
         )
