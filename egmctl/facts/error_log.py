@@ -57,8 +57,10 @@ _ECHO = 10
 
 _WORDS = (b"uda", b"CUDA", b"nvml")
 """Words of interest: cuda and Cuda are found by their end, in one search."""
-_CALLS = (re.compile(rb"cu[A-Z]"), re.compile(rb"X(?:id|ID)"), re.compile(rb"NV(?:ML|RM)"))
-_CANDIDATE = re.compile(rb"cuda|cu[A-Z]|CUDA|Cuda|nvml|NVML")
+_NGC = rb"\(error \d{1,3}\) \]\]"
+"""How NVIDIA's images end the error of CUDA that they print at their start, on a line that names no library."""
+_CALLS = (re.compile(rb"cu[A-Z]"), re.compile(rb"X(?:id|ID)"), re.compile(rb"NV(?:ML|RM)"), re.compile(_NGC))
+_CANDIDATE = re.compile(rb"cuda|cu[A-Z]|CUDA|Cuda|nvml|NVML|" + _NGC)
 _FAILS_PATTERN = rb"error|Error|ERROR|fail|Fail|Reason|ret:|hit|returned|out of memory|\]\[CUDA\]\["
 _FAILS = re.compile(_FAILS_PATTERN)
 _MAY_FAIL = re.compile(_FAILS_PATTERN + rb"|NVRM|X[Ii][Dd]|cuda\.api\.runtime")
