@@ -198,7 +198,8 @@ def _regex(line: str) -> str:
 
 
 _QUOTE = re.compile("[\"'`]")
-_QUOTES = r"""(?:\\?["'`\u2018\u2019\u201c\u201d])?"""
+_QUOTES = r"""(?:\\{0,7}["'`\u2018\u2019\u201c\u201d])?"""
+"""A quotation mark, or none; each program that quotes a line in JSON or in its own quotes puts backslashes before it."""
 _PART = re.compile(r"[^\"'`<>\\]{4,}")
 _FIRST = "vPEFwbfumost"
 """The letters with which an anchor begins, in order of preference: few, and rare in logs. Each is searched for once."""

@@ -389,7 +389,10 @@ def _stated(line: str, library: Library) -> Iterator[tuple[Library, int]]:
     for number in map(int, _NUMBER.findall(line)):
         if (library, number) in signatures().names:
             yield library, number
-    if (words := _words(library).search(line)) is not None:
+    stated = list(_words(library).finditer(line))
+    if stated:
+        # "initialization error: unknown error": what stands before a colon may say where it happened.
+        words = next((each for each in stated if line[each.end() : each.end() + 1] != ":"), stated[0])
         names = signatures().names.items()
         older = signatures().older_words.get(words[0])
         yield next(
