@@ -3,8 +3,9 @@
 An entry is a table ``[ID]`` with these keys:
 
 * ``program``: who prints it. ``source``: where the line is printed, documented or was seen. ``example``: such a line.
-* ``lines``: fixed parts of the line; ``<>`` stands for any text. ``needs``, ``without``: words that the line must, or
-  must not, have.
+* ``lines``: fixed parts of the line; ``<>`` stands for any text, and a space for several. But a line is first found by
+  its anchor, as it is written: ``Pending      <>: Yes`` is found in the column of a report.
+* ``needs``, ``without``: words that the line must, or must not, have.
 * ``severity``: a :class:`~egmctl.model.explanation.Severity`.
 * ``states``: whether the line itself states its first cause.
 * ``means``: what the line says, as a clause. ``causes``: names of causes, the most likely first.
@@ -200,8 +201,10 @@ def _regex(line: str) -> str:
 _QUOTE = re.compile("[\"'`]")
 _QUOTES = r"""(?:\\{0,7}["'`\u2018\u2019\u201c\u201d])?"""
 """A quotation mark, or none; each program that quotes a line in JSON or in its own quotes puts backslashes before it."""
-_PART = re.compile(r"[^\"'`<>\\]{4,}")
-_FIRST = "vPEFwbfumost"
+_PART = re.compile(r"[^\"'`\\]{4,}")
+_ONE_SPACE = re.compile("(?<! ) $")
+"""A space that ends an anchor. Several are kept: reports align their columns by them, which is rare in logs."""
+_FIRST = "vPEFwbfumost<"
 """The letters with which an anchor begins, in order of preference: few, and rare in logs. Each is searched for once."""
 _COMMON = (
     "Failed",
@@ -218,14 +221,18 @@ _COMMON = (
     "Warning",
     "failed",
     "fault",
+    "File",
+    "Pending",
+    "Progress",
+    "Exceeded",
 )
 """With what many lines of ordinary logs go on."""
 
 
 def _anchor(line: str) -> str:
     """Return the part of a line by which it is found: it begins with a letter that is rare in logs, and is long."""
-    parts = [part[0] for part in _PART.finditer(line)]
-    anchors = [part[start : start + 12].rstrip() for part in parts for start in range(len(part) - 3)]
+    parts = [part[0] for fixed in line.split("<>") for part in _PART.finditer(fixed)]
+    anchors = [_ONE_SPACE.sub("", part[start : start + 12]) for part in parts for start in range(len(part) - 3)]
     best = min(anchors, key=lambda anchor: (_cost(anchor), -len(anchor)))
     return best
 
