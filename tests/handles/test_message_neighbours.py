@@ -356,6 +356,29 @@ NEIGHBOURS = [
     ("dcgm-mig", "MIG Mode: Enabled", None),
     ("cli-cuda", "nvidia-container-cli: initialization error: nvml error: unknown error", ""),
     ("custom-allreduce-handle", "custom_all_reduce.cuh:455 'invalid argument'", "custom-allreduce-ipc"),
+    ("smi-setting-denied", "Failed to initialize NVML: Insufficient Permissions", "nvml-permissions"),
+    ("vllm-no-cache-blocks", "INFO 04-01 02:45:50 GPU KV cache size: 393,216 tokens", None),
+    ("kernel-lockdown", "Lockdown: systemd-logind: hibernation is restricted; see man kernel_lockdown.7", None),
+    ("dpdk-huge-size", "EAL: No free hugepages reported in hugepages-2048kB", "dpdk-huge-2mb"),
+    ("dpdk-huge-2mb", "EAL: No free hugepages reported in hugepages-524288kB", None),
+    (
+        "ray-too-few-gpus",
+        "Error: No available node types can fulfill resource request {'CPU': 1.0, 'memory': 22548578304.0}.",
+        None,
+    ),
+    (
+        "torch-dataloader-bus",
+        "RuntimeError: DataLoader worker (pid 325) is killed by signal: Killed.",
+        "torch-dataloader-killed",
+    ),
+    ("torch-dataloader-killed", "RuntimeError: DataLoader worker (pid 325) is killed by signal: Aborted.", None),
+    (
+        "ngc-gpu-new",
+        "WARNING: Detected NVIDIA GB10 GPU, which may not yet be supported in this version of the container",
+        "ngc-gpu-maybe",
+    ),
+    ("verbs-qp-timeout", "Failed to modify QP to RTR: Broken pipe", None),
+    ("plugin-platform", "factory.go:107] Detected non-Tegra platform: /sys/devices/soc0/family file not found", None),
 ]
 """An entry, a line that is not its, and the entry that explains the line: ``""`` if it is an error of CUDA, ``None`` if
 nothing is known of it."""
