@@ -236,7 +236,7 @@ NEIGHBOURS = [
     ("slurm-no-cgroup-v2", "error: Couldn't load specified plugin name for proctrack/cgroup: Plugin init()", None),
     ("slurm-no-dbus", "error: cgroup namespace 'freezer' not mounted. aborting", None),
     ("ofi-no-provider", "NET/OFI Creating new endpoint for domain 0x7f9befa99380 failed: Invalid argument", None),
-    ("ofi-insert-address", "NCCL WARN NET/OFI Couldn't open AV. RC: -22, ERROR: Invalid argument", None),
+    ("ofi-insert-address", "NCCL WARN NET/OFI Couldn't open AV. RC: -22, ERROR: Invalid argument", "ofi-av"),
     ("nccl-socket-family", "NCCL INFO NCCL_SOCKET_IFNAME set by environment to eth2", None),
     ("nccl-rank-twice", "NCCL WARN Bootstrap Root : mismatch in rank count from procs 8 : 16", None),
     ("nccl-bootstrap-truncated", "NCCL WARN NET/Socket : message truncated", None),
@@ -315,7 +315,7 @@ NEIGHBOURS = [
     (
         "slurm-select-type",
         "sbatch: error: Batch job submission failed: Requested node configuration is not available",
-        None,
+        "slurm-no-such-node",
     ),
     ("ucx-umem", "ib_mlx5.h:900  UCX  ERROR mlx5dv_devx_umem_reg() failed: Invalid argument", None),
     ("empty-driver-libraries", "/sbin/ldconfig.real: File /usr/lib/libfoo.so.1 is empty, not checked.", None),
@@ -349,7 +349,11 @@ NEIGHBOURS = [
     ("cufile-not-registered", "GDS_MT: cuFileRead failed: Unknown error 5030", None),
     ("ompi-slots", "All nodes which are allocated for this job are already filled.", None),
     ("ssh-refused", "ssh: connect to host worker-1 port 22: Connection timed out", None),
-    ("slurm-tres", "srun: error: Unable to create step for job 7: Requested node configuration is not available", None),
+    (
+        "slurm-tres",
+        "srun: error: Unable to create step for job 7: Requested node configuration is not available",
+        "slurm-no-such-node",
+    ),
     ("pyxis-import", "pyxis: importing docker image ...", None),
     ("dra-deadline", "Pending rpc error: code = DeadlineExceeded desc = context deadline exceeded", None),
     ("dcgm-server", "Err: Failed to start DCGM Server: -8", None),
@@ -379,6 +383,21 @@ NEIGHBOURS = [
     ),
     ("verbs-qp-timeout", "Failed to modify QP to RTR: Broken pipe", None),
     ("plugin-platform", "factory.go:107] Detected non-Tegra platform: /sys/devices/soc0/family file not found", None),
+    ("driver-compile", "drivers/gpu/drm/i915/i915_drv.c:12:3: error: unknown type name 'foo'", None),
+    ("driver-compile", "nvidia/nv.c:130:18: warning: this statement may fall through", None),
+    (
+        "slurm-step-gres",
+        "sbatch: error: Batch job submission failed: Invalid generic resource (gres) specification",
+        "slurm-gres-unknown",
+    ),
+    (
+        "torch-nvml-assert",
+        "NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED",
+        "torch-nvml-init-assert",
+    ),
+    ("operator-waits", "waiting for the container to be set up", None),
+    ("trtllm-no-peer", "[TensorRT-LLM][INFO] Device 0 peer access Device 1 is available.", None),
+    ("vllm-worker-start", "INFO 04-01 02:45:50 WorkerProc initialization done", None),
 ]
 """An entry, a line that is not its, and the entry that explains the line: ``""`` if it is an error of CUDA, ``None`` if
 nothing is known of it."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from egmctl.data import read_toml
 from egmctl.doctor.runner import CHECKS
+from egmctl.driver import messages as module
 from egmctl.driver.messages import KnownMessage, messages
 from egmctl.errors import ExitCode
 from egmctl.model.explanation import Severity, Word
@@ -257,3 +260,10 @@ def test_an_xid_as_people_type_it(text: str) -> None:
 @given(st.text(max_size=300))
 def test_any_text_has_an_answer(text: str) -> None:
     assert explained(text).word in set(Word)
+
+
+@pytest.mark.parametrize("folder", ["message_lines", "message_causes"])
+def test_no_name_stands_in_two_files(folder: str) -> None:
+    files = sorted((Path(module.__file__).parent / folder).glob("*.toml"))
+    names = [name for file in files for name in read_toml(file.read_text(encoding="utf-8"))]
+    assert len(names) == len(set(names)), {name for name in names if names.count(name) > 1}
