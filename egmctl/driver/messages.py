@@ -309,8 +309,24 @@ def _cost(anchor: str) -> tuple[bool, int]:
 
 
 def _by_first_letter(anchors: Iterable[str]) -> list[str]:
-    """Return a pattern for each first letter of the anchors. Longer anchors come before those that they begin with."""
-    groups: dict[str, list[str]] = {}
+    """Return a pattern for each first letter of the anchors. Longer anchors come before those that they begin with.
+
+    The second and the third letter are branches of their own: of a hundred anchors that begin alike, few are compared.
+    """
+    groups: dict[str, dict[str, dict[str, list[str]]]] = {}
     for anchor in anchors:
-        groups.setdefault(anchor[0], []).append(re.escape(anchor[1:]))
-    return [f"{re.escape(letter)}(?:{'|'.join(rests)})" for letter, rests in groups.items()]
+        seconds = groups.setdefault(anchor[0], {}).setdefault(anchor[1], {})
+        seconds.setdefault(anchor[2], []).append(re.escape(anchor[3:]))
+    return [
+        re.escape(first) + _branches({second: _branches(thirds) for second, thirds in seconds.items()})
+        for first, seconds in groups.items()
+    ]
+
+
+def _branches(rests: Mapping[str, Iterable[str] | str]) -> str:
+    """Return a pattern of each letter, followed by its pattern or by one of its texts."""
+    branches = (
+        re.escape(letter) + (rest if isinstance(rest, str) else f"(?:{'|'.join(rest)})")
+        for letter, rest in rests.items()
+    )
+    return f"(?:{'|'.join(branches)})"
