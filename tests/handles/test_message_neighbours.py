@@ -384,6 +384,7 @@ NEIGHBOURS = [
     ("verbs-qp-timeout", "Failed to modify QP to RTR: Broken pipe", None),
     ("plugin-platform", "factory.go:107] Detected non-Tegra platform: /sys/devices/soc0/family file not found", None),
     ("driver-compile", "drivers/gpu/drm/i915/i915_drv.c:12:3: error: unknown type name 'foo'", None),
+    ("driver-compile", "/var/lib/dkms/nvidia-fs/2.17/build/nvfs-core.c:70:5: error: unknown type name", None),
     ("driver-compile", "nvidia/nv.c:130:18: warning: this statement may fall through", None),
     (
         "slurm-step-gres",
