@@ -193,12 +193,15 @@ def _with_consequences(explanations: list[Explanation]) -> Iterator[Explanation]
     faults = [each for each in explanations if each.is_decided]
     hardware = next((each for each in faults if each.severity is Severity.HARDWARE), None)
     link = next((each for each in faults if _is_of_a_link(each.failure)), hardware)
+    driver = next((each for each in faults if each.name == _DRIVER and each.severity in _OF_THE_NODE), None)
     for each in explanations:
         fault = None
         if _is_remote_access(each.failure):
             fault = link
         elif _is_asynchronous(each.failure):
             fault = hardware
+        elif each.failure.message == _START_FAILED:
+            fault = driver
         if fault is None or fault is each:
             yield each
             continue
@@ -208,6 +211,12 @@ def _with_consequences(explanations: list[Explanation]) -> Iterator[Explanation]
             Remedy(text="Mend that first, then run the program again."),
         )
         yield replace(each, severity=Severity.CONTEXT, causes=(cause,), vague=False)
+
+
+_START_FAILED = "init-adapter"
+"""The driver's last line on a GPU that did not start; a line before it states why."""
+_DRIVER = "NVIDIA kernel driver"
+_OF_THE_NODE = (Severity.HARDWARE, Severity.SYSTEM)
 
 
 def _is_of_a_link(failure: Failure) -> bool:

@@ -3,8 +3,9 @@
 An entry is a table ``[ID]`` with these keys:
 
 * ``program``: who prints it. ``source``: where the line is printed, documented or was seen. ``example``: such a line.
-* ``lines``: fixed parts of the line; ``<>`` stands for any text. ``needs``, ``without``: words that the line must, or
-  must not, have.
+* ``lines``: fixed parts of the line; ``<>`` stands for any text, and a space for several. But a line is first found by
+  its anchor, as it is written: ``Pending      <>: Yes`` is found in the column of a report.
+* ``needs``, ``without``: words that the line must, or must not, have.
 * ``severity``: a :class:`~egmctl.model.explanation.Severity`.
 * ``states``: whether the line itself states its first cause.
 * ``means``: what the line says, as a clause. ``causes``: names of causes, the most likely first.
@@ -23,6 +24,7 @@ and one pattern of all anchors decides whether a line is looked at.
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -88,6 +90,8 @@ class KnownMessages:
     _anchors: re.Pattern[str]
     _patterns: Mapping[str, tuple[_Pattern, ...]]
     """The patterns by the anchor at whose place one of them can match; those of shorter anchors are among them."""
+    _loose: tuple[tuple[KnownMessage, tuple[str, ...], int], ...]
+    """The glued parts of each pattern that is long enough to be told without spaces and case, and their length."""
 
     def match(self, text: str, anchors: Iterable[str] | None = None) -> KnownMessage | None:
         """Return the message in a line; of several the gravest, of these the one with the most fixed words.
@@ -106,6 +110,25 @@ class KnownMessages:
         matching = (pattern for pattern in found if pattern.matches(text))
         best = min(matching, key=lambda pattern: (pattern.message.severity.rank, -len(pattern.line)), default=None)
         return None if best is None else best.message
+
+    def loosely(self, text: str) -> KnownMessage | None:
+        """Return the message in a pasted text, whatever its case, line breaks, table borders, escapes and quotes.
+
+        For a text that is short and in which nothing else was found: each pattern is looked for, but for those whose
+        fixed words are few.
+        """
+        glued = _glued(text)
+        is_information = "ncclinfo" in glued and "ncclwarn" not in glued
+        matching = [
+            (entry, words)
+            for entry, parts, words in self._loose
+            if not (is_information and "ncclinfo" not in parts[0])
+            and _glued(entry.needs) in glued
+            and not (entry.without and _glued(entry.without) in glued)
+            and _has_in_order(glued, parts)
+        ]
+        best = min(matching, key=lambda each: (each[0].severity.rank, -each[1]), default=None)
+        return None if best is None else best[0]
 
     def anchors(self, text: str) -> Iterator[str]:
         """Yield the anchors in a text."""
@@ -155,6 +178,7 @@ def messages() -> KnownMessages:
         triggers=tuple(re.compile(pattern.encode()) for pattern in triggers),
         _anchors=re.compile("|".join(_by_first_letter(anchors))),
         _patterns={anchor: tuple(each for each in patterns if anchor.startswith(each.anchor)) for anchor in anchors},
+        _loose=tuple(_loose(patterns)),
     )
 
 
@@ -197,10 +221,54 @@ def _regex(line: str) -> str:
     return rf"{pattern}(?!\d)" if line[-1].isdecimal() else pattern
 
 
+LOOSE = 20
+"""The fewest characters, without spaces, that tell a message whatever their case. Our choice."""
+
+
+def _loose(patterns: Iterable[_Pattern]) -> Iterator[tuple[KnownMessage, tuple[str, ...], int]]:
+    for pattern in patterns:
+        parts = tuple(filter(None, map(_glued, pattern.line.split("<>"))))
+        words = sum(map(len, parts))
+        if words >= LOOSE:
+            yield pattern.message, parts, words
+
+
+_NOISE = re.compile(r"[\s|\\\"'`\u2018\u2019\u201c\u201d]+")
+_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
+
+
+def _glued(text: str) -> str:
+    """Return a text in small letters, without what a paste adds or loses: spaces, borders, quotes and escapes."""
+    plain = _ESCAPE.sub(lambda escape: chr(int(escape[1], 16)), html.unescape(text))
+    return _NOISE.sub("", plain).casefold()
+
+
+def _has_in_order(text: str, parts: tuple[str, ...]) -> bool:
+    """Return whether a glued text has the glued parts of a pattern, each soon after the one before."""
+    first, *others = parts
+    start = text.find(first)
+    while start >= 0:
+        end = start + len(first)
+        for part in others:
+            place = text.find(part, end, end + GAP + len(part))
+            if place < 0:
+                break
+            end = place + len(part)
+        else:
+            # A number at the end is that number, as for a line.
+            if not (text[end - 1].isdecimal() and text[end : end + 1].isdecimal()):
+                return True
+        start = text.find(first, start + 1)
+    return False
+
+
 _QUOTE = re.compile("[\"'`]")
-_QUOTES = r"""(?:\\?["'`\u2018\u2019\u201c\u201d])?"""
-_PART = re.compile(r"[^\"'`<>\\]{4,}")
-_FIRST = "vPEFwbfumost"
+_QUOTES = r"""(?:\\{0,7}["'`\u2018\u2019\u201c\u201d])?"""
+"""A quotation mark, or none; each program that quotes a line, in JSON or otherwise, puts backslashes before it."""
+_PART = re.compile(r"[^\"'`\\]{4,}")
+_ONE_SPACE = re.compile("(?<! ) $")
+"""A space that ends an anchor. Several are kept: reports align their columns by them, which is rare in logs."""
+_FIRST = "vPEFwbfumost<"
 """The letters with which an anchor begins, in order of preference: few, and rare in logs. Each is searched for once."""
 _COMMON = (
     "Failed",
@@ -217,14 +285,18 @@ _COMMON = (
     "Warning",
     "failed",
     "fault",
+    "File",
+    "Pending",
+    "Progress",
+    "Exceeded",
 )
 """With what many lines of ordinary logs go on."""
 
 
 def _anchor(line: str) -> str:
     """Return the part of a line by which it is found: it begins with a letter that is rare in logs, and is long."""
-    parts = [part[0] for part in _PART.finditer(line)]
-    anchors = [part[start : start + 12].rstrip() for part in parts for start in range(len(part) - 3)]
+    parts = [part[0] for fixed in line.split("<>") for part in _PART.finditer(fixed)]
+    anchors = [_ONE_SPACE.sub("", part[start : start + 12]) for part in parts for start in range(len(part) - 3)]
     best = min(anchors, key=lambda anchor: (_cost(anchor), -len(anchor)))
     return best
 
@@ -237,8 +309,24 @@ def _cost(anchor: str) -> tuple[bool, int]:
 
 
 def _by_first_letter(anchors: Iterable[str]) -> list[str]:
-    """Return a pattern for each first letter of the anchors. Longer anchors come before those that they begin with."""
-    groups: dict[str, list[str]] = {}
+    """Return a pattern for each first letter of the anchors. Longer anchors come before those that they begin with.
+
+    The second and the third letter are branches of their own: of a hundred anchors that begin alike, few are compared.
+    """
+    groups: dict[str, dict[str, dict[str, list[str]]]] = {}
     for anchor in anchors:
-        groups.setdefault(anchor[0], []).append(re.escape(anchor[1:]))
-    return [f"{re.escape(letter)}(?:{'|'.join(rests)})" for letter, rests in groups.items()]
+        seconds = groups.setdefault(anchor[0], {}).setdefault(anchor[1], {})
+        seconds.setdefault(anchor[2], []).append(re.escape(anchor[3:]))
+    return [
+        re.escape(first) + _branches({second: _branches(thirds) for second, thirds in seconds.items()})
+        for first, seconds in groups.items()
+    ]
+
+
+def _branches(rests: Mapping[str, Iterable[str] | str]) -> str:
+    """Return a pattern of each letter, followed by its pattern or by one of its texts."""
+    branches = (
+        re.escape(letter) + (rest if isinstance(rest, str) else f"(?:{'|'.join(rest)})")
+        for letter, rest in rests.items()
+    )
+    return f"(?:{'|'.join(branches)})"

@@ -57,8 +57,10 @@ _ECHO = 10
 
 _WORDS = (b"uda", b"CUDA", b"nvml")
 """Words of interest: cuda and Cuda are found by their end, in one search."""
-_CALLS = (re.compile(rb"cu[A-Z]"), re.compile(rb"X(?:id|ID)"), re.compile(rb"NV(?:ML|RM)"))
-_CANDIDATE = re.compile(rb"cuda|cu[A-Z]|CUDA|Cuda|nvml|NVML")
+_NGC = rb"\(error \d{1,3}\) \]\]"
+"""How NVIDIA's images end the error of CUDA that they print at their start, on a line that names no library."""
+_CALLS = (re.compile(rb"cu[A-Z]"), re.compile(rb"X(?:id|ID)"), re.compile(rb"NV(?:ML|RM)"), re.compile(_NGC))
+_CANDIDATE = re.compile(rb"cuda|cu[A-Z]|CUDA|Cuda|nvml|NVML|" + _NGC)
 _FAILS_PATTERN = rb"error|Error|ERROR|fail|Fail|Reason|ret:|hit|returned|out of memory|\]\[CUDA\]\["
 _FAILS = re.compile(_FAILS_PATTERN)
 _MAY_FAIL = re.compile(_FAILS_PATTERN + rb"|NVRM|X[Ii][Dd]|cuda\.api\.runtime")
@@ -71,6 +73,8 @@ _NUMBER = re.compile(
     re.ASCII,
 )
 _XID = re.compile(r"\b(?:Xid|XID)(?: (?i:error))?(?: \([^)]{0,60}\))?[ :=#]{1,3}(\d{1,3})\b", re.ASCII)
+_SMALL_XID = re.compile(r"\bxid[ :=#]{1,3}(\d{1,3})\b(?![.%-])", re.ASCII)
+"""An Xid as people type it."""
 _AFTER_XID = re.compile(r"\bcaused by previous Xid (\d{1,3})\b", re.ASCII)
 """The Xid whose consequence an Xid is, as the driver says it of removed channels (Xid 45)."""
 _SXID = re.compile(r"\bSX(?:id|ID)(?: \([^)]{0,60}\))?[ :]{1,3}(\d{1,6})\b", re.ASCII)
@@ -306,6 +310,10 @@ class _Reader:
         elif (words := _unmistakable().search(text)) is not None:
             library, number = next(key for key, name in signatures().names.items() if name.words == words[0])
             found = Failure(library=library, number=number)
+        elif (xid := _SMALL_XID.search(text)) is not None:
+            found = Failure(library=Library.XID, number=int(xid[1]))
+        elif (message := messages().loosely(pasted)) is not None:
+            found = Failure(library=Library.MESSAGE, number=None, message=message.id)
         if found is not None:
             kind = found.library, None, found.number, found.message, found.fatal
             self.kinds[kind] = replace(found, line=text[:LOG_SHOWN], devices=_devices(text))
@@ -387,7 +395,10 @@ def _stated(line: str, library: Library) -> Iterator[tuple[Library, int]]:
     for number in map(int, _NUMBER.findall(line)):
         if (library, number) in signatures().names:
             yield library, number
-    if (words := _words(library).search(line)) is not None:
+    stated = list(_words(library).finditer(line))
+    if stated:
+        # "initialization error: unknown error": what stands before a colon may say where it happened.
+        words = next((each for each in stated if line[each.end() : each.end() + 1] != ":"), stated[0])
         names = signatures().names.items()
         older = signatures().older_words.get(words[0])
         yield next(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egmctl.doctor.runner import CHECKS
+from egmctl.driver import messages as module
 from egmctl.driver.messages import KnownMessage, messages
 from egmctl.errors import ExitCode
+from egmctl.files import read_toml
 from egmctl.model.explanation import Severity, Word
 from egmctl.model.kernel_log import DriverMessage
 from egmctl.report.kinds import Format
@@ -213,6 +216,52 @@ def test_what_launchers_and_logs_put_before_a_line_hides_nothing(prefix: str) ->
         assert messages_of(explained(text)) == expected(entry), entry.id
 
 
+DIAG = """
+| PCIe                      | Fail - All                                     |
+| Warning                   | GPU 0 The NvLink link 3 is currently d         |
+|                           | own Run a field diagnostic on the GPU.         |
+"""
+PASTES = [
+    ("nvidia-smi has failed because it couldn't communicate with the nvidia driver", "smi-no-driver"),
+    ("UNABLE TO DETERMINE THE DEVICE HANDLE FOR GPU 0000:0B:00.0: UNKNOWN ERROR", "smi-device-handle"),
+    (DIAG, "dcgm-link-down"),
+    ("NVIDIA-SMI has failed because it couldn&#39;t communicate with the NVIDIA driver", "smi-no-driver"),
+    (
+        r"{\"msg\":\"NVIDIA-SMI has failed because it couldn\u0027t communicate with the NVIDIA driver\"}",
+        "smi-no-driver",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), PASTES)
+def test_what_is_typed_tabulated_or_escaped_is_found_in_a_short_text(text: str, message: str) -> None:
+    assert messages_of(explained(text)) == [message]
+
+
+def test_a_long_text_and_one_with_a_known_line_are_read_as_they_are() -> None:
+    typed = PASTES[0][0]
+    assert messages_of(explained(f"{typed}\n" + "an ordinary line of a log\n" * 400)) == []
+    assert messages_of(explained(f"{typed}\nNVRM: GPU 0000:01:00.0 is already bound to nouveau.")) == [
+        "bound-elsewhere"
+    ]
+
+
+def test_few_words_in_another_case_are_no_message() -> None:
+    assert messages_of(explained("gpu is lost")) == []
+
+
+@pytest.mark.parametrize("text", ["xid 79", "got xid: 79 again", "XID=79"])
+def test_an_xid_as_people_type_it(text: str) -> None:
+    assert [each.name for each in explained(text).explanations] == ["Xid 79"]
+
+
 @given(st.text(max_size=300))
 def test_any_text_has_an_answer(text: str) -> None:
     assert explained(text).word in set(Word)
+
+
+@pytest.mark.parametrize("folder", ["message_lines", "message_causes"])
+def test_no_name_stands_in_two_files(folder: str) -> None:
+    files = sorted((Path(module.__file__).parent / folder).glob("*.toml"))
+    names = [name for file in files for name in read_toml(file.read_text(encoding="utf-8"))]
+    assert len(names) == len(set(names)), {name for name in names if names.count(name) > 1}
