@@ -76,7 +76,12 @@ def one_bench(root: Path) -> dict[str, set[str]]:
         for number, output in enumerate(((), ("-o", str(work / "out.html")))):
             out = work / f"run{number}"
             out.mkdir()
-            steering = {"SHAPE_OUT": str(out), "SHAPE_PACKAGE": str(root / "egmctl") + os.sep}
+            # The journal of this run is nobody's history.
+            steering = {
+                "SHAPE_OUT": str(out),
+                "SHAPE_PACKAGE": str(root / "egmctl") + os.sep,
+                "XDG_STATE_HOME": str(work / "state"),
+            }
             command = [sys.executable, "-m", "egmctl", *BENCH, *SMALL, *output]
             environment = {**_environment(root, str(work / "hook")), **fake, **steering}
             with subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.DEVNULL) as process:

@@ -50,18 +50,27 @@ class Task:
         self.broken = False
         self.lost: tuple[int, ...] = ()
         """The tasks that rank 0 misses when it calls the roll."""
-        self.before: Callable[[Any], None] = lambda _value: None
-        """Called with what this task is about to give to the others."""
+        self.stops: BaseException | None = None
+        """What ends this task before the exchange of the second collective, or once another task has ended there."""
         self.received: Callable[[list[Any]], list[Any]] = lambda values: values
         self._met, self._values = met, values
 
     def all_gather(self, value: Any, timeout_s: float) -> list[Any]:
         assert timeout_s > 0
-        self.before(value)
+        said = value.get("messages", ()) if isinstance(value, dict) else ()
+        if self.stops is not None and any(message.get("collective") == "all_gather" for _, message in said):
+            # The processes of the tasks are not equally fast: another task may not have come to its second collective.
+            self._met.abort()
+            raise self.stops
         self._values[self.rank] = value
-        self._met.wait(60)
-        values = [self._values[rank] for rank in range(TASKS)]
-        self._met.wait(60)
+        try:
+            self._met.wait(60)
+            values = [self._values[rank] for rank in range(TASKS)]
+            self._met.wait(60)
+        except threading.BrokenBarrierError:
+            if self.stops is None:
+                raise
+            raise self.stops from None
         return self.received(values)
 
     def share(self, kind: Any, read: Any, describe: Any, timeout_s: float) -> tuple[Any, list[Any]]:
@@ -99,20 +108,9 @@ def measured(tasks: Sequence[Task]) -> tuple[RunReport, Sequence[BaseException |
     return answered(with_nccl_cause(report, report.nccl)), [task.exception() for task in ended[1:]]
 
 
-def stopped_by(error: BaseException) -> Callable[[Any], None]:
-    """Return what raises an error before the exchange of the second collective."""
-
-    def before(value: Any) -> None:
-        said = value.get("messages", ()) if isinstance(value, dict) else ()
-        if any(message.get("collective") == "all_gather" for _, message in said):
-            raise error
-
-    return before
-
-
 def test_what_was_measured_before_an_interrupt_of_the_job_stays(tasks: tuple[Task, ...], tmp_path: Path) -> None:
     for task in tasks:
-        task.before = stopped_by(KeyboardInterrupt())
+        task.stops = KeyboardInterrupt()
     report, (other,) = measured(tasks)
     assert report.nccl is not None
     assert [result.name for result in report.nccl.results] == ["all_reduce"]
@@ -131,8 +129,8 @@ def test_what_was_measured_before_an_interrupt_of_the_job_stays(tasks: tuple[Tas
 @pytest.mark.parametrize("interrupted", [True, False])
 def test_a_lost_task_is_the_failure_and_what_was_measured_stays(tasks: tuple[Task, ...], interrupted: bool) -> None:
     # mpirun interrupts all tasks where it sees that one is gone; without that rank 0 waits in vain.
-    tasks[0].before = stopped_by(KeyboardInterrupt() if interrupted else RanksMissing((1,)))
-    tasks[1].before = stopped_by(RanksMissing(()))
+    tasks[0].stops = KeyboardInterrupt() if interrupted else RanksMissing((1,))
+    tasks[1].stops = RanksMissing(())
     tasks[0].lost = (1,)
     report, (other,) = measured(tasks)
     assert report.nccl is not None
