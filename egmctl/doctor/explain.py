@@ -189,11 +189,14 @@ def _explained(failure: Failure, diagnosis: Diagnosis | None) -> Explanation:
 
 
 def _with_consequences(explanations: list[Explanation]) -> Iterator[Explanation]:
-    """Yield explanations; what may follow from a fault of a GPU or a link in the same text blames no program."""
+    """Yield explanations; what may follow from another fault in the same text names that, and blames no program.
+
+    CUDA's errors may follow from a fault of a GPU or a link, and that a GPU does not start from what the driver says
+    of it before.
+    """
     faults = [each for each in explanations if each.is_decided]
     hardware = next((each for each in faults if each.severity is Severity.HARDWARE), None)
     link = next((each for each in faults if _is_of_a_link(each.failure)), hardware)
-    driver = next((each for each in faults if each.name == _DRIVER and each.severity in _OF_THE_NODE), None)
     for each in explanations:
         fault = None
         if _is_remote_access(each.failure):
@@ -201,7 +204,7 @@ def _with_consequences(explanations: list[Explanation]) -> Iterator[Explanation]
         elif _is_asynchronous(each.failure):
             fault = hardware
         elif each.failure.message == _START_FAILED:
-            fault = driver
+            fault = next((earlier for earlier in faults if _stops_start(earlier.failure, each.failure)), None)
         if fault is None or fault is each:
             yield each
             continue
@@ -215,8 +218,14 @@ def _with_consequences(explanations: list[Explanation]) -> Iterator[Explanation]
 
 _START_FAILED = "init-adapter"
 """The driver's last line on a GPU that did not start; a line before it states why."""
-_DRIVER = "NVIDIA kernel driver"
-_OF_THE_NODE = (Severity.HARDWARE, Severity.SYSTEM)
+
+
+def _stops_start(fault: Failure, start: Failure) -> bool:
+    """Return whether a GPU did not start for a reason that the driver gave before, of it or of no certain GPU."""
+    if fault.library is not Library.MESSAGE or not messages().entries[fault.message].stops_start:
+        return False
+    is_before = (fault.line_number or 0) < (start.line_number or 0)
+    return is_before and (not fault.devices or not start.devices or not {*fault.devices}.isdisjoint(start.devices))
 
 
 def _is_of_a_link(failure: Failure) -> bool:

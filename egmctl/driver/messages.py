@@ -11,6 +11,8 @@ An entry is a table ``[ID]`` with these keys:
 * ``means``: what the line says, as a clause. ``causes``: names of causes, the most likely first.
 * ``alternative``: what this program can do instead of the remedy of the first cause. So a cause that several programs
   share names no setting that only one of them reads.
+* ``stops-start``: whether a GPU that has this fault does not start, so that the driver's line that it failed to start
+  is a consequence.
 * ``reports-xid``: whether the line repeats an Xid of the kernel log, which is then a failure of its own.
 * ``doctor``: the :class:`~egmctl.model.kernel_log.DriverMessage` that doctor reads in the same line.
 
@@ -59,6 +61,8 @@ class KnownMessage:
     without: str
     example: str
     source: str
+    stops_start: bool
+    """Whether a GPU with this fault does not start."""
     reports_xid: bool
     """Whether the line also states an Xid."""
     doctor: str
@@ -160,6 +164,7 @@ def messages() -> KnownMessages:
             without=table.get("without", ""),
             example=table["example"],
             source=table["source"],
+            stops_start=table.get("stops-start", False),
             reports_xid=table.get("reports-xid", False),
             doctor=table.get("doctor", ""),
         )

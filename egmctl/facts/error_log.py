@@ -74,7 +74,14 @@ _NUMBER = re.compile(
 )
 _XID = re.compile(r"\b(?:Xid|XID)(?: (?i:error))?(?: \([^)]{0,60}\))?[ :=#]{1,3}(\d{1,3})\b", re.ASCII)
 _SMALL_XID = re.compile(r"\bxid[ :=#]{1,3}(\d{1,3})\b(?![.%-])", re.ASCII)
-"""An Xid as people type it."""
+"""An Xid as people type it. Databases and protocols have transactions of that name, so that no other subject may be
+beside it."""
+_BESIDE_XID = re.compile(
+    r"\b(?:gpu|nvidia|nvrm|cuda)\b"
+    r"|^\W*(?:(?:xid|\d{1,3}|a|again|an|and|any|does|error|errors|fix|fixed|for|get|getting|got|have|help|how|i|is|it|keep|me"
+    r"|mean|means|meaning|my|of|on|see|seeing|the|to|what|with|why)\b\W*)+$",
+    re.ASCII | re.IGNORECASE,
+)
 _AFTER_XID = re.compile(r"\bcaused by previous Xid (\d{1,3})\b", re.ASCII)
 """The Xid whose consequence an Xid is, as the driver says it of removed channels (Xid 45)."""
 _SXID = re.compile(r"\bSX(?:id|ID)(?: \([^)]{0,60}\))?[ :]{1,3}(\d{1,6})\b", re.ASCII)
@@ -310,10 +317,10 @@ class _Reader:
         elif (words := _unmistakable().search(text)) is not None:
             library, number = next(key for key, name in signatures().names.items() if name.words == words[0])
             found = Failure(library=library, number=number)
-        elif (xid := _SMALL_XID.search(text)) is not None:
-            found = Failure(library=Library.XID, number=int(xid[1]))
         elif (message := messages().loosely(pasted)) is not None:
             found = Failure(library=Library.MESSAGE, number=None, message=message.id)
+        elif (xid := _SMALL_XID.search(text)) is not None and _BESIDE_XID.search(text) is not None:
+            found = Failure(library=Library.XID, number=int(xid[1]))
         if found is not None:
             kind = found.library, None, found.number, found.message, found.fatal
             self.kinds[kind] = replace(found, line=text[:LOG_SHOWN], devices=_devices(text))

@@ -164,6 +164,26 @@ def test_an_access_over_nvlink_blames_the_program_only_where_no_link_failed() ->
     assert "compute-sanitizer" not in str(render(both, Format.TEXT))
 
 
+STARTS = "NVRM: GPU 0000:41:00.0: RmInitAdapter failed! (0x62:0x40:1861)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "follows"),
+    [
+        (["NVRM: _kgspBootGspRm: unexpected WPR2 already up, cannot proceed with booting GSP", STARTS], True),
+        (["NVRM: The NVIDIA GPU 0000:41:00.0 fell-off probe: GPU has fallen off the bus.", STARTS], True),
+        ([STARTS, "NVRM: _kgspBootGspRm: unexpected WPR2 already up, cannot proceed with booting GSP"], False),
+        (["NVRM: GPU 0000:5f:00.0: GPU has fallen off the bus.", STARTS], False),
+        (["NVRM: dma-buf attach failed: PCI topology not supported for dma-buf", STARTS], False),
+    ],
+    ids=["stated before", "of the same GPU", "after", "of another GPU", "of something else"],
+)
+def test_a_gpu_did_not_start_for_what_the_driver_said_of_it_before(lines: list[str], follows: bool) -> None:
+    start = next(each for each in explained("\n".join(lines)).explanations if each.failure.message == "init-adapter")
+    assert (start.severity is Severity.CONTEXT) is follows
+    assert start.causes[0].cause.startswith("a consequence of the fault") is follows
+
+
 def test_what_the_driver_requests_comes_before_an_event_that_needs_less() -> None:
     link = "NVRM: Xid (PCI:0000:0a:00): 149, NETIR_LINK_EVT Nonfatal XC0 i0 Link 08"
     request = "NVRM: Xid (PCI:0000:0a:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
@@ -265,3 +285,10 @@ def test_no_name_stands_in_two_files(folder: str) -> None:
     files = sorted((Path(module.__file__).parent / folder).glob("*.toml"))
     names = [name for file in files for name in read_toml(file.read_text(encoding="utf-8"))]
     assert len(names) == len(set(names)), {name for name in names if names.count(name) > 1}
+
+
+@pytest.mark.parametrize(
+    "text", ["NFS: server not responding, xid 79", "postgres: ERROR: could not serialize access, xid 48 in progress"]
+)
+def test_a_transaction_is_no_fault_of_a_gpu(text: str) -> None:
+    assert explained(text).word is Word.NOT_KNOWN
