@@ -165,7 +165,9 @@ def _of_xid(failure: Failure) -> Explanation:
 def _of_message(failure: Failure) -> Explanation:
     message = messages().entries[failure.message]
     first, *others = message.causes
-    stated = replace(first, state=CauseState.STATED) if message.states else first
+    # What was found only by reading a paste without its lines and spaces is not certain.
+    is_certain = message.states and failure.line_number is not None
+    stated = replace(first, state=CauseState.STATED) if is_certain else first
     return Explanation(
         failure=failure,
         name=message.program,
@@ -195,7 +197,7 @@ def _with_consequences(explanations: list[Explanation]) -> Iterator[Explanation]
     of it before.
     """
     faults = [each for each in explanations if each.is_decided]
-    hardware = next((each for each in faults if each.severity is Severity.HARDWARE), None)
+    hardware = next((each for each in faults if each.severity is Severity.HARDWARE and each.name not in _NO_GPU), None)
     link = next((each for each in faults if _is_of_a_link(each.failure)), hardware)
     for each in explanations:
         fault = None
@@ -216,6 +218,8 @@ def _with_consequences(explanations: list[Explanation]) -> Iterator[Explanation]
         yield replace(each, severity=Severity.CONTEXT, causes=(cause,), vague=False)
 
 
+_NO_GPU = ("mlx5 driver",)
+"""Programs whose faults of hardware are none of a GPU, so that no error of CUDA follows from them."""
 _START_FAILED = "init-adapter"
 """The driver's last line on a GPU that did not start; a line before it states why."""
 

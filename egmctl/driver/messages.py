@@ -11,6 +11,8 @@ An entry is a table ``[ID]`` with these keys:
 * ``means``: what the line says, as a clause. ``causes``: names of causes, the most likely first.
 * ``alternative``: what this program can do instead of the remedy of the first cause. So a cause that several programs
   share names no setting that only one of them reads.
+* ``field``: whether the line is a field of a report, whose value counts: nothing stands before it but what ends in a
+  bracket, a bar or a colon, and nothing after it; ``<>`` stands for spaces, and it is read exactly.
 * ``stops-start``: whether a GPU that has this fault does not start, so that the driver's line that it failed to start
   is a consequence.
 * ``reports-xid``: whether the line repeats an Xid of the kernel log, which is then a failure of its own.
@@ -61,6 +63,8 @@ class KnownMessage:
     without: str
     example: str
     source: str
+    is_field: bool
+    """Whether the line is a field of a report."""
     stops_start: bool
     """Whether a GPU with this fault does not start."""
     reports_xid: bool
@@ -164,6 +168,7 @@ def messages() -> KnownMessages:
             without=table.get("without", ""),
             example=table["example"],
             source=table["source"],
+            is_field=table.get("field", False),
             stops_start=table.get("stops-start", False),
             reports_xid=table.get("reports-xid", False),
             doctor=table.get("doctor", ""),
@@ -171,7 +176,7 @@ def messages() -> KnownMessages:
         for name, table in _tables("message_lines")
     }
     patterns = [
-        _Pattern(entry, line, re.compile(_regex(line)), _anchor(line))
+        _Pattern(entry, line, re.compile(_field(line) if entry.is_field else _regex(line)), _anchor(line))
         for entry in entries.values()
         for line in entry.lines
     ]
@@ -183,8 +188,13 @@ def messages() -> KnownMessages:
         triggers=tuple(re.compile(pattern.encode()) for pattern in triggers),
         _anchors=re.compile("|".join(_by_first_letter(anchors))),
         _patterns={anchor: tuple(each for each in patterns if anchor.startswith(each.anchor)) for anchor in anchors},
-        _loose=tuple(_loose(patterns)),
+        _loose=tuple(_loose(pattern for pattern in patterns if not pattern.message.is_field)),
     )
+
+
+def _field(line: str) -> str:
+    parts = (re.escape(_folded(part)) for part in line.split("<>"))
+    return rf"(?:^|[\]>)|:] ){' ?'.join(parts)}$"
 
 
 def known_cause(table: Mapping[str, Any]) -> KnownCause:
