@@ -89,7 +89,7 @@ def bench(options: BenchOptions, run: RunOptions, output: OutputOptions, machine
     refuse_together({"--no-verdict": run.no_verdict, "--strict": run.strict})
     refuse_together({"--no-verdict": run.no_verdict, "--profile": run.profile is not None})
     refuse_together({"--no-journal": run.no_journal, "--journal": run.journal is not None})
-    launch = run.launched()
+    launch = run.joined_job()
     preview = run.list_cases or run.dry_run
     measuring_with = None if preview else launch
     outputs = output.chosen(PLAN.formats if preview else BENCH.formats)

@@ -53,7 +53,7 @@ def bringup(
     With --machine nothing can be measured: the answer is then NO-GO or INCOMPLETE. Under mpirun or srun one task brings
     up each node, then all measure the fabric between their GPUs, and rank 0 writes one answer.
     """
-    launch = MpiOptions().launched() if machine is None else None
+    launch = MpiOptions().joined_job() if machine is None else None
     # Whether MPI starts is not known yet.
     formats = BRINGUP.formats if launch is None else [format for format in FLEET.formats if format in BRINGUP.formats]
     outputs, no_fabric = output.chosen(formats), ""

@@ -79,7 +79,7 @@ def doctor(
     compares the nodes too, and with --active they open each other's memory.
     """
     with contextlib.ExitStack() as joined:
-        launch = mpi.launched() if machine is None and not way.pid else None
+        launch = mpi.joined_job() if machine is None and not way.pid else None
         outputs = output.chosen(DOCTOR.formats, brief=way.brief)
         refuse_together({"--brief": way.brief, "--verbose": output.verbose > 0})
         if way.pid and machine is not None:

@@ -200,7 +200,7 @@ class MpiOptions:
         "auto: join the MPI job if mpirun or srun started this process; off: run alone.", default=Mpi.AUTO
     )
 
-    def launched(self) -> Launched | None:
+    def joined_job(self) -> Launched | None:
         """Return the rank and size of the MPI job to join, or ``None`` if the process runs alone.
 
         From now on, all ranks except 0 write nothing.

@@ -27,7 +27,7 @@ def topo(
     -m leaves out everything but the matrix of nvidia-smi topo -m and that of the routes. JSON and CSV are the same
     with it.
     """
-    launch = MpiOptions().launched() if machine is None else None
+    launch = MpiOptions().joined_job() if machine is None else None
     outputs = output.chosen(TOPO.formats)
     outputs = outputs if launch is None else answers_alone(launch, outputs)
     outputs.check()

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from egmctl import __version__, launch
 from egmctl.driver.reading import Reasons, Unreadable, read_or
 from egmctl.errors import ChildFailed, UsageError
-from egmctl.facts import confinement, gpus, host, inside, kernel_log, process, system
+from egmctl.facts import confinement, gpus, host, inside, kernel_log, libraries, process, system
 from egmctl.facts.gpus import CudaFacts, NvmlFacts
 from egmctl.facts.root import Root
 from egmctl.model.gpu import Gpu
@@ -184,7 +184,7 @@ def _with_cuda_processes(root: Root, own: Process, gpus: Iterable[Gpu]) -> Proce
     reasons = Reasons()
     pids = [user.pid for gpu in gpus for user in (gpu.nvml.processes if gpu.nvml else None) or ()]
     names = "cuda_processes cuda_processes_unread"
-    values = reasons.fields(names, lambda: process.cuda_processes(root, pids, own.pid))
+    values = reasons.fields(names, lambda: libraries.cuda_processes(root, pids, own.pid))
     unread = {name: why for name, why in own.unread.items() if name not in values}
     return dataclasses.replace(own, **values, unread={**unread, **reasons.unread})
 

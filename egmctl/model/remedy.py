@@ -1,6 +1,7 @@
 """Remedies: what a person may do about a finding, what it needs, and where it works. The tool itself changes nothing.
 
 A command that shows more (``look``) is apart from the one that mends (``run``): nobody pastes one for the other.
+The functions make remedies that several checks and explanations give.
 """
 
 from __future__ import annotations

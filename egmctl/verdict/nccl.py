@@ -33,7 +33,7 @@ _LABELS = 8
 
 
 def beside_links(report: RunReport, nccl: NcclRun) -> RunReport:
-    """Return a run with each bus bandwidth as a share of the slowest link direction that the run measured.
+    """Return a run with each bus bandwidth of its NCCL as a share of the slowest link direction that it measured.
 
     The bus bandwidth is defined as what the busiest link carries in one direction (nccl-tests, ``doc/PERFORMANCE.md``),
     for a ring. Nothing is compared where that does not hold (``NcclRun.not_comparable``).
@@ -78,6 +78,8 @@ def with_nccl_cause(report: RunReport, nccl: NcclRun, machine: Machine | None = 
 
     Parameters
     ----------
+    nccl
+        The report's own.
     machine
         The live node, whose names the findings use; by default the run's own record of it, which has pseudonyms.
     """

@@ -319,14 +319,14 @@ def changes(before: Machine, after: Machine) -> tuple[Change, ...]:
         Change(kind=kind, bus_id=gpu.bus_id, label=f"GPU{gpu.index}", before=was, after=became)
         for gpu in before.gpus or ()
         if gpu.bus_id in now
-        for kind, was, became in _of_gpu(before, gpu, after, now[gpu.bus_id])
+        for kind, was, became in _changes_of_gpu(before, gpu, after, now[gpu.bus_id])
     )
 
 
 _Difference = tuple[ChangeKind, str, str]
 
 
-def _of_gpu(before: Machine, gpu: Gpu, after: Machine, now: Gpu) -> Iterator[_Difference]:
+def _changes_of_gpu(before: Machine, gpu: Gpu, after: Machine, now: Gpu) -> Iterator[_Difference]:
     if (denied := _denied(now)) is not None and _denied(gpu) is None:
         # A library that opened the device before goes on; a new process cannot.
         yield ChangeKind.ACCESS, "usable", denied
@@ -340,7 +340,7 @@ def _of_gpu(before: Machine, gpu: Gpu, after: Machine, now: Gpu) -> Iterator[_Di
         return
     if gpu.nvml is None or now.nvml is None:
         return
-    yield from _of_fabric(gpu.nvml, now.nvml)
+    yield from _changes_of_fabric(gpu.nvml, now.nvml)
     links, links_now = _active_links(gpu.nvml), _active_links(now.nvml)
     if links is not None and links_now is not None and links_now < links:
         yield ChangeKind.NVLINKS, f"{several(links, 'NVLink')} active", f"{links_now} active"
@@ -370,7 +370,7 @@ def _lanes(gpu: Gpu) -> int | None:
     return None if link is None or link.sheds_lanes else link.width
 
 
-def _of_fabric(was: GpuNvml, became: GpuNvml) -> Iterator[_Difference]:
+def _changes_of_fabric(was: GpuNvml, became: GpuNvml) -> Iterator[_Difference]:
     if was.fabric is None or became.fabric is None or was.fabric.state is None or became.fabric.state is None:
         return
     if was.fabric.registered and not became.fabric.registered:

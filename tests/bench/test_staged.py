@@ -56,7 +56,7 @@ class TestPlan:
     def test_without_peer_access_copy_engines_are_measured_so_with_the_reason_and_kernels_are_waived(self) -> None:
         plan = planned(without_access(DGX), *(case.name for case in P2P_CASES if "local" not in case.name))
         for task in plan.tasks:
-            # One flow at a time: see bench/cases/p2p.py.
+            # One flow at a time: see bench/cases/one_process.py.
             by_copy_engine = task.engine is Engine.COPY_ENGINE and task.pattern is Pattern.PAIR
             # Memory of pools is open by the pool's access, not by peer access: that it is staged is not documented.
             by_copy_engine &= task.flows[0].source.memory is not MemoryKind.DEVICE_DEFAULT_POOL

@@ -200,11 +200,11 @@ FOOTPRINTS_HOST = (*FOOTPRINTS_LOCAL, 128 * GIB, 256 * GIB)
 """Footprints in host memory; large ones are measured only if they fit
 (:data:`egmctl.bench.plan.make.IF_ROOM_ABOVE_BYTES`)."""
 
-_LOCAL = "device_local", MemoryKind.DEVICE, Pattern.LOCAL
-_PEER = "device_to_device", MemoryKind.DEVICE, Pattern.PAIR
-_HOST_NUMA = "host_numa_to_device", MemoryKind.HOST_NUMA, Pattern.PAIR
-_POOL = "host_numa_pool_to_device", MemoryKind.HOST_NUMA_POOL, Pattern.PAIR
-_PINNED = "host_to_device", MemoryKind.PINNED, Pattern.PAIR
+_LOCAL_PATH = "device_local", MemoryKind.DEVICE, Pattern.LOCAL
+_PEER_PATH = "device_to_device", MemoryKind.DEVICE, Pattern.PAIR
+_HOST_NUMA_PATH = "host_numa_to_device", MemoryKind.HOST_NUMA, Pattern.PAIR
+_POOL_PATH = "host_numa_pool_to_device", MemoryKind.HOST_NUMA_POOL, Pattern.PAIR
+_PINNED_PATH = "host_to_device", MemoryKind.PINNED, Pattern.PAIR
 
 
 def sequential(loads: int) -> Chase:
@@ -270,7 +270,7 @@ LATENCY_CASES = (
     ),
     *(
         _latency(f"{word}_latency_{suffix}", memory, pattern, random_lines(warm=warm), footprint)
-        for word, memory, pattern in (_LOCAL, _PEER, _HOST_NUMA, _POOL, _PINNED)
+        for word, memory, pattern in (_LOCAL_PATH, _PEER_PATH, _HOST_NUMA_PATH, _POOL_PATH, _PINNED_PATH)
         for suffix, warm, footprint in (("cached", True, CACHED), ("uncached", False, UNCACHED))
     ),
     _ping_pong("device_to_device_ping_pong_latency", MemoryKind.DEVICE, Pattern.BOTH_DIRECTIONS),
@@ -281,13 +281,13 @@ LATENCY_CASES = (
             *(memory, pattern, sequential(LOADS), Footprint(least_bytes=FLAG_BYTES)),
             engine=Engine.ATOMIC_LATENCY,
         )
-        for word, memory, pattern in (_LOCAL, _PEER, _HOST_NUMA, _PINNED)
+        for word, memory, pattern in (_LOCAL_PATH, _PEER_PATH, _HOST_NUMA_PATH, _PINNED_PATH)
     ),
     _loaded("device_to_device_latency_loaded", MemoryKind.DEVICE, LOAD_BLOCKS_PEER),
     _loaded("host_numa_to_device_latency_loaded", MemoryKind.HOST_NUMA, LOAD_BLOCKS_HOST),
-    _footprints(*_LOCAL, FOOTPRINTS_LOCAL),
-    _footprints(*_PEER, FOOTPRINTS_LOCAL),
-    _footprints(*_HOST_NUMA, FOOTPRINTS_HOST),
+    _footprints(*_LOCAL_PATH, FOOTPRINTS_LOCAL),
+    _footprints(*_PEER_PATH, FOOTPRINTS_LOCAL),
+    _footprints(*_HOST_NUMA_PATH, FOOTPRINTS_HOST),
     *(
         _latency(
             f"cpu_latency_{memory.value.replace('-', '_')}",

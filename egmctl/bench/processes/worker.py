@@ -1,8 +1,9 @@
 """The process that measures: it sets up its GPUs once, measures one step after the other, and reports each.
 
 There is either one worker for all GPUs, or several ranks with one GPU each, which communicate through the processes
-that started them (:mod:`egmctl.bench.processes.collective`). All ranks run the same steps; rank 0 reports them. A
-process can be killed at any time: the driver then frees its resources.
+that started them (:mod:`egmctl.bench.processes.collective`). All ranks run the same steps; rank 0 reports them. The
+engine of a task decides which file of :mod:`egmctl.bench.engines` measures it (:func:`engine_for`). A process can be
+killed at any time: the driver then frees its resources.
 """
 
 from __future__ import annotations

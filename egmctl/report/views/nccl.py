@@ -16,7 +16,7 @@ _TRANSPORTS = 4
 
 
 def nccl_section(report: RunReport, nccl: NcclRun) -> Iterator[doc.Section]:
-    """Yield the section on NCCL of a run with the suite ``nccl``."""
+    """Yield the section on a run's own NCCL."""
     blocks: list[doc.DocumentBlock] = []
     if nccl.results:
         blocks.append(_table(nccl))

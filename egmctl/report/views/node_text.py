@@ -1,4 +1,6 @@
-"""Draw a node for a terminal: the CPUs, GPUs and their links as box characters. Other views share its words."""
+"""Draw a node for a terminal: the CPUs, GPUs and their links as box characters. Other views share its words:
+the memory of a GPU, the rates of a NIC's ports.
+"""
 
 from __future__ import annotations
 

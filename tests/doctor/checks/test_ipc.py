@@ -9,7 +9,7 @@ import pytest
 
 from egmctl.driver.reading import Unreadable
 from egmctl.facts import process as reading
-from egmctl.facts.process import cuda_processes, groups_of, process_answer
+from egmctl.facts.libraries import cuda_processes, groups_of, process_answer
 from egmctl.facts.root import Root
 from egmctl.model.finding import Finding, Status
 from egmctl.model.host import CudaProcesses
