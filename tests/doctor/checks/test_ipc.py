@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from egmctl.driver.reading import Unreadable
-from egmctl.facts import process as reading
+from egmctl.facts import libraries
 from egmctl.facts.libraries import cuda_processes, groups_of, process_answer
 from egmctl.facts.root import Root
 from egmctl.model.finding import Finding, Status
@@ -135,11 +135,11 @@ def test_maps_beyond_the_limits_are_counted_and_do_not_pass(tmp_path: Path, monk
     root = tree(tmp_path, p101=(0, host), p102=(0, host), p103=(0, ("/data/file",) * 20_000), p104=(0, host))
     groups, unread = cuda_processes(root, (101, 102, 103, 999))
     assert ([group.processes for group in groups], unread) == ([2], 1)
-    monkeypatch.setattr(reading, "_MOST_PROCESSES", 2)
+    monkeypatch.setattr(libraries, "_MOST_PROCESSES", 2)
     assert cuda_processes(root, (101, 102, 103, 104))[1] == 2
     # A child that hangs in a read is ended.
-    monkeypatch.setattr(reading, "_READER", "tests.launch.targets:hang")
-    monkeypatch.setattr(reading, "LIBRARIES_S", 0.2)
+    monkeypatch.setattr(libraries, "_READER", "tests.launch.targets:hang")
+    monkeypatch.setattr(libraries, "LIBRARIES_S", 0.2)
     groups_before_the_end, unread_then = cuda_processes(root, (101, 102))
     assert groups_before_the_end == ()
     assert unread_then > 0
