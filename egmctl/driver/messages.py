@@ -176,7 +176,7 @@ def messages() -> KnownMessages:
         for name, table in _tables("message_lines")
     }
     patterns = [
-        _Pattern(entry, line, re.compile(_field(line) if entry.is_field else _regex(line)), _anchor(line))
+        _Pattern(entry, line, re.compile(_field(line) if entry.is_field else _regex(line, _ANY_TEXT)), _anchor(line))
         for entry in entries.values()
         for line in entry.lines
     ]
@@ -190,11 +190,6 @@ def messages() -> KnownMessages:
         _patterns={anchor: tuple(each for each in patterns if anchor.startswith(each.anchor)) for anchor in anchors},
         _loose=tuple(_loose(pattern for pattern in patterns if not pattern.message.is_field)),
     )
-
-
-def _field(line: str) -> str:
-    parts = (re.escape(_folded(part)) for part in line.split("<>"))
-    return rf"(?:^|[\]>)|:] ){' ?'.join(parts)}$"
 
 
 def known_cause(table: Mapping[str, Any]) -> KnownCause:
@@ -228,10 +223,18 @@ def _folded(text: str) -> str:
     return " ".join(text.split())
 
 
-def _regex(line: str) -> str:
-    """Return the pattern of a line: ``<>`` is any text, and a quotation mark any of those that logs and JSON use."""
+_ANY_TEXT = f".{{0,{GAP}}}?"
+
+
+def _field(line: str) -> str:
+    """Return the pattern of a field of a report, which begins the line, or follows what stands before a line."""
+    return rf"(?:^|[\]>)|:] ){_regex(line, ' ?')}$"
+
+
+def _regex(line: str, gap: str) -> str:
+    """Return the pattern of a line: ``<>`` is a gap, and a quotation mark any of those that logs and JSON use."""
     parts = (_QUOTE.sub(lambda _: _QUOTES, re.escape(_folded(part))) for part in line.split("<>"))
-    pattern = f".{{0,{GAP}}}?".join(parts)
+    pattern = gap.join(parts)
     # A number at the end is that number, not the beginning of a longer one.
     return rf"{pattern}(?!\d)" if line[-1].isdecimal() else pattern
 

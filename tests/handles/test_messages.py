@@ -21,6 +21,8 @@ from tests.answers import render
 from tests.handles.messages import explained, messages_of
 
 ENTRIES = list(messages().entries.values())
+IN_LOGS = [entry for entry in ENTRIES if not entry.is_field]
+"""Those that may stand after a prefix. A report is printed as it is: "Reboot Pending : Yes" is no "Pending : Yes"."""
 HARMFUL = re.compile(r"\b(reboot|power-cycle|replace|reset|restart|rmmod|reload)", re.IGNORECASE)
 
 
@@ -57,9 +59,7 @@ def varied(text: str, number: int, host: str, folder: str) -> str:
     folder=st.sampled_from(["opt/x", "usr/src/y"]),
 )
 def test_each_is_found_with_other_numbers_paths_addresses_and_times(number: int, host: str, folder: str) -> None:
-    for entry in ENTRIES:
-        if entry.is_field:
-            continue
+    for entry in IN_LOGS:
         result = explained(varied(entry.example, number, host, folder))
         assert messages_of(result) == expected(entry), entry.id
 
@@ -233,10 +233,7 @@ PREFIXES = [
 
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_what_launchers_and_logs_put_before_a_line_hides_nothing(prefix: str) -> None:
-    for entry in ENTRIES:
-        if entry.is_field:
-            # A report is printed as it is, and "Reboot Pending : Yes" is no "Pending : Yes".
-            continue
+    for entry in IN_LOGS:
         text = "".join(f"{prefix}{line}\n" for line in entry.example.strip().splitlines())
         assert messages_of(explained(text)) == expected(entry), entry.id
 
