@@ -17,7 +17,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -180,8 +179,7 @@ class Child:
                         **_OWN_GROUP,
                     )
 
-                is_lasting = threading.current_thread() is threading.main_thread()
-                self._process = start() if is_lasting else in_lasting_thread(start)
+                self._process = in_lasting_thread(start)
             except OSError as error:
                 remedy = f"; {_RAISE[error.errno]}" if error.errno in _RAISE else ""
                 raise ChildNotStarted(f"a child process cannot be started: {error}{remedy}", how="crashed") from None

@@ -1,8 +1,8 @@
 """Start processes from any thread, in one that lasts as long as this process.
 
 The kernel kills a child when the *thread* that started it ends (prctl(2), PR_SET_PDEATHSIG), and a thread of a pool may
-end at any time. The main thread starts its children itself; all others leave it to the thread here, which never ends.
-It is a daemon thread, so that the interpreter does not wait for it.
+end at any time. The main thread starts its children itself; all others leave it to one thread that never ends. It is a
+daemon thread, so that the interpreter does not wait for it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ def in_lasting_thread(start: Callable[[], T]) -> T:
     OSError
         No thread can be started: too many, or the interpreter is about to end.
     """
+    if threading.current_thread() is threading.main_thread():
+        return start()
     answer: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
 
     def step() -> None:
