@@ -31,7 +31,7 @@ from egmctl.facts.kernel_log import KernelLogWatch
 from egmctl.facts.redact import redact
 from egmctl.facts.root import Root
 from egmctl.journal.events import Begin, Logged, NcclOutcome, Note, Problem, Recorder, StepBegun, TaskOutcome, forget
-from egmctl.launch import ChannelClosed, Child
+from egmctl.launch import Child, Endings
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.finding import WaiverKind
 from egmctl.model.listing import PlanStep
@@ -132,6 +132,7 @@ def supervise(
         return Group({0: first or start_worker(target)})
 
     try:
+        run.start_ranks(start)
         while run.goes_on:
             run.work(start)
         if plan.nccl is not None:
@@ -143,8 +144,7 @@ def supervise(
         if plan.nccl is not None and measured_by_nccl is None:
             measured_by_nccl = _before_nccl(plan.nccl)
     finally:
-        for group in run.ahead.values():
-            group.close()
+        run.close()
     run.waive_rest("interrupted before it was done" if interrupted else None)
     run.tell()
     if measured_by_nccl is not None:
@@ -190,9 +190,7 @@ def open_contexts(plan: Plan, worker: Child) -> None:
     """
     steps = [step for step in plan.steps if step.isolated is None and not plan.tasks[step.tasks[0]].ranks]
     gpus, _ = _taking_part(plan, steps, {})
-    # If the worker is gone, its first request reports why.
-    with contextlib.suppress(ChannelClosed):
-        worker.channel.send({"do": Request.OPEN, "gpus": gpus})
+    Group({0: worker}).open_contexts({0: gpus})
 
 
 class _Kind(NamedTuple):
@@ -225,8 +223,9 @@ class _Run:
         self.notes: list[str] = []
         self.problems: list[str] = []
         self.spent = Spent()
-        self.ahead: dict[_Kind, Group] = {}
+        self._ahead: dict[_Kind, Group] = {}
         """Processes that were started before their first step."""
+        self._endings = Endings()
         self._plan = plan
         self._failures: Counter[str] = Counter()
         nodes = (machine.host and machine.host.numa_nodes) or ()
@@ -268,7 +267,9 @@ class _Run:
         under_way: PlanStep | None = None
         started = time.perf_counter()
         try:
-            with self.ahead.pop(kind, None) or start(kind.by_ranks) as pool:
+            with contextlib.ExitStack() as closing:
+                started_ahead = self._ahead.pop(kind, None)
+                pool = closing.enter_context(started_ahead or start(kind.by_ranks))
                 self._prepare(pool, kind)
                 self.spent.starting_s += time.perf_counter() - started
                 if died := self._died_in_set_up.pop(kind, None):
@@ -280,19 +281,32 @@ class _Run:
                         return
                     under_way = None
                 ending = time.perf_counter()
-                self._start_ranks(kind, start)
+                if self.goes_on and (ranks := self._ahead.get(self._kind(self.pending[0]))) is not None:
+                    ranks.open_contexts({rank.number: (rank.bus_id,) for rank in self._plan.ranks})
                 pool.ask({"do": Request.FINISH}, self._plan.settings.timeout_s)
+                # It has released everything: the rest of its end takes place beside what comes next.
+                self._endings.begin(closing.pop_all().close)
             self.spent.ending_s += time.perf_counter() - ending
         except ChildFailed as error:
             self._failures[kind.name] += 1
             self._blame(error, under_way, kind)
 
-    def _start_ranks(self, kind: _Kind, start: Callable[[bool], Group]) -> None:
-        """After the steps of a worker, start the ranks, which initialize CUDA while it releases everything."""
-        if self.goes_on and self._kind(self.pending[0]).by_ranks and not kind.by_ranks:
+    def start_ranks(self, start: Callable[[bool], Group]) -> None:
+        """Start the ranks if a worker measures before them: they import their modules while it opens its contexts."""
+        kinds = [self._kind(step) for step in self.pending]
+        by_ranks = next((kind for kind in kinds if kind.by_ranks), None)
+        if by_ranks is not None and not kinds[0].by_ranks:
             # They are started again if that failed.
             with contextlib.suppress(ChildFailed):
-                self.ahead[self._kind(self.pending[0])] = start(True)
+                self._ahead[by_ranks] = start(True)
+
+    def close(self) -> None:
+        """Close the processes that are left, and wait for the end of all."""
+        ending = time.perf_counter()
+        with self._endings:
+            for group in self._ahead.values():
+                group.close()
+        self.spent.ending_s += time.perf_counter() - ending
 
     def waive_rest(self, why: str | None) -> None:
         """Waive every task without an outcome. The default reason is that too many processes have failed."""

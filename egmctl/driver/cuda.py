@@ -13,7 +13,8 @@ import importlib
 import itertools
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from egmctl.driver import breadcrumb
@@ -72,6 +73,8 @@ _NOT_READY = 600
 def initialise() -> int:
     """Check that the driver supports the bindings, call cuInit, and return the driver's CUDA version (13000 is 13.0).
 
+    After :func:`initialise_ahead` this waits for its thread and returns, or raises, what came of it.
+
     Raises
     ------
     DriverTooOld
@@ -81,6 +84,31 @@ def initialise() -> int:
     DriverCallError, DriverLibraryMissing
         See :func:`call`.
     """
+    return _initialise() if _ahead is None else _ahead.result()
+
+
+def initialise_ahead(_arguments: Mapping[str, Any]) -> None:
+    """Start to initialise CUDA in a thread, so that a child's imports take place meanwhile (a hook of a child)."""
+    global _ahead
+    _ahead = future = Future[int]()
+
+    def run() -> None:
+        try:
+            future.set_result(_initialise())
+        except BaseException as error:
+            future.set_exception(error)
+
+    try:
+        threading.Thread(target=run, name="cuInit", daemon=True).start()
+    except RuntimeError:
+        # A limit of processes forbids the thread.
+        _ahead = None
+
+
+_ahead: Future[int] | None = None
+
+
+def _initialise() -> int:
     version: int = call("cuDriverGetVersion")
     check_version(version)
     call("cuInit", 0)

@@ -32,6 +32,8 @@ LIBRARY_SECTIONS = frozenset({"gpus", "pairs", "driver"})
 
 DEADLINE_S = 60.0
 """The timeout of the NVML and CUDA children, after which their values are ``timed-out``."""
+NVML_GRACE_S = 2.0
+"""The time that a child which has answered has to release NVML."""
 WAIT_UNTOLD_S = 5.0
 """The time after which a wait for a library is reported."""
 
@@ -82,12 +84,12 @@ def reading(
     if pid and not root.exists(f"/proc/{pid}"):
         raise UsageError(f"there is no process {pid}")
     started = _attempt(lambda: process.start_time(root, pid))
-    with ExitStack() as children:
+    with launch.Endings() as endings, ExitStack() as children:
         node = _Node(root, asked, children, cuda=cuda, pid=pid, on_wait=on_wait)
 
         def machine(*more: str) -> Machine:
-            with children:
-                read = _machine(node, {*asked, *_known(more)})
+            read = _machine(node, {*asked, *_known(more)})
+            endings.begin(children.pop_all().close)
             if pid and _attempt(lambda: process.start_time(root, pid)) != started:
                 raise UsageError(f"process {pid} ended while it was read: name one that keeps running")
             return read
@@ -104,7 +106,7 @@ def rereading() -> Iterator[Callable[[Machine], Machine]]:
     """
     root = Root.from_environment()
     with ExitStack() as children:
-        child = _start("egmctl.facts.nvml:read_when_asked", {"pairs": False}, children)
+        child = _start("egmctl.facts.nvml:read_when_asked", {"pairs": False}, children, grace_s=NVML_GRACE_S)
 
         def machine(before: Machine) -> Machine:
             # Access is checked first: as root, NVML may create a missing node.
@@ -215,7 +217,8 @@ class _Node:
         )
         arguments = {"pairs": "pairs" in asked}
         cgroup = read_or(None, lambda: process.device_memory_cgroup(root, pid))
-        self._nvml_child = _start("egmctl.facts.nvml:read", {**arguments, "cgroup": cgroup}, children)
+        nvml_arguments = {**arguments, "cgroup": cgroup}
+        self._nvml_child = _start("egmctl.facts.nvml:read", nvml_arguments, children, grace_s=NVML_GRACE_S)
         self._cuda_child = _start("egmctl.facts.cuda:read", arguments, children) if cuda else None
 
     @cached_property
@@ -254,10 +257,12 @@ class _Node:
         return dataclasses.replace(driver, nodes=nodes.control, imex_channels=nodes.imex_channels, unread=unread)
 
 
-def _start(target: str, arguments: dict[str, Any], children: ExitStack) -> launch.Child | ChildFailed:
+def _start(
+    target: str, arguments: dict[str, Any], children: ExitStack, *, grace_s: float = 0
+) -> launch.Child | ChildFailed:
     try:
         # No grace period: a child that has answered has nothing left to do.
-        return children.enter_context(launch.Child(target, arguments, grace_s=0))
+        return children.enter_context(launch.Child(target, arguments, grace_s=grace_s))
     except ChildFailed as error:
         return error
 

@@ -138,8 +138,8 @@ _HEALTH: Mapping[str, tuple[int, int, Callable[[int], str]]] = {
 """The shift, mask and value names of each field (``NVML_GPU_FABRIC_HEALTH_MASK_*`` of nvml.h)."""
 
 
-def read(_parent: object, arguments: dict[str, Any]) -> Any:
-    """Return ``egmctl.facts.gpus.NvmlFacts`` as JSON data.
+def read(parent: Channel, arguments: dict[str, Any]) -> None:
+    """Answer with ``egmctl.facts.gpus.NvmlFacts`` as JSON data, then release NVML.
 
     Parameters
     ----------
@@ -147,6 +147,13 @@ def read(_parent: object, arguments: dict[str, Any]) -> Any:
         ``pairs``: whether to read the pairs (default true); ``cgroup``: the directory of the cgroup whose memory limits
         are read.
     """
+    parent.answer(to_json(_facts(arguments)))
+    # While another process starts CUDA, this waits 0.3 s.
+    with contextlib.suppress(Unreadable):
+        ask("nvmlShutdown")
+
+
+def _facts(arguments: dict[str, Any]) -> dict[str, Any]:
     # pynvml allocates memory for the counts in NVML's answers before they can be checked.
     resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     try:
@@ -154,7 +161,7 @@ def read(_parent: object, arguments: dict[str, Any]) -> Any:
     except Unreadable as error:
         failure = error.library_failure("nvmlInit")
         unread = {name: error.unread for question in _SYSTEM for name in question.fields.split()}
-        return to_json({"absent": error.unread, "error": error.name, "failure": failure, "unread": unread})
+        return {"absent": error.unread, "error": error.name, "failure": failure, "unread": unread}
     with about() as lost_calls:
         facts = read_record(_SYSTEM)
     try:
@@ -164,15 +171,13 @@ def read(_parent: object, arguments: dict[str, Any]) -> Any:
         facts |= _gpus(count, lost_calls, questions, pairs=arguments.get("pairs", True))
     except Unreadable as error:
         facts |= {"absent": error.unread, "failure": error.library_failure("nvmlDeviceGetCount")}
-    with contextlib.suppress(Unreadable):
-        ask("nvmlShutdown")
-    return to_json(facts)
+    return facts
 
 
-def read_when_asked(parent: Channel, arguments: dict[str, Any]) -> Any:
+def read_when_asked(parent: Channel, arguments: dict[str, Any]) -> None:
     """Wait for a message, then do as :func:`read`, with Python's modules already loaded."""
     parent.receive()
-    return read(parent, arguments)
+    read(parent, arguments)
 
 
 def _confidential_compute() -> str:

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 W = TypeVar("W", bound="np.generic")
 
-TOUCH_THREADS = 8
-"""The number of threads for the first write to memory. The kernel zeroes pages at a few GB/s per thread."""
+TOUCH_THREADS = 16
+"""The number of threads for the first write to memory. The kernel zeroes pages at a few GB/s per thread: 512 MiB took
+241, 87, 49 and 27 ms with 1, 4, 8 and 16 of them (docs/hardware-notes.md)."""
 
 _MPOL_BIND = 2  # linux/mempolicy.h
 _MADV_POPULATE_WRITE = 23  # asm-generic/mman-common.h

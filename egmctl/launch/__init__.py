@@ -11,6 +11,7 @@ not affect the command, its results or the terminal::
 """
 
 from egmctl.launch.channel import Channel, ChannelClosed, Message, close_all
+from egmctl.launch.endings import Endings
 from egmctl.launch.process import Child, run, wait_for_any
 
-__all__ = ["Channel", "ChannelClosed", "Child", "Message", "close_all", "run", "wait_for_any"]
+__all__ = ["Channel", "ChannelClosed", "Child", "Endings", "Message", "close_all", "run", "wait_for_any"]

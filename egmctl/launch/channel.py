@@ -130,6 +130,13 @@ class Channel:
         """
         self.send_frame(MESSAGE, message, fds, timeout_s=timeout_s)
 
+    def answer(self, result: Any) -> None:
+        """Send the result of this process' target before it returns: what it does afterwards, nobody waits for.
+
+        What the target returns then, or raises, is not looked at.
+        """
+        self.send_frame(RESULT, result)
+
     def receive(self, timeout_s: float | None = None) -> tuple[Message, list[int]]:
         """Wait for the next message; return it and its file descriptors, which the caller closes.
 

@@ -57,6 +57,17 @@ def test_csv_says_who_opened_what_and_how(run: Path) -> None:
     assert all(float(row["in_process"]) > 0 for row in copies)
 
 
+def test_ranks_leave_the_driver_alone_until_the_worker_has_measured(egmctl: RunEgmctl, fake_node: MakeFakeNode) -> None:
+    node = fake_node("gb200-tray")
+    assert egmctl(*SMALL, env=node.environment(), timeout_s=280).code == 0
+    calls = node.calls()
+    worker, *ranks = dict.fromkeys(call.pid for call in calls if call.name == "cuDevicePrimaryCtxRetain")
+    assert len(ranks) == 2
+    copies = [place for place, call in enumerate(calls) if call.name == "cuMemcpyAsync" and call.pid == worker]
+    first = next(place for place, call in enumerate(calls) if call.pid in ranks)
+    assert first > copies[-1]
+
+
 @pytest.mark.long
 def test_a_process_without_kernels_ends_its_paths_in_all_processes(
     egmctl: RunEgmctl, fake_node: MakeFakeNode, tmp_path: Path

@@ -333,8 +333,10 @@ class TestBlockedEgmRoutes:
         assert waived == ["not run: 2 processes that tried blocked EGM routes had failed before"] * 2
 
 
-def test_ranks_start_while_the_worker_releases_everything_and_end_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
+def test_ranks_start_first_and_open_their_contexts_while_the_worker_releases_everything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[object] = []
     ask = pool.Group.ask
 
     def asked(group: pool.Group, request: Message, *more: Any) -> list[Message]:
@@ -346,10 +348,12 @@ def test_ranks_start_while_the_worker_releases_everything_and_end_with_the_run(m
         return pool.Group({number: Child(TARGET, {}) for number in range(size)})
 
     monkeypatch.setattr(pool.Group, "ask", asked)
+    monkeypatch.setattr(pool.Group, "open_contexts", lambda _group, gpus: done.append(gpus))
     ipc = next(case for case in CASES if case.name == "ipc_posix_fd_device_write_ce")
     settings = Settings(size_bytes=1 << 20, copies=1, samples=1, timeout_s=30)
     planned = make_plan(MACHINE, (MACHINE.gpus or ())[:2], [0], [FOUR[0], ipc], settings)
     report = supervise(planned, MACHINE, on_progress=lambda _done, _task: None, target=TARGET, start_ranks=start)
     assert set(statuses(report)) == {MeasurementStatus.OK}
     without_steps = [word for word in done if word != "measure"]
-    assert without_steps == ["prepare", "start", "finish", "prepare", "finish"]
+    own_gpu = {rank.number: (rank.bus_id,) for rank in planned.ranks}
+    assert without_steps == ["start", "prepare", own_gpu, "finish", "prepare", "finish"]

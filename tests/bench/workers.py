@@ -24,7 +24,8 @@ def run(parent: Channel, _arguments: dict[str, Any]) -> None:
     ``2:crash@cuMemCreate`` names the driver call that is under way. ``2p`` is its proof alone, ``2t`` the task among
     others. A task alone has 100 GB/s, several at once have what EGMCTL_TEST_TOGETHER says.
     """
-    message, _ = parent.receive()
+    while (message := parent.receive()[0])["do"] == Request.OPEN:
+        pass
     from_json(Preparation, message["preparation"])
     faults = dict(part.split(":") for part in os.environ.get("EGMCTL_TEST_FAULT", "").split(",") if part)
     _misbehave(faults.get("setup", ""), "cuInit")

@@ -10,6 +10,7 @@ import json
 import os
 import random
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,9 @@ def test_machines_with_any_values_of_their_types(seed: int) -> None:
     originals = [scene.machine() for scene in scenes().values()]
     for _ in range(COUNT * 8 // 10 // ROUNDS):
         machine = mutated(choice.choice(originals), choice)
-        # What does not fit together is never loaded.
-        if not any(replay._faults(machine)):
+        # What does not fit together is never loaded. A probe made twice may both pass and fail.
+        tried = Counter((probe.kind, probe.gpus, probe.numa_node, probe.nic) for probe in machine.probes or ())
+        if not any(replay._faults(machine)) and max(tried.values(), default=1) == 1:
             examine(machine, choice)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -147,3 +148,44 @@ def test_the_breadcrumb_is_there_during_the_call_and_gone_after(
         cuda.call("cuInit", 0)
 
     assert steps == ["enter cuInit", "call", "leave"]
+
+
+class TestInitialisedAhead:
+    """cuInit in a thread, while the process imports what it needs."""
+
+    @pytest.fixture
+    def calls(self, bindings: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """The threads that called cuInit."""
+        threads: list[str] = []
+
+        def cu_init(_flags: int) -> tuple[Result]:
+            threads.append(threading.current_thread().name)
+            return (Result(0),)
+
+        bindings.cuDriverGetVersion = answering((Result(0), 13000))
+        bindings.cuInit = cu_init
+        monkeypatch.setattr(cuda, "_ahead", None)
+        return threads
+
+    def test_the_thread_alone_calls_it(self, calls: list[str]) -> None:
+        cuda.initialise_ahead({})
+        assert cuda.initialise() == 13000
+        assert calls == ["cuInit"]
+
+    @pytest.mark.usefixtures("calls")
+    def test_an_error_is_raised_where_its_end_is_waited_for(self, bindings: SimpleNamespace) -> None:
+        bindings.cuInit = answering((Result(800),))
+        cuda.initialise_ahead({})
+        with pytest.raises(DriverCallError, match=r"^cuInit failed: CUDA_ERROR_NOT_PERMITTED"):
+            cuda.initialise()
+
+    def test_where_no_thread_can_start_it_is_called_when_it_is_needed(
+        self, calls: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def start(_thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(threading.Thread, "start", start)
+        cuda.initialise_ahead({})
+        assert cuda.initialise() == 13000
+        assert calls == [threading.main_thread().name]

@@ -164,8 +164,9 @@ def test_a_count_beyond_all_bounds_is_not_believed(answer: Answer, count: int) -
 )
 def test_a_count_beyond_all_bounds_ends_the_reading_with_its_reason(lies: str, detail: str) -> None:
     script = (
-        f"import json, sys, pynvml; from egmctl.facts import nvml\n{lies}\n"
-        "print(json.dumps(nvml.read(None, {})['absent']))\n"
+        f"import json, sys, types, pynvml; from egmctl.facts import nvml\n{lies}\n"
+        "answered = []; nvml.read(types.SimpleNamespace(answer=answered.append), {})\n"
+        "print(json.dumps(answered[0]['absent']))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, check=True, timeout=60)
     assert json.loads(done.stdout) == {"reason": "failed", "detail": detail}

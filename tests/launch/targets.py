@@ -23,6 +23,11 @@ def echo(_parent: Channel, arguments: dict[str, Any]) -> Any:
     return arguments
 
 
+def answer_and_hang(parent: Channel, arguments: dict[str, Any]) -> Any:
+    parent.answer(arguments)
+    time.sleep(600)
+
+
 def count(parent: Channel, arguments: dict[str, Any]) -> int:
     for number in range(arguments["to"]):
         parent.send({"number": number})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,36 @@ LARGE = {"text": "y" * (16 << 20)}
 )
 def test_arguments_and_result_are_json_data_that_arrive_unchanged(value: dict[str, Any]) -> None:
     assert run("echo", value) == value
+
+
+def test_nobody_waits_for_what_a_target_does_after_its_answer() -> None:
+    assert run("answer_and_hang", {"a": 1}) == {"a": 1}
+
+
+def test_endings_go_on_beside_the_caller_and_are_waited_for() -> None:
+    may_end = threading.Event()
+    ended: list[int] = []
+
+    def close() -> None:
+        assert may_end.wait(60)
+        ended.append(1)
+
+    with launch.Endings() as endings:
+        endings.begin(close)
+        assert not ended
+        may_end.set()
+    assert ended == [1]
+
+
+def test_where_no_thread_can_start_an_ending_is_waited_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    ended: list[int] = []
+    with launch.Endings() as endings:
+        endings.begin(lambda: ended.append(1))
+        assert ended == [1]
 
 
 def test_events_come_in_order_and_before_the_result_and_may_be_passed_over() -> None:

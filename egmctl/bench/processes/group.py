@@ -18,6 +18,7 @@ from egmctl.compat import StrEnum
 from egmctl.dataclass import dataclass
 from egmctl.errors import ChildFailed
 from egmctl.launch import ChannelClosed, Child, Message, close_all, wait_for_any
+from egmctl.model.record import BusId
 from egmctl.mpi.world import RanksMissing, World
 
 RELEASE_S = 15.0
@@ -38,20 +39,32 @@ def start_worker(target: str = WORKER) -> Child:
     target
         The target of :class:`egmctl.launch.Child`; only tests change it.
     """
-    return Child(target, {}, environment=ENVIRONMENT)
+    return Child(target, {}, environment=ENVIRONMENT, before=_hook(target))
 
 
-def start_rank(number: int, size: int, target: str = WORKER) -> Child:
-    """Start the process of one of ``size`` ranks, which initializes CUDA and waits for requests."""
-    return Child(target, {"rank": number, "size": size}, environment=ENVIRONMENT)
+def start_rank(number: int, size: int, target: str = WORKER, *, waits: bool = False) -> Child:
+    """Start the process of one of ``size`` ranks, which initializes CUDA and waits for requests.
+
+    Parameters
+    ----------
+    waits
+        Whether it initializes CUDA only at its first request, so that it disturbs no measurement before.
+    """
+    arguments = {"rank": number, "size": size, **({"waits": True} if waits else {})}
+    return Child(target, arguments, environment=ENVIRONMENT, before=None if waits else _hook(target))
+
+
+def _hook(target: str) -> str | None:
+    # Other targets, those of tests, use no driver.
+    return "egmctl.driver.cuda:initialise_ahead" if target == WORKER else None
 
 
 def start_group(size: int) -> Group:
-    """Start the processes of ``size`` ranks, all on this node."""
+    """Start the processes of ``size`` ranks, all on this node, which wait for their first request."""
     with contextlib.ExitStack() as undo:
         children = {}
         for number in range(size):
-            children[number] = start_rank(number, size)
+            children[number] = start_rank(number, size, waits=True)
             undo.callback(children[number].close)
         undo.pop_all()
         return Group(children)
@@ -152,6 +165,17 @@ class Group:
                 self._send({"do": Request.EXCHANGED, "items": items}, fds, timeout_s=timeout_s)
             finally:
                 close_all(fd for message in messages for fd in message.fds)
+
+    def open_contexts(self, gpus: Mapping[int, Sequence[BusId]]) -> None:
+        """Have processes initialize CUDA and open the contexts of GPUs, without waiting for it.
+
+        Parameters
+        ----------
+        gpus
+            The GPUs of each process, by its number.
+        """
+        for number, child in self._members.items():
+            self._send({"do": Request.OPEN, "gpus": [*gpus[number]]}, to={number: child})
 
     def join(self, messages: list[RankMessage], _timeout_s: float) -> list[RankMessage]:
         """Return the messages of all ranks of the run in one round: here only those of this command's ranks."""

@@ -2,7 +2,8 @@
 
 The worker starts while the command still collects facts, and initializes CUDA meanwhile. The command then sends a
 :class:`Preparation`, one :class:`OrderedStep` after the other, and at last :attr:`Request.FINISH`. The worker answers
-with events.
+with events. Ranks that measure after a worker start together with the run, and leave the driver alone until the worker
+has measured its last step: then :attr:`Request.OPEN` has them initialize CUDA while the worker releases everything.
 """
 
 from __future__ import annotations
@@ -30,8 +31,7 @@ class Request(StrEnum):
     """The command's messages, under the key ``do``."""
 
     OPEN = "open"
-    """``gpus``: open the contexts of these GPUs, while the command still finds out whether it will measure. There is no
-    answer."""
+    """``gpus``: open the contexts of these GPUs, before the preparation is known or may begin. There is no answer."""
     PREPARE = "prepare"
     """``preparation``: set up the GPUs."""
     MEASURE = "measure"
