@@ -33,6 +33,8 @@ LITTLE = str(ROOT / "tests" / "little.py")
 """egmctl whose bench moves few bytes, as a program."""
 EXAMPLES = int(os.environ.get("EGMCTL_EXAMPLES", "25"))
 """Of each property test."""
+OBJECTS_UNTIL_COLLECTED = 100_000
+"""The number of new objects after which the garbage of a test process is collected; Python's default is 700."""
 
 
 class Ended(NamedTuple):
@@ -144,8 +146,12 @@ def pytest_collection() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Have the garbage collector leave alone what is there now, which is a million objects, and stays."""
+    """Have the garbage collector leave alone what is there now, which is a million objects, and stays.
+
+    Nearly all that tests make is freed without it. With Python's own threshold it took a fifteenth of their CPU time.
+    """
     gc.freeze()
+    gc.set_threshold(OBJECTS_UNTIL_COLLECTED)
     gc.enable()
 
 
