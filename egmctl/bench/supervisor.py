@@ -135,6 +135,7 @@ def supervise(
         run.start_ranks(start)
         while run.goes_on:
             run.work(start)
+        run.wait()
         if plan.nccl is not None:
             # The workers have ended: NCCL has the GPUs and their memory to itself.
             measured_by_nccl = _by_nccl(plan.nccl, machine, plan.settings.timeout_s)
@@ -271,6 +272,8 @@ class _Run:
                 started_ahead = self._ahead.pop(kind, None)
                 pool = closing.enter_context(started_ahead or start(kind.by_ranks))
                 self._prepare(pool, kind)
+                # No step is measured beside a process that may still hold a GPU.
+                self._endings.wait()
                 self.spent.starting_s += time.perf_counter() - started
                 if died := self._died_in_set_up.pop(kind, None):
                     self.problems.append(f"{died} while it was set up; a new one took over")
@@ -281,10 +284,9 @@ class _Run:
                         return
                     under_way = None
                 ending = time.perf_counter()
-                if self.goes_on and (ranks := self._ahead.get(self._kind(self.pending[0]))) is not None:
-                    ranks.open_contexts({rank.number: (rank.bus_id,) for rank in self._plan.ranks})
+                self._open_ranks(start)
                 pool.ask({"do": Request.FINISH}, self._plan.settings.timeout_s)
-                # It has released everything: the rest of its end takes place beside what comes next.
+                # It has released everything: the rest of its end takes place beside the start of the next.
                 self._endings.begin(closing.pop_all().close)
             self.spent.ending_s += time.perf_counter() - ending
         except ChildFailed as error:
@@ -293,20 +295,37 @@ class _Run:
 
     def start_ranks(self, start: Callable[[bool], Group]) -> None:
         """Start the ranks if a worker measures before them: they import their modules while it opens its contexts."""
+        starting = time.perf_counter()
         kinds = [self._kind(step) for step in self.pending]
         by_ranks = next((kind for kind in kinds if kind.by_ranks), None)
         if by_ranks is not None and not kinds[0].by_ranks:
             # They are started again if that failed.
             with contextlib.suppress(ChildFailed):
                 self._ahead[by_ranks] = start(True)
+        self.spent.starting_s += time.perf_counter() - starting
+
+    def _open_ranks(self, start: Callable[[bool], Group]) -> None:
+        """If ranks measure next, have them open their contexts, while the process before releases everything."""
+        kind = self._kind(self.pending[0]) if self.goes_on else None
+        if kind is None or not kind.by_ranks:
+            return
+        # In a soak each round has ranks of its own. They are started again if that failed.
+        with contextlib.suppress(ChildFailed):
+            if kind not in self._ahead:
+                self._ahead[kind] = start(True)
+            self._ahead[kind].open_contexts({rank.number: (rank.bus_id,) for rank in self._plan.ranks})
+
+    def wait(self) -> None:
+        """Wait for the end of the processes that have measured."""
+        ending = time.perf_counter()
+        self._endings.wait()
+        self.spent.ending_s += time.perf_counter() - ending
 
     def close(self) -> None:
         """Close the processes that are left, and wait for the end of all."""
-        ending = time.perf_counter()
         with self._endings:
             for group in self._ahead.values():
                 group.close()
-        self.spent.ending_s += time.perf_counter() - ending
 
     def waive_rest(self, why: str | None) -> None:
         """Waive every task without an outcome. The default reason is that too many processes have failed."""
@@ -492,7 +511,7 @@ class Spent:
     def __init__(self) -> None:
         self.starting_s = 0.0
         self.ending_s = 0.0
-        """The seconds that processes took to end, if they ended normally."""
+        """The seconds in which the run waited for processes that ended normally."""
         self._cases: dict[str, CaseSeconds] = {}
 
     def add(self, case: str, spent: Mapping[str, float] | None) -> None:

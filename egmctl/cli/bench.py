@@ -169,14 +169,13 @@ def _measure(options: BenchOptions, run: RunOptions, outputs: Outputs) -> int:
     # Child processes query the libraries and initialise CUDA, which takes a second, while this process imports modules.
     # Reading starts first: it must record which device nodes are missing before CUDA creates them.
     with reading_this_node(quiet=outputs.options.quiet) as read, start_worker() as worker:
+        import egmctl.bench.supervisor  # noqa: F401 - Bench.run would import it only after reading
         from egmctl.api.bench import Bench, measure_node
-        from egmctl.bench.supervisor import open_contexts
 
         bench = Bench(**vars(options))
         profiles = run.profiles()
         node = read(*bench.sections)
         plan = bench.plan(node)
-        open_contexts(plan, worker)
         outputs.load_ahead(BENCH)
         kept = open_journal(run, outputs, node)
         with show_progress(outputs.options.quiet) as shown:

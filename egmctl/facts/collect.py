@@ -32,8 +32,8 @@ LIBRARY_SECTIONS = frozenset({"gpus", "pairs", "driver"})
 
 DEADLINE_S = 60.0
 """The timeout of the NVML and CUDA children, after which their values are ``timed-out``."""
-NVML_GRACE_S = 2.0
-"""The time that a child which has answered has to release NVML."""
+RELEASE_S = 2.0
+"""The time that a child has to release its library after its answer."""
 WAIT_UNTOLD_S = 5.0
 """The time after which a wait for a library is reported."""
 
@@ -75,9 +75,9 @@ def reading(
 ) -> Iterator[Callable[..., Machine]]:
     """Start to read this node: two children query NVML and CUDA, which takes half a second, in the background.
 
-    Yields a function that reads the rest, ends the children and returns the machine. Call it only once. Its arguments
-    are additional sections; sections of :data:`LIBRARY_SECTIONS` must be in ``sections``. The parameters and errors are
-    those of :func:`collect`.
+    Yields a function that reads the rest, begins to end the children and returns the machine; the end of the ``with``
+    block waits for their end. Call it only once. Its arguments are additional sections; sections of
+    :data:`LIBRARY_SECTIONS` must be in ``sections``. The parameters and errors are those of :func:`collect`.
     """
     asked = _known(sections)
     root = Root.from_environment()
@@ -106,7 +106,7 @@ def rereading() -> Iterator[Callable[[Machine], Machine]]:
     """
     root = Root.from_environment()
     with ExitStack() as children:
-        child = _start("egmctl.facts.nvml:read_when_asked", {"pairs": False}, children, grace_s=NVML_GRACE_S)
+        child = _start("egmctl.facts.nvml:read_when_asked", {"pairs": False}, children)
 
         def machine(before: Machine) -> Machine:
             # Access is checked first: as root, NVML may create a missing node.
@@ -217,8 +217,7 @@ class _Node:
         )
         arguments = {"pairs": "pairs" in asked}
         cgroup = read_or(None, lambda: process.device_memory_cgroup(root, pid))
-        nvml_arguments = {**arguments, "cgroup": cgroup}
-        self._nvml_child = _start("egmctl.facts.nvml:read", nvml_arguments, children, grace_s=NVML_GRACE_S)
+        self._nvml_child = _start("egmctl.facts.nvml:read", {**arguments, "cgroup": cgroup}, children)
         self._cuda_child = _start("egmctl.facts.cuda:read", arguments, children) if cuda else None
 
     @cached_property
@@ -257,12 +256,10 @@ class _Node:
         return dataclasses.replace(driver, nodes=nodes.control, imex_channels=nodes.imex_channels, unread=unread)
 
 
-def _start(
-    target: str, arguments: dict[str, Any], children: ExitStack, *, grace_s: float = 0
-) -> launch.Child | ChildFailed:
+def _start(target: str, arguments: dict[str, Any], children: ExitStack) -> launch.Child | ChildFailed:
     try:
-        # No grace period: a child that has answered has nothing left to do.
-        return children.enter_context(launch.Child(target, arguments, grace_s=grace_s))
+        # No grace period: a child that has not answered may hang.
+        return children.enter_context(launch.Child(target, arguments, grace_s=0))
     except ChildFailed as error:
         return error
 
@@ -299,7 +296,9 @@ def _facts(
         with suppress(RuntimeError):
             timer.start()
     try:
-        return gpus.library_facts(kind, child.result(max(0.0, DEADLINE_S - waited)))
+        result = child.result(max(0.0, DEADLINE_S - waited))
+        child.grace_s = RELEASE_S
+        return gpus.library_facts(kind, result)
     except ChildFailed as error:
         return gpus.library_facts(kind, error)
     finally:

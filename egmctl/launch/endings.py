@@ -11,21 +11,39 @@ class Endings:
 
     def __init__(self) -> None:
         self._threads: list[threading.Thread] = []
+        self._errors: list[BaseException] = []
 
     def begin(self, close: Callable[[], object]) -> None:
         """Start to call a function that closes children, which nothing else uses any more."""
-        thread = threading.Thread(target=close, name="egmctl-ending")
+
+        def run() -> None:
+            try:
+                close()
+            except BaseException as error:
+                self._errors.append(error)
+
+        thread = threading.Thread(target=run, name="egmctl-ending")
+        # Before its start, so that an interrupt there leaves no thread that nobody waits for.
+        self._threads.append(thread)
         try:
             thread.start()
         except RuntimeError:
             # A limit of processes forbids the thread.
-            close()
-        else:
-            self._threads.append(thread)
+            self._threads.remove(thread)
+            run()
+
+    def wait(self) -> None:
+        """Wait for the end of all calls so far; raise the first exception of one."""
+        while self._threads:
+            if self._threads[-1].ident is not None:
+                self._threads[-1].join()
+            self._threads.pop()
+        if self._errors:
+            errors, self._errors = self._errors, []
+            raise errors[0]
 
     def __enter__(self) -> Endings:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for thread in self._threads:
-            thread.join()
+        self.wait()

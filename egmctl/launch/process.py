@@ -122,6 +122,8 @@ class Child:
     ----------
     pid
         The id of the process and its group.
+    grace_s
+        That of the parameter; it may be changed.
     channel
         The parent's end of the channel. If it raises, call `result` or `receive` to learn why the child failed.
 
@@ -151,7 +153,7 @@ class Child:
         }
         text = json.dumps(request, allow_nan=False).encode("ascii")
         self._target = target
-        self._grace_s = grace_s
+        self.grace_s = grace_s
         self._stuck = False
         _occupy_standard_descriptors()
         with contextlib.ExitStack() as kept, contextlib.ExitStack() as given:
@@ -253,7 +255,7 @@ class Child:
             if self._process.returncode is not None or self._stuck:
                 return
             try:
-                self._wait_for_exit(self._grace_s)
+                self._wait_for_exit(self.grace_s)
             finally:
                 if not self.kill():
                     warnings.warn(f"process {self.pid} ({self._target}) {_STUCK}", RuntimeWarning, stacklevel=2)

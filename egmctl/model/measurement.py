@@ -75,7 +75,7 @@ class RunSeconds(PhaseSeconds):
     """The seconds of a run: the sum of its phases, starting and waiting is ``RunReport.wall_s``.
 
     With several processes, these are the times of the first; all run the same steps together. ``tear_down_s`` includes
-    the shutdown of the processes.
+    the time in which the run waited for processes to end.
     """
 
     starting_s: float

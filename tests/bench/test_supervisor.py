@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,7 +18,7 @@ from egmctl.bench.processes import group as pool
 from egmctl.bench.suites import CASES
 from egmctl.bench.supervisor import ATTEMPTS, WORKER_LIMIT, supervise
 from egmctl.errors import ExitCode
-from egmctl.launch import Child, Message
+from egmctl.launch import Child, Endings, Message
 from egmctl.model.finding import Waiver, WaiverKind
 from egmctl.model.listing import PlannedTasks
 from egmctl.model.measurement import MeasurementStatus, RunReport, Settings
@@ -27,6 +29,8 @@ from egmctl.verdict.answers import answered
 from tests.bench.four import FOUR
 from tests.bench.supervised import MACHINE, TARGET, plan
 from tests.doctor.machines import shipped, with_gpu_denied
+from tests.known import known
+from tests.launch.start import children
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("fast_children")]
 
@@ -333,9 +337,35 @@ class TestBlockedEgmRoutes:
         assert waived == ["not run: 2 processes that tried blocked EGM routes had failed before"] * 2
 
 
-def test_ranks_start_first_and_open_their_contexts_while_the_worker_releases_everything(
-    monkeypatch: pytest.MonkeyPatch,
+def test_sigterm_while_the_last_process_ends_loses_nothing(run: Supervise, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = children()
+    close, wait = pool.Group.close, Endings.wait
+    waits = threading.Event()
+
+    def wait_for_ends(endings: Endings) -> None:
+        if endings._threads:
+            waits.set()
+        wait(endings)
+
+    def close_after_sigterm(group: pool.Group) -> None:
+        assert waits.wait(60)
+        signal.pthread_kill(known(threading.main_thread().ident), signal.SIGTERM)
+        close(group)
+
+    monkeypatch.setattr(Endings, "wait", wait_for_ends)
+    monkeypatch.setattr(pool.Group, "close", close_after_sigterm)
+    with stopping():
+        report = run()
+    assert report.interrupted
+    assert statuses(report) == [MeasurementStatus.OK] * 8
+    assert children() == before
+
+
+@pytest.mark.parametrize("duration_s", [None, 1.0], ids=["once", "a soak"])
+def test_ranks_open_their_contexts_while_the_worker_releases_everything(
+    monkeypatch: pytest.MonkeyPatch, duration_s: float | None
 ) -> None:
+    before = children()
     done: list[object] = []
     ask = pool.Group.ask
 
@@ -350,10 +380,15 @@ def test_ranks_start_first_and_open_their_contexts_while_the_worker_releases_eve
     monkeypatch.setattr(pool.Group, "ask", asked)
     monkeypatch.setattr(pool.Group, "open_contexts", lambda _group, gpus: done.append(gpus))
     ipc = next(case for case in CASES if case.name == "ipc_posix_fd_device_write_ce")
-    settings = Settings(size_bytes=1 << 20, copies=1, samples=1, timeout_s=30)
+    settings = Settings(size_bytes=1 << 20, copies=1, samples=1, timeout_s=30, duration_s=duration_s)
     planned = make_plan(MACHINE, (MACHINE.gpus or ())[:2], [0], [FOUR[0], ipc], settings)
     report = supervise(planned, MACHINE, on_progress=lambda _done, _task: None, target=TARGET, start_ranks=start)
     assert set(statuses(report)) == {MeasurementStatus.OK}
     without_steps = [word for word in done if word != "measure"]
     own_gpu = {rank.number: (rank.bus_id,) for rank in planned.ranks}
-    assert without_steps == ["start", "prepare", own_gpu, "finish", "prepare", "finish"]
+    # In the first round the ranks start before the worker has its preparation; in a soak the end may come in any round.
+    assert without_steps[:6] == ["start", "prepare", own_gpu, "finish", "prepare", "finish"]
+    later_round = ["prepare", "start", own_gpu, "finish", "prepare", "finish"]
+    assert without_steps[6:] == (later_round * len(done))[: len(without_steps) - 6]
+    assert (len(without_steps) > 6) == (duration_s is not None)
+    assert children() == before

@@ -14,6 +14,7 @@ import pytest
 
 from egmctl import launch
 from egmctl.driver import cuda
+from egmctl.facts import collect
 from egmctl.model.record import Reason, Unread
 from tests.doctor.machines import patched
 from tests.facts.conftest import Collect
@@ -206,6 +207,16 @@ def test_a_library_that_hangs_or_dies_costs_its_own_facts_and_names_the_last_cal
             reason=Reason(reason), detail=f"the child that reads {source.upper()} {detail}"
         )
         assert set(gpu.sources) == {"pci", "proc", "node", other}
+
+
+def test_nobody_waits_for_nvml_to_shut_down(
+    fake_node: MakeFakeNode, on: Collect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect, "RELEASE_S", 0)
+    collected = on(fake_node("gb200-tray"), "nvmlShutdown=hang")
+    for gpu in known(collected.gpus):
+        assert known(gpu.nvml).name == "FAKE NVIDIA GB200"
+        assert "nvml" not in gpu.unread
 
 
 def test_a_gpu_that_fell_off_the_bus_keeps_its_place_and_says_so(fake_node: MakeFakeNode, on: Collect) -> None:

@@ -49,6 +49,17 @@ def test_endings_go_on_beside_the_caller_and_are_waited_for() -> None:
     assert ended == [1]
 
 
+def test_an_ending_that_fails_says_so_where_it_is_waited_for() -> None:
+    def close() -> None:
+        raise OSError("no such process")
+
+    endings = launch.Endings()
+    endings.begin(close)
+    with pytest.raises(OSError, match="no such process"):
+        endings.wait()
+    endings.wait()
+
+
 def test_where_no_thread_can_start_an_ending_is_waited_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-import types
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
@@ -61,14 +60,6 @@ class AllocatedBuffer:
     """Whether an earlier buffer used the memory, so that no write is its first."""
 
 
-def open_context(bus_id: str) -> Context | DriverCallError:
-    """Return a GPU's context, or the error why it cannot be used."""
-    try:
-        return Context(bus_id)
-    except DriverCallError as error:
-        return error
-
-
 _REUSED = frozenset(
     {MemoryKind.HOST_NUMA, MemoryKind.HOST_NUMA_POOL, MemoryKind.PINNED, MemoryKind.REGISTERED, MemoryKind.HUGETLB}
 )
@@ -85,8 +76,6 @@ class WorkerContext:
     ----------
     exchange
         The exchange with the other processes. Its rank determines the process' range of seeds.
-    opened
-        The contexts that have been opened already, or why not, by bus id. This object closes them.
 
     Attributes
     ----------
@@ -98,12 +87,7 @@ class WorkerContext:
         The gate of this process. It must not hold work whose queueing may block until it completes.
     """
 
-    def __init__(
-        self,
-        preparation: Preparation,
-        exchange: Exchange,
-        opened: Mapping[str, Context | DriverCallError] = types.MappingProxyType({}),
-    ) -> None:
+    def __init__(self, preparation: Preparation, exchange: Exchange) -> None:
         self.exchange = exchange
         self.stopwatch = Stopwatch()
         self.ranks = preparation.ranks
@@ -126,14 +110,11 @@ class WorkerContext:
         self.kernels: dict[str, Kernels] = {}
         with ReleaseStack() as undo:
             self._undo = undo
-            for bus_id in dict.fromkeys((*opened, *preparation.gpus)):
-                context = opened.get(bus_id) or open_context(bus_id)
-                if isinstance(context, DriverCallError):
-                    self._unusable[bus_id] = context
-                    continue
-                self._undo.keep(context)
-                if bus_id in preparation.gpus:
-                    self._contexts[bus_id] = context
+            for bus_id in preparation.gpus:
+                try:
+                    self._contexts[bus_id] = self._undo.keep(Context(bus_id))
+                except DriverCallError as error:
+                    self._unusable[bus_id] = error
             self.link_counters = LinkCounters(self._undo.keep(Telemetry(self._contexts, preparation.no_counters)))
             if self._contexts:
                 self._set_up(gated=preparation.settings.gate)

@@ -2,8 +2,8 @@
 
 The worker starts while the command still collects facts, and initializes CUDA meanwhile. The command then sends a
 :class:`Preparation`, one :class:`OrderedStep` after the other, and at last :attr:`Request.FINISH`. The worker answers
-with events. Ranks that measure after a worker start together with the run, and leave the driver alone until the worker
-has measured its last step: then :attr:`Request.OPEN` has them initialize CUDA while the worker releases everything.
+with events. Ranks that measure after a worker leave the driver alone until the worker has measured its last step: then
+:attr:`Request.OPEN` has them initialize CUDA while the worker releases everything.
 """
 
 from __future__ import annotations

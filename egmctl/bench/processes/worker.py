@@ -11,18 +11,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from typing import Any, Protocol
 
 from egmctl.ahead import import_ahead
 from egmctl.bench.processes.collective import Abandoned, Exchange, release
-from egmctl.bench.processes.context import WorkerContext, open_context
+from egmctl.bench.processes.context import WorkerContext
 from egmctl.bench.processes.protocol import Event, NodeAccess, OrderedStep, Preparation, Request
 from egmctl.driver.cuda import initialise
 from egmctl.errors import DriverCallError
 from egmctl.gpu import program
-from egmctl.gpu.context import Context, architectures
+from egmctl.gpu.context import Context, ReleaseStack, architectures
 from egmctl.launch import Channel
 from egmctl.model.codec import from_json, to_json
 from egmctl.model.measurement import Measurement, MeasurementStatus, Phase, Settings
@@ -45,11 +46,8 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
     start_driver()
     exchange = Exchange(parent, **arguments) if arguments else Exchange()
     opened, message = _opened_ahead(parent, first)
-    if waits:
-        # A process that measured before may have had the GPU for itself (compute mode exclusive-process).
-        opened = {bus_id: context for bus_id, context in opened.items() if isinstance(context, Context)}
     preparation = _own(from_json(Preparation, message["preparation"]), exchange.rank)
-    worker = WorkerContext(preparation, exchange, opened)
+    worker = WorkerContext(preparation, exchange)
     worker.link_counters.ours.update(item.data for item in exchange.all_gather(os.getpid()))
     parent.send({"event": Event.READY})
     while (message := parent.receive()[0])["do"] == Request.MEASURE:
@@ -81,13 +79,12 @@ def run(parent: Channel, arguments: dict[str, Any]) -> None:
     if exchange.size > 1:
         # In reverse order of opening: closing a legacy handle of a GPU affects other mappings of it.
         release(worker, worker.buffers[::-1])
-    worker.close()
+    with opened:
+        worker.close()
     parent.send({"event": Event.DONE})
 
 
-def _opened_ahead(
-    parent: Channel, first: dict[str, Any] | None
-) -> tuple[dict[str, Context | DriverCallError], dict[str, Any]]:
+def _opened_ahead(parent: Channel, first: dict[str, Any] | None) -> tuple[ReleaseStack, dict[str, Any]]:
     """Open the contexts that the command asks for before its preparation; return them and the preparation's message.
 
     Parameters
@@ -95,10 +92,13 @@ def _opened_ahead(
     first
         The first message if it has been received already.
     """
-    opened: dict[str, Context | DriverCallError] = {}
+    opened = ReleaseStack()
     message = first or parent.receive()[0]
     while message["do"] == Request.OPEN:
-        opened |= {bus_id: open_context(bus_id) for bus_id in message["gpus"]}
+        for bus_id in message["gpus"]:
+            # Another process may still have the GPU for itself. The preparation reports why a GPU cannot be used.
+            with suppress(DriverCallError):
+                opened.keep(Context(bus_id))
         message = parent.receive()[0]
     return opened, message
 
