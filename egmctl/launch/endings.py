@@ -10,34 +10,40 @@ class Endings:
     """Calls functions that close children, each in a thread; the end of the ``with`` block waits for all of them."""
 
     def __init__(self) -> None:
-        self._threads: list[threading.Thread] = []
+        self._under_way: list[threading.Event] = []
         self._errors: list[BaseException] = []
 
     def begin(self, close: Callable[[], object]) -> None:
         """Start to call a function that closes children, which nothing else uses any more."""
+        # Not the end of the thread: after an interrupt in Thread.join, Python 3.11 takes the thread for ended.
+        is_over, is_taken = threading.Event(), threading.Lock()
 
         def run() -> None:
+            if not is_taken.acquire(blocking=False):
+                return
             try:
                 close()
             except BaseException as error:
                 self._errors.append(error)
+            finally:
+                is_over.set()
 
-        thread = threading.Thread(target=run, name="egmctl-ending")
-        # Before its start, so that an interrupt there leaves no thread that nobody waits for.
-        self._threads.append(thread)
+        self._under_way.append(is_over)
         try:
-            thread.start()
+            threading.Thread(target=run, name="egmctl-ending").start()
         except RuntimeError:
             # A limit of processes forbids the thread.
-            self._threads.remove(thread)
             run()
+        except KeyboardInterrupt:
+            # The thread may have started.
+            run()
+            raise
 
     def wait(self) -> None:
         """Wait for the end of all calls so far; raise the first exception of one."""
-        while self._threads:
-            if self._threads[-1].ident is not None:
-                self._threads[-1].join()
-            self._threads.pop()
+        while self._under_way:
+            self._under_way[-1].wait()
+            self._under_way.pop()
         if self._errors:
             errors, self._errors = self._errors, []
             raise errors[0]

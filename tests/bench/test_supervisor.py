@@ -343,7 +343,7 @@ def test_sigterm_while_the_last_process_ends_loses_nothing(run: Supervise, monke
     waits = threading.Event()
 
     def wait_for_ends(endings: Endings) -> None:
-        if endings._threads:
+        if endings._under_way:
             waits.set()
         wait(endings)
 
