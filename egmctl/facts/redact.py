@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from egmctl.model.measurement import RunReport
 
 _UUID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.IGNORECASE)
+_UUID_LENGTH = 36
+"""The number of characters of a UUID; shorter texts hold none."""
 _WHOLE_UUID = re.compile(rf"(?:MIG-)?(?:GPU-|MIG-)?{_UUID.pattern}(?:/[0-9]+/[0-9]+)?", re.IGNORECASE)
 """The pattern of a UUID with the driver's prefixes. Old drivers name a MIG instance ``MIG-GPU-<uuid>/1/0``."""
 _PARTIAL_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f]{1,8}(?:-[0-9a-f]{0,12}){0,4}")
@@ -246,7 +248,7 @@ def _redacting(kind: Any) -> _Redacting:
         return lambda _redaction, value, _name, _fact: value
     if origin is typing.Annotated and arguments[0] is str:
         (share,) = [mark for mark in arguments[1:] if isinstance(mark, Share)]
-        return _present(lambda redaction, text, name, fact: redaction.shared(share, text, name, fact=fact))
+        return _redacting_plain if share is Share.PLAIN else _redacting_shared(share)
     if kind is str:
         return _present(lambda redaction, text, name, fact: redaction.text(text, name, fact=fact))
     if origin in (typing.Union, types.UnionType):
@@ -256,11 +258,24 @@ def _redacting(kind: Any) -> _Redacting:
         return _present(_redacting_tuple(arguments))
     if origin is Mapping:
         return _present(_redacting_mapping(*map(_redacting, arguments)))
+    if dataclasses.is_dataclass(kind):
+        return _present(lambda redaction, record, _name, fact: redaction.record(record, fact=fact))
     return lambda redaction, value, _name, fact: redaction.record(value, fact=fact) if _is_record(value) else value
 
 
 def _present(redacting: _Redacting) -> _Redacting:
     return lambda redaction, value, name, fact: None if value is None else redacting(redaction, value, name, fact)
+
+
+def _redacting_shared(share: Share) -> _Redacting:
+    return _present(lambda redaction, text, name, fact: redaction.shared(share, text, name, fact=fact))
+
+
+def _redacting_plain(redaction: _Redaction, text: str | None, name: str, fact: bool) -> str | None:
+    """Redact a text that may hold UUIDs: most of what a machine has, and shorter than any."""
+    if text is None or (fact and len(text) < _UUID_LENGTH):
+        return text
+    return redaction.shared(Share.PLAIN, text, name, fact=fact)
 
 
 def _redacting_tuple(kinds: tuple[Any, ...]) -> _Redacting:
@@ -323,7 +338,7 @@ def known_words(value: str) -> str:
 
 def replace_uuids(text: str) -> str:
     """Return a text with the pseudonyms of its UUIDs, the same in every document."""
-    return _UUID.sub(lambda uuid: _other_digits(uuid[0]), text)
+    return text if len(text) < _UUID_LENGTH else _UUID.sub(lambda uuid: _other_digits(uuid[0]), text)
 
 
 def _other_digits(text: str) -> str:
