@@ -176,12 +176,10 @@ def _words(name: str) -> str:
     buffer, size = ctypes.create_string_buffer(LOG_BYTES + 1), ctypes.c_size_t(LOG_BYTES)
     try:
         # cuda-bindings 13.3 does not find this function in a driver for CUDA 13.0, which exports it.
-        failed = _library().cuLogsDumpToMemory(None, buffer, ctypes.byref(size), 0)
+        failed = ctypes.CDLL("libcuda.so.1").cuLogsDumpToMemory(None, buffer, ctypes.byref(size), 0)
     except (OSError, AttributeError):
         return ""
-    if failed or not size.value:
-        return ""
-    entries = log_entries(ctypes.string_at(buffer, size.value).decode("utf-8", "replace"))
+    entries = log_entries("" if failed else buffer.raw[: size.value].decode("utf-8", "replace"))
     messages = [entry.message for entry in entries if entry.thread == str(threading.get_ident())]
     reason, last = ["", "", *messages][-2:]
     returning = RETURNING.match(last)
@@ -189,14 +187,9 @@ def _words(name: str) -> str:
     return reason[:LOG_SHOWN] if is_own else ""
 
 
-@functools.cache
-def _library() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
-
-
 def _library_loads() -> bool:
     try:
-        _library()
+        ctypes.CDLL("libcuda.so.1")
     except OSError:
         return False
     return True

@@ -207,13 +207,8 @@ def _error(what: str, code: int) -> Unreadable:
     """Return the exception for a return code other than NVML_SUCCESS."""
     if code in LOST:
         _lost_calls.setdefault(what, _NAMES[code])
-    return Unreadable(_REASONS.get(code, Reason.FAILED), f"{what}: {code} ({_text_of(code)})", _NAMES.get(code), code)
-
-
-@functools.cache
-def _text_of(code: int) -> str:
-    """Return NVML's own words for a return code. Of a GPU with 18 links they are asked for hundreds of times."""
-    return str(pynvml.NVMLError(code))
+    detail = f"{what}: {code} ({pynvml.NVMLError(code)})"
+    return Unreadable(_REASONS.get(code, Reason.FAILED), detail, _NAMES.get(code), code)
 
 
 def event_reasons(mask: int) -> list[str]:
