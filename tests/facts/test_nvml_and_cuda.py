@@ -209,6 +209,24 @@ def test_a_library_that_hangs_or_dies_costs_its_own_facts_and_names_the_last_cal
         assert set(gpu.sources) == {"pci", "proc", "node", other}
 
 
+def test_only_a_child_that_has_answered_has_time_to_release_its_library(
+    fake_node: MakeFakeNode, on: Collect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = fake_node("gb200-tray")
+    give_up_at_the_hang(node, monkeypatch)
+    close = launch.Child.close
+    grace_s: dict[str, float] = {}
+
+    def closed(child: launch.Child) -> None:
+        grace_s[child._target] = child.grace_s
+        close(child)
+
+    monkeypatch.setattr(launch.Child, "close", closed)
+    on(node, "nvmlInit=hang")
+    assert grace_s["egmctl.facts.nvml:read"] == 0
+    assert grace_s["egmctl.facts.cuda:read"] == collect.RELEASE_S
+
+
 def test_nobody_waits_for_nvml_to_shut_down(
     fake_node: MakeFakeNode, on: Collect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
