@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -123,6 +124,16 @@ def command_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
     folders = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     merged = kept | {"PYTHONPATH": folders, "EGMCTL_NO_JOURNAL": "1"} | dict(changes)
     return {name: value for name, value in merged.items() if value is not None}
+
+
+@pytest.fixture
+def no_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this process at its limit of threads."""
+
+    def start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
 
 
 def pytest_configure() -> None:

@@ -14,11 +14,13 @@ import itertools
 import re
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from egmctl.driver import breadcrumb
 from egmctl.errors import DriverCallError, DriverLibraryMissing, DriverTooOld
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 
 def call(name: str, *arguments: Any) -> Any:
@@ -90,6 +92,9 @@ def initialise() -> int:
 def initialise_ahead(_arguments: Mapping[str, Any]) -> None:
     """Start to initialise CUDA in a thread, so that a child's imports take place meanwhile (a hook of a child)."""
     global _ahead
+    # Processes that only read the facts need none of it.
+    from concurrent.futures import Future
+
     _ahead = future = Future[int]()
 
     def run() -> None:

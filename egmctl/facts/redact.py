@@ -128,7 +128,7 @@ class _Redaction:
         """The pseudonyms of the private names that sentences may contain."""
         self._names = re.compile("")
         self._by_share: dict[Share, Callable[[str, str], str]] = {
-            Share.PLAIN: lambda text, _name: replace_uuids(text),
+            Share.SENTENCE: lambda text, _name: self._sentence(text),
             Share.UUID: self._uuid,
             Share.KERNEL_RELEASE: lambda text, _name: _kernel_release(text),
             Share.CGROUP_PATH: lambda text, _name: "/".join(map(self._cgroup_component, text.split("/"))),
@@ -166,10 +166,8 @@ class _Redaction:
         """
         return _redacting(kind)(self, value, name, fact)
 
-    def shared(self, share: Share, text: str, name: str, *, fact: bool) -> str:
+    def shared(self, share: Share, text: str, name: str) -> str:
         """Return a marked text, redacted as its mark says."""
-        if share is Share.SENTENCE or (share is Share.PLAIN and not fact):
-            return self._sentence(text)
         return self._by_share[share](text, name)
 
     def text(self, text: str, name: str, *, fact: bool) -> str:
@@ -248,7 +246,9 @@ def _redacting(kind: Any) -> _Redacting:
         return lambda _redaction, value, _name, _fact: value
     if origin is typing.Annotated and arguments[0] is str:
         (share,) = [mark for mark in arguments[1:] if isinstance(mark, Share)]
-        return _redacting_plain if share is Share.PLAIN else _redacting_shared(share)
+        if share is Share.PLAIN:
+            return _present(_redact_plain)
+        return _present(lambda redaction, text, name, _fact: redaction.shared(share, text, name))
     if kind is str:
         return _present(lambda redaction, text, name, fact: redaction.text(text, name, fact=fact))
     if origin in (typing.Union, types.UnionType):
@@ -267,15 +267,8 @@ def _present(redacting: _Redacting) -> _Redacting:
     return lambda redaction, value, name, fact: None if value is None else redacting(redaction, value, name, fact)
 
 
-def _redacting_shared(share: Share) -> _Redacting:
-    return _present(lambda redaction, text, name, fact: redaction.shared(share, text, name, fact=fact))
-
-
-def _redacting_plain(redaction: _Redaction, text: str | None, name: str, fact: bool) -> str | None:
-    """Redact a text that may hold UUIDs: most of what a machine has, and shorter than any."""
-    if text is None or (fact and len(text) < _UUID_LENGTH):
-        return text
-    return redaction.shared(Share.PLAIN, text, name, fact=fact)
+def _redact_plain(redaction: _Redaction, text: str, name: str, fact: bool) -> str:
+    return replace_uuids(text) if fact else redaction.text(text, name, fact=False)
 
 
 def _redacting_tuple(kinds: tuple[Any, ...]) -> _Redacting:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -135,15 +134,11 @@ def test_a_reading_that_is_given_up_leaves_no_child(tmp_path: Path, monkeypatch:
     assert children() == before
 
 
-@pytest.mark.usefixtures("tree")
+@pytest.mark.usefixtures("tree", "no_thread_starts")
 def test_where_no_thread_can_start_nobody_is_told_of_a_wait_and_the_facts_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     _spawn_instead(monkeypatch, tmp_path, "raise SystemError")
-    monkeypatch.setattr(threading.Timer, "start", start)
     (gpu,) = collect(["gpus"], on_wait=pytest.fail).gpus or ()
     assert gpu.bus_id == GPU
 

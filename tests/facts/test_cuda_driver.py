@@ -179,13 +179,8 @@ class TestInitialisedAhead:
         with pytest.raises(DriverCallError, match=r"^cuInit failed: CUDA_ERROR_NOT_PERMITTED"):
             cuda.initialise()
 
-    def test_where_no_thread_can_start_it_is_called_when_it_is_needed(
-        self, calls: list[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def start(_thread: threading.Thread) -> None:
-            raise RuntimeError("can't start new thread")
-
-        monkeypatch.setattr(threading.Thread, "start", start)
+    @pytest.mark.usefixtures("no_thread_starts")
+    def test_where_no_thread_can_start_it_is_called_when_it_is_needed(self, calls: list[str]) -> None:
         cuda.initialise_ahead({})
         assert cuda.initialise() == 13000
         assert calls == [threading.main_thread().name]

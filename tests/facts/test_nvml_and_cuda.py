@@ -81,7 +81,7 @@ def test_a_command_that_needs_no_pairs_does_not_ask_for_them(fake_node: MakeFake
 def test_the_children_import_nothing_heavy() -> None:
     code = (
         "import sys, egmctl.facts.nvml, egmctl.facts.cuda\n"
-        "print(*{'rich', 'typer', 'numpy', 'jsonschema', 'egmctl.model.machine'} & set(sys.modules))"
+        "print(*{'rich', 'typer', 'numpy', 'jsonschema', 'logging', 'egmctl.model.machine'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

@@ -60,11 +60,8 @@ def test_an_ending_that_fails_says_so_where_it_is_waited_for() -> None:
     endings.wait()
 
 
-def test_where_no_thread_can_start_an_ending_is_waited_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", start)
+@pytest.mark.usefixtures("no_thread_starts")
+def test_where_no_thread_can_start_an_ending_is_waited_for_at_once() -> None:
     ended: list[int] = []
     with launch.Endings() as endings:
         endings.begin(lambda: ended.append(1))
